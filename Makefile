@@ -1,5 +1,5 @@
-# Everything here works on a fresh Debian 12 with Rust and Python. Python packages go to .venv, never anywhere
-# global; a missing Debian package is installed, or named, by scripts/need.
+# All targets work on a fresh Debian 12 with Rust and Python. Python packages are installed in .venv only. scripts/need
+# installs missing Debian packages as root, and otherwise names them.
 
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
 DMAFILE := $(TARGET)/release/dmafile
@@ -7,66 +7,66 @@ PAGES   := $(TARGET)/release/man
 PYTHON  := .venv/bin/python
 PIP     := $(PYTHON) -m pip --disable-pip-version-check
 
-# Where `make install` puts things, in the words of the GNU standards; DESTDIR goes before, for packages.
+# Where `make install` installs, by the variables of the GNU coding standards; DESTDIR is a prefix for packages.
 PREFIX      ?= /usr/local
 BINDIR      ?= $(PREFIX)/bin
 LIBDIR      ?= $(PREFIX)/lib
 INCLUDEDIR  ?= $(PREFIX)/include
 MANDIR      ?= $(PREFIX)/share/man
-# Of services; systemd looks below /usr and /usr/local.
+# Service units; systemd reads them below /usr and /usr/local.
 UNITDIR     ?= $(PREFIX)/lib/systemd/system
 DESTDIR     ?=
 UNIT        := dmafile-hold@.service
-# From here, and whole: the C library is installed from its own folder.
+# As an absolute path, because the C library's make runs in another folder.
 STAGE = $(if $(DESTDIR),$(abspath $(DESTDIR)))
 CAPI = $(MAKE) --no-print-directory -C capi ARCHIVE=$(abspath $(TARGET))/release/libdmafile_capi.a \
 	PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) INCLUDEDIR=$(INCLUDEDIR) DESTDIR=$(STAGE)
 
-# make(1) has no names with spaces: half of one would be another folder.
+# make(1) splits names at spaces, so the parts would name other folders.
 PLACES := DESTDIR PREFIX BINDIR LIBDIR INCLUDEDIR MANDIR UNITDIR
-$(foreach place,$(PLACES),$(if $(word 2,$($(place))),$(error $(place) has a space in it: '$($(place))')))
+$(foreach place,$(PLACES),$(if $(word 2,$($(place))),$(error $(place) contains a space: '$($(place))')))
 $(foreach place,BINDIR LIBDIR INCLUDEDIR MANDIR UNITDIR,$(if $(filter /%,$($(place))),,\
-	$(error $(place) is no absolute path: '$($(place))'; DESTDIR may be relative)))
+	$(error $(place) is not an absolute path: '$($(place))'; only DESTDIR may be relative)))
 
-# How long each reader of model files is fuzzed; what it learns stays in $(FUZZ)/corpus for the next time.
+# How long each reader of model files is fuzzed. The inputs found are kept in $(FUZZ)/corpus.
 SECONDS ?= 20
 FUZZ    := $(TARGET)/fuzz
 HOST     = $(shell rustc -vV | sed -n 's/^host: //p')
-# What cargo-fuzz passes too, less what only a nightly compiler has: so a stable one is enough.
+# The flags of cargo-fuzz, without those that need a nightly compiler.
 SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-args=-sanitizer-coverage-, \
 	level=4 inline-8bit-counters pc-table trace-compares)
 
-# What ruff, mypy and pytest look at.
+# The folders that ruff, mypy and pytest check.
 SCRIPTS := attacks bench demo kernel python scripts tests vm
 # Of these, the folders whose tests boot virtual machines.
 BOOTING := vm tests/vm kernel/tests/vm bench/instructions
-# A virtual machine keeps one CPU busy, so two at a time; those of a file one after the other.
+# A virtual machine uses one CPU, so two run at a time. Tests of a file run one after the other.
 VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-# These take minutes each: whoever is free takes the next.
+# Each test takes minutes, so each idle process takes the next one.
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
-# Where the packages of `make loaders-test` are kept: an environment each, 1.4 and 1.9 GB.
+# The virtual environments of `make loaders-test`, 1.4 and 1.9 GB.
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
-.PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract gpu-test gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
+.PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
 	deb deb-test wheels wheels-test crates sbom release release-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: build .venv/demo ## load two models into shareable memory, beside plain read(), and compare checksums
+demo: build .venv/demo ## load two models into shareable memory, compare with plain read(), and compare checksums
 	@echo "demo: a real model and a generated one, from disk into a memfd (under 3 minutes)"
 	@scripts/need util-linux-extra command -v fincore
 	@$(PYTHON) -m demo.demo --dmafile $(DMAFILE) $(ARGS)
 
-# Says how far a target is, and since when: $(call step,what is next).
+# Prints the next step of a target, and the time so far: $(call step,the next step).
 BEGAN := $(shell date +%s)
 step = @s=$$(($$(date +%s) - $(BEGAN))); printf '%s: %s (after %d:%02d)\n' $@ '$1' $$((s / 60)) $$((s % 60))
 
-test: ## lint, then run every test; says how far it is
+test: ## lint, then run all tests, with progress
 	$(call step,1/7 tools and packages)
 	@$(MAKE) --no-print-directory need-rust-tools need-test-tools .venv/dev .venv/demo
 	$(call step,2/7 lint)
@@ -81,17 +81,22 @@ test: ## lint, then run every test; says how far it is
 	$(call step,6/7 virtual machines: $(BOOTING))
 	$(VM_TESTS) $(BOOTING)
 	$(call step,7/7 fuzzing)
-	@if command -v c++ >/dev/null; then $(MAKE) --no-print-directory fuzz; else echo "test: no c++, no fuzzing"; fi
+	@if command -v c++ >/dev/null; then $(MAKE) --no-print-directory fuzz; else echo "test: no c++ compiler; fuzzing is skipped"; fi
 	$(call step,all passed)
 
-consumers-test: need-rust need-test-tools extension .venv/consumers ## other people's programs use what is loaded: llama.cpp, OpenVINO, Vulkan (250 MB, once)
-	@echo "consumers-test: on this machine, and two virtual ones (5 minutes)"
+consumers-test: need-rust need-test-tools extension .venv/consumers ## let third-party programs use loaded memory: llama.cpp, OpenVINO, Vulkan (250 MB, once)
+	@echo "consumers-test: on this machine and in two virtual machines (5 minutes)"
 	CI=true $(PYTHON) -m pytest --quiet -rs python/tests/test_paths.py python/tests/test_consumers.py \
 		python/tests/test_takers.py $(ARGS)
 	CONSUMERS=1 $(VM_TESTS) tests/vm/test_vulkan.py $(ARGS)
 
-gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## loads into a GPU's memory, on a double of its driver: 100,000 schedules (half an hour)
-	@echo "gpu-test: no GPU is needed, nor used"
+arm64-test: need-rust need-test-tools ## the command and the engine's tests on Debian's arm64 kernels, pages of 4 and 16 KiB (an hour; 250 MB, once)
+	@echo "arm64-test: compiles for aarch64, then boots a machine for each test, without KVM"
+	rustup target add aarch64-unknown-linux-gnu
+	ARM64=1 $(VM_TESTS) tests/vm/test_arm64.py $(ARGS)
+
+gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memory with a double of the driver: 100,000 schedules (half an hour)
+	@echo "gpu-test: a GPU is neither needed nor used"
 	DMAFILE_SCHEDULES=100000 cargo test --locked -p dmafile --test through --test device --test pinned
 	cargo test --locked -p dmafile-capi --test install -- a_stream a_device
 	@$(PIP) install --quiet --no-deps --upgrade --target $(TARGET)/cuda nvidia-cuda-runtime==13.5.37
@@ -99,12 +104,12 @@ gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## loads into a GPU's memor
 	@VIRTUAL_ENV=$(LOADERS)/torch .venv/bin/maturin develop --quiet --locked
 	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_cuda.py python/tests/test_torch_device.py $(ARGS)
 
-gpu-bench: need-rust .venv/dev ## on a machine with a GPU: loads into its memory beside other loaders, cost of pinning (under 10 minutes)
+gpu-bench: need-rust .venv/dev ## compare loads into GPU memory with other loaders, and measure pinning; needs a GPU (under 10 minutes)
 	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
 	@$(PYTHON) bench/gpu.py $(ARGS)
 
-fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds each (SECONDS=600 for longer)
-	@echo "fuzz: builds with counters in every branch (about a minute, once), then $(SECONDS) seconds for each format"
+fuzz: need-rust ## fuzz the readers of model files, 20 seconds each (SECONDS=600 for longer)
+	@echo "fuzz: an instrumented build (about a minute, once), then $(SECONDS) seconds for each format"
 	@scripts/need build-essential command -v c++
 	@RUSTFLAGS="$(SANCOV)" cargo build --release --locked --manifest-path fuzz/Cargo.toml \
 		--target $(HOST) --target-dir $(FUZZ)
@@ -117,11 +122,11 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 		awk -v format=$$format '/number_of_executed_units/ { print "fuzz: " format ", " $$2 " files" }' $(FUZZ)/$$format.log; \
 	done
 
-vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on Debian's 6.12, 6.1 and newest kernels in QEMU
+vm-test: need-rust need-test-tools extension ## test loads, and vm/run itself, on Debian's 6.12, 6.1 and newest kernels in QEMU
 	@echo "vm-test: boots some 120 virtual machines, two at a time, without KVM (two and a half hours on two idle cores)"
 	MATRIX=1 $(VM_TESTS) $(BOOTING) --durations=0 --durations-min=5 $(ARGS)
 
-loaders-test: need-rust .venv/dev $(LOADERS)/torch/ready $(LOADERS)/vllm/ready ## tensors for PyTorch, transformers, checkpoints and vLLM, with the real ones (20 minutes; 1.3 GB to download, once)
+loaders-test: need-rust .venv/dev $(LOADERS)/torch/ready $(LOADERS)/vllm/ready ## test with the real PyTorch, transformers, checkpoints and vLLM (20 minutes; 1.3 GB to download, once)
 	@echo "loaders-test: PyTorch and vLLM in $(LOADERS), without CUDA"
 	@for name in torch vllm; do VIRTUAL_ENV=$(LOADERS)/$$name .venv/bin/maturin develop --quiet --locked || exit 1; done
 	KILLS=30 $(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_torch.py python/tests/test_stream.py \
@@ -135,7 +140,7 @@ dropin-test: need-rust .venv/dev $(LOADERS)/torch/ready ## run the test suite of
 	@VIRTUAL_ENV=$(LOADERS)/torch .venv/bin/maturin develop --quiet --locked
 	$(LOADERS)/torch/bin/python $(LOADER_TESTS)/dropin.py $(LOADERS) --quiet $(ARGS)
 
-loaders-contract: ## say what has moved in the newest vllm, sglang, transformers and torch of what is relied on (1 GB to download)
+loaders-contract: ## check whether the newest vllm, sglang, transformers and torch still have what dmafile relies on (1 GB to download)
 	python3 $(LOADER_TESTS)/contract.py $(ARGS)
 
 $(LOADERS)/%/ready: $(LOADER_TESTS)/requirements-%.txt $(LOADER_TESTS)/cuda_stubs.py
@@ -147,17 +152,17 @@ $(LOADERS)/%/ready: $(LOADER_TESTS)/requirements-%.txt $(LOADER_TESTS)/cuda_stub
 	python3 $(LOADER_TESTS)/cuda_stubs.py $(@D)/lib/python3*/site-packages/torch/lib
 	@touch $@
 
-vm-bench: need-rust .venv/dev ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
+vm-bench: need-rust .venv/dev ## count the instructions of every method of loading, in QEMU (10 minutes)
 	@echo "vm-bench: one virtual machine; results in .bench (ARGS=--keep: in bench/results and docs)"
 	@$(PYTHON) -m bench.instructions stock $(ARGS)
 
-bench: build .venv/dev ## measure the ways of loading on this machine: 3 minutes (ARGS="--table limit" and the like)
-	@echo "bench: on the disk of this folder; files and results in .bench (ARGS=--report: with a page to look at)"
+bench: build .venv/dev ## compare methods of loading on this machine (3 minutes; other tables: ARGS="--table limit")
+	@echo "bench: on the disk of this folder; files and results in .bench (ARGS=--report: also an HTML report)"
 	@scripts/need fio command -v fio
 	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
 	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) $(ARGS)
 
-save-bench: build .venv/dev ## measure saves and recorders beside fio, the page cache and other writers (as root; 10 minutes)
+save-bench: build .venv/dev ## compare saves and recorders with fio, the page cache and other writers (as root; 10 minutes)
 	@echo "save-bench: on the disk of this folder, which needs room for 8 GiB; results in .bench (ARGS='--keep saves': in bench/results and docs)"
 	@scripts/need fio command -v fio
 	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
@@ -175,7 +180,7 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	$(PYTHON) -m ruff format --check conftest.py $(SCRIPTS)
 	$(PYTHON) -m mypy
 
-# All of them together are the default, which is linted with the rest.
+# All features together are the default, which the workspace's clippy run checks.
 FEATURES := none model checksums inspect model,checksums model,inspect checksums,inspect hold
 features: need-rust-tools ## lint the engine with each combination of its features
 	@for features in $(FEATURES); do \
@@ -206,14 +211,14 @@ install: built ## install the command, its man pages, the unit of dmafile hold a
 	@$(CAPI) install
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
-uninstall: ## remove what `make install` put there (the same PREFIX and DESTDIR)
+uninstall: ## remove what `make install` installed (same PREFIX and DESTDIR)
 	@echo "uninstall: from $(STAGE)$(PREFIX)"
 	rm -f $(STAGE)$(BINDIR)/dmafile $(STAGE)$(MANDIR)/man1/dmafile.1 $(STAGE)$(MANDIR)/man1/dmafile-*.1 \
 		'$(STAGE)$(UNITDIR)/$(UNIT)'
 	@$(CAPI) uninstall
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
-# What Debian packages are made of, with the time of the last commit, so that they are the same each time.
+# Debian packages. Their timestamps are that of the last commit, so that each build gives the same files.
 DEB = $(abspath $(TARGET))/deb
 EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0)
 
@@ -233,7 +238,7 @@ deb: build ## build Debian packages of the command, the C library and the module
 		dpkg-buildpackage --build=binary --no-sign --no-check-builddeps
 	@rm -rf $(DEB)/dmafile
 
-deb-test: deb ## install those packages into clean roots of Debian 12 and 13, and use them
+deb-test: deb ## install these packages into clean roots of Debian 12 and 13, and test them there
 	@scripts/need lintian command -v lintian
 	@scripts/need mmdebstrap command -v mmdebstrap
 	lintian --fail-on error $(DEB)/*.changes
@@ -320,12 +325,12 @@ release-test: release deb-test wheels-test ## install the packages of a release 
 # The kernel part. It's built in a copy: kbuild leaves its objects beside the sources.
 KDIR    ?= /lib/modules/$(shell uname -r)/build
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
-# Where DKMS looks, and systemd; these don't depend on PREFIX.
+# The folders of DKMS and systemd, which do not depend on PREFIX.
 DKMS    := $(STAGE)/usr/src/dmafile-$(VERSION)
 SYSTEM  := $(STAGE)/usr/lib
 HEADER  := $(STAGE)$(INCLUDEDIR)/linux/dmafile.h
 
-module: need-headers ## build dmafile.ko for this kernel, or the one whose headers are in KDIR=
+module: need-headers ## build dmafile.ko for this kernel, or for the one whose headers are in KDIR
 	@echo "module: for $(KDIR)"
 	@mkdir -p $(TARGET)/module
 	@cp -R --preserve=timestamps kernel/core kernel/module kernel/uapi $(TARGET)/module
@@ -336,38 +341,38 @@ module: need-headers ## build dmafile.ko for this kernel, or the one whose heade
 base base-debug base-kcsan: ## build a small 6.12 kernel for vm/run: plain, with KASAN, lockdep and kmemleak, or with KCSAN (10 to 15 minutes on two idle cores, once)
 	@python3 -m vm.small $@
 
-series series-debug series-unpinned: ## the same kernels with the series of kernel/linux-6.12 (10 to 15 minutes; after a change of it, less)
+series series-debug series-unpinned: ## the same kernels with the series of kernel/linux-6.12 (10 to 15 minutes; less after a change of the series)
 	@python3 -m vm.small $@
 
-kernel-lint: ## check the kernel part: gcc's and sparse's warnings on Debian's kernels, checkpatch
+kernel-lint: ## check the kernel code: warnings of gcc and sparse on Debian's kernels, and checkpatch
 	@python3 -m kernel.lint
 
-kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1, the newest, base-debug and the series in QEMU
+kernel-test: kernel-lint need-test-tools .venv/dev ## test the kernel code on 6.12, 6.1, the newest, base-debug and the series in QEMU
 	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug and more first (10 to 15 minutes each, once)"
 	@scripts/need dkms command -v dkms
 	MATRIX=1 CI=true $(KERNEL_TESTS) kernel/tests/vm tests/vm/test_module_loads.py bench/instructions --durations=0 --durations-min=5 $(ARGS)
 
-kernel-overlap: need-rust .venv/dev ## measure what dmafile.ko hides behind reads, by the speed of the disk (half an hour)
+kernel-overlap: need-rust .venv/dev ## measure how much allocation dmafile.ko overlaps with reads, by disk speed (half an hour)
 	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"
 	@$(PYTHON) -m bench.overlap --keep $(ARGS)
 
-series-cost: need-rust .venv/dev ## count what the series changes: small writes, and ways into a dma-buf (20 minutes)
+series-cost: need-rust .venv/dev ## count instructions with the series: small writes, and loads into a dma-buf (20 minutes)
 	@echo "series-cost: three virtual machines; to bench/results and docs/series.md; builds base and series first"
 	@$(PYTHON) -m bench.instructions series --keep $(ARGS)
 
-premap-cost: need-rust .venv/dev ## count what it saves to map a buffer for a disk once (10 minutes)
+premap-cost: need-rust .venv/dev ## count the instructions that mapping a buffer only once saves (10 minutes)
 	@echo "premap-cost: five virtual machines; to bench/results and docs/series.md; builds base and series first"
 	@$(PYTHON) -m bench.instructions premap --keep $(ARGS)
 
-save-cost: need-rust .venv/dev ## count what saves take out of a dma-buf and a memfd (5 minutes)
+save-cost: need-rust .venv/dev ## count the instructions of saves from a dma-buf and a memfd (5 minutes)
 	@echo "save-cost: one virtual machine; to bench/results and docs/saving.md"
 	@$(PYTHON) -m bench.instructions saves --keep $(ARGS)
 
-pins-cost: need-rust .venv/dev ## count what tracking pins costs, on and off (5 minutes)
+pins-cost: need-rust .venv/dev ## count the instructions that tracking pins costs, on and off (5 minutes)
 	@echo "pins-cost: three virtual machines; to bench/results and docs/series.md; builds series and series-unpinned first"
 	@$(PYTHON) -m bench.instructions pins --keep $(ARGS)
 
-kernel-install: ## as root: dmafile.ko by DKMS, its header, its group (PREFIX=/usr/local; DESTDIR= only copies)
+kernel-install: ## as root: install dmafile.ko by DKMS, its header and its group (PREFIX=/usr/local; with DESTDIR only copy)
 	@echo "kernel-install: $(DKMS), built and loaded unless DESTDIR is set"
 ifeq ($(DESTDIR),)
 	@scripts/need dkms command -v dkms
@@ -388,8 +393,8 @@ ifeq ($(DESTDIR),)
 	@modprobe dmafile || echo "kernel-install: dmafile.ko is not loaded; see docs/kernel.md on Secure Boot" >&2
 endif
 
-kernel-uninstall: ## remove what `make kernel-install` put there, except for the group
-	@echo "kernel-uninstall: $(DKMS) and what belongs to it"
+kernel-uninstall: ## remove what `make kernel-install` installed, except the group
+	@echo "kernel-uninstall: $(DKMS), the header and the configuration files"
 ifeq ($(DESTDIR),)
 	@! lsmod | grep -q '^dmafile ' || modprobe -r dmafile
 	@! command -v dkms >/dev/null || ! dkms status dmafile/$(VERSION) | grep -q . || dkms remove dmafile/$(VERSION) --all
@@ -412,14 +417,14 @@ build: need-rust
 	@$(DMAFILE) man $(PAGES)
 	@$(CAPI) all
 
-# `sudo make install` after `make build` builds nothing: root rarely has Rust, and what it built would be in the
-# user's way.
+# `sudo make install` after `make build` builds nothing: root rarely has Rust, and files of root in target/ would break
+# the user's next build.
 built:
 	@if [ -e $(PAGES)/dmafile.1 ] && [ -e $(TARGET)/release/c/libdmafile.so ] && \
 		{ [ ! -O $(DMAFILE) ] || ! command -v cargo >/dev/null; }; then exit 0; fi; \
 	$(MAKE) --no-print-directory build
 
-# The Python package, as an editable install in .venv, of the crates that `cargo test` has built.
+# Installs the Python package in .venv (editable), from the crates that `cargo test` has built.
 extension: need-rust .venv/dev
 	VIRTUAL_ENV=.venv .venv/bin/maturin develop --quiet --locked
 
@@ -433,7 +438,7 @@ need-rust-tools: need-rust
 	@cargo clippy --version >/dev/null 2>&1 || rustup component add clippy || \
 		{ echo "clippy is missing; type: rustup component add clippy" >&2; exit 1; }
 
-# Rust tests skip what they lack a tool for, except under CI=true, where nothing may go untested unnoticed.
+# Rust tests are skipped if a tool is missing. With CI=true a missing tool is an error.
 need-test-tools:
 	@scripts/need util-linux-extra command -v fincore
 	@for wanted in build-essential:c++ fuse3:fusermount3 fuse2fs:fuse2fs squashfs-tools:mksquashfs pkg-config:pkg-config valgrind:valgrind \
@@ -443,8 +448,7 @@ need-test-tools:
 	done
 	@scripts/need libc6-dbg valgrind --quiet true || [ "$$CI" != true ]
 
-# Debian keeps ensurepip, without which a venv has no pip, in a package of its own. A venv made without it is
-# left half done, so what counts is pip.
+# On Debian ensurepip is in a separate package; without it a venv is created without pip. So the target is pip.
 .venv/bin/pip:
 	@scripts/need python3-venv python3 -c "import ensurepip, venv"
 	python3 -m venv .venv

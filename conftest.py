@@ -1,3 +1,3 @@
-"""For the tests of all folders: what those share that boot machines."""
+"""Loads the fixtures that tests in several folders share."""
 
 pytest_plugins = ["vm.fixtures", "tests.vm.programs"]

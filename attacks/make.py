@@ -1,4 +1,4 @@
-"""Writes the files of this folder: each a model file with one thing wrong that a reader may trust.
+"""Writes the files of this folder: model files with one invalid detail that a reader may trust.
 
 python3 attacks/make.py [FOLDER]
 """
@@ -17,7 +17,7 @@ Q4_0, I8 = 2, 24
 
 
 def safetensors(header: object, data: int = 0, length: int | None = None, after: str = "") -> bytes:
-    """A file with this header (JSON text, bytes, or what becomes JSON) and zeros for data."""
+    """A file with this header (JSON text, bytes, or a value for JSON) and zeros for data."""
     if not isinstance(header, str | bytes):
         header = json.dumps(header, separators=(",", ":"))
     raw = header if isinstance(header, bytes) else header.encode()
@@ -28,7 +28,7 @@ def safetensors(header: object, data: int = 0, length: int | None = None, after:
 def tensor(
     start: int, end: int, shape: list[int] | None = None, dtype: str = "U8"
 ) -> dict[str, object]:
-    """What a safetensors header says of one tensor."""
+    """The entry of a tensor in a safetensors header."""
     return {
         "dtype": dtype,
         "shape": [end - start] if shape is None else shape,
@@ -37,7 +37,7 @@ def tensor(
 
 
 def of_safetensors() -> Iterator[tuple[str, bytes]]:
-    """The tricks on safetensors files."""
+    """The attacks with safetensors files."""
     one = json.dumps(tensor(0, 4))
 
     yield "length-0", safetensors("", 16)
@@ -90,7 +90,7 @@ def items(kind: int, count: int, values: bytes = b"") -> bytes:
 def described(
     name: str = "a", dims: tuple[int, ...] = (32,), kind: int = I8, offset: int = 0
 ) -> bytes:
-    """What a GGUF header says of one tensor, its fastest varying dimension first."""
+    """The entry of a tensor in a GGUF header, with the fastest varying dimension first."""
     layout = f"<I{len(dims)}QIQ"
     return text(name) + struct.pack(layout, len(dims), *dims, kind, offset)
 
@@ -109,12 +109,12 @@ def gguf(
 
 
 def alignment(value: int) -> tuple[bytes]:
-    """The pair that asks for an alignment."""
+    """The pair that sets the alignment."""
     return (pair("general.alignment", U32, struct.pack("<I", value)),)
 
 
 def of_gguf() -> Iterator[tuple[str, bytes]]:
-    """The tricks on GGUF files."""
+    """The attacks with GGUF files."""
     whole = gguf(described(), pairs=(pair("key", TEXT, text("value")),))
     nested = items(ANY, 0)
     for _ in range(100):

@@ -1,11 +1,11 @@
-"""The files of this folder are those that make.py writes."""
+"""The files of this folder equal those that make.py writes."""
 
 from pathlib import Path
 
 import make
 
 
-def test_the_files_are_as_they_are_made(tmp_path: Path) -> None:
+def test_the_files_equal_those_that_make_py_writes(tmp_path: Path) -> None:
     make.main(tmp_path)
     made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     here = Path(make.__file__).parent

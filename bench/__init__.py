@@ -1,1 +1,1 @@
-"""Measures loads, in seconds and in instructions; README.md tells what, and how to add to it."""
+"""Measures loads in seconds and in instructions; README.md describes the benchmarks."""

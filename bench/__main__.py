@@ -1,4 +1,4 @@
-"""`make bench`: the arguments, and what follows from them."""
+"""The command line of `make bench`."""
 
 import argparse
 import contextlib
@@ -16,73 +16,77 @@ from bench.seconds.run import TABLES, run_all
 from bench.seconds.tables import Place
 
 HERE = ROOT / ".bench"
-"""Where files and results are unless told; git ignores it."""
+"""The default folder for files and results; git ignores it."""
 
 
 def candidate(text: str) -> tuple[str, str]:
     name, separator, words = text.partition("=")
     if not name or not separator or not all("=" in word for word in words.split()):
-        raise argparse.ArgumentTypeError(f"wanted NAME=WORD=VALUE..., got {text!r}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=WORD=VALUE...")
     return name, f"load {words}"
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="bench", description="Measure ways of loading on this machine, side by side."
+        prog="bench", description="Compare methods of loading on this machine."
     )
     parser.add_argument(
         "--dir",
         type=Path,
         default=HERE,
-        help="where the files lie that are read: the disk measured [.bench, in the tree]",
+        help="a folder on the disk to measure, for the files that are read [.bench]",
     )
-    parser.add_argument("--out", type=Path, help="the folder of the results [.bench/DATE]")
+    parser.add_argument("--out", type=Path, help="folder for the results [.bench/DATE]")
     parser.add_argument(
         "--keep",
         metavar="NAME",
-        help=f"the same in {RESULTS.relative_to(ROOT)}, in place of an older run of that name",
+        help=f"write to {RESULTS.relative_to(ROOT)}, and replace an older run of that name",
     )
+    parser.add_argument("--report", action="store_true", help="also write an HTML page with charts")
     parser.add_argument(
-        "--report", action="store_true", help="write a page with pictures beside the results"
-    )
-    parser.add_argument(
-        "--table", choices=TABLES, action="append", help="which table (repeat for more) [quick]"
+        "--table", choices=TABLES, action="append", help="table to measure; can be repeated [quick]"
     )
     parser.add_argument(
         "--most",
         type=int,
         metavar="MIB",
-        help="no file of more MiB, but a table's smallest [by disk and memory]",
+        help="largest file size; a table's smallest file is always used [by disk and memory]",
     )
-    parser.add_argument("--rounds", type=int, help="at least 5")
+    parser.add_argument("--rounds", type=int, help="number of rounds, at least 5")
     parser.add_argument(
         "--candidate",
         type=candidate,
         action="append",
         default=[],
         metavar="NAME=WORDS",
-        help="one more load, as in '4k=to=memfd pages=4k' (quick)",
+        help="add a load to the table `quick`, for example '4k=to=memfd pages=4k'",
     )
-    parser.add_argument("--seed", type=int, help="of the order of the runs [drawn]")
-    parser.add_argument("--program", help="dmafile's command [that of PATH, or of this Python]")
-    parser.add_argument("--profile", default="release", help="Cargo's, of what is measured")
+    parser.add_argument("--seed", type=int, help="seed for the order of the runs [random]")
+    parser.add_argument(
+        "--program", help="path of the command dmafile [from PATH, else this Python's]"
+    )
+    parser.add_argument(
+        "--profile",
+        default="release",
+        help="Cargo profile of the library that is measured [release]",
+    )
     args = parser.parse_args(words)
     if args.rounds is not None and args.rounds < 5:
-        parser.error("--rounds: at least 5, fewer show no spread")
+        parser.error("--rounds must be at least 5, because fewer show no spread")
     if args.out and args.keep:
         parser.error("--out and --keep cannot be combined")
     return args
 
 
 def program(named: str | None) -> list[str]:
-    """dmafile's command. As a module it isn't looked for in the current folder."""
+    """The command dmafile. With -P, Python does not look for the module in the current folder."""
     found = named or shutil.which("dmafile")
     return [found] if found else [sys.executable, "-P", "-m", "dmafile"]
 
 
 @contextlib.contextmanager
 def folders(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
-    """Where the files lie, which stay for the next time; and where what programs say goes."""
+    """The folder with the files, which are kept for later runs, and one for programs' output."""
     files = args.dir / ".dmafile-bench"
     files.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dmafile-bench-") as scratch:

@@ -1,8 +1,8 @@
-"""What is measured: every candidate as a line of ways.c, by the tables that show it.
+"""All candidates, each a line of ways.c, by the tables that show them.
 
-A line says what is to be done in the words of ways.c, whose head explains them; `dmafile load`
-knows most of them as options. Seconds (bench/seconds) and instructions (bench/instructions) are
-measured of the same lines, by the same program.
+The head of ways.c explains the keywords of a line; most are options of `dmafile load`. Seconds
+(bench/seconds) and instructions (bench/instructions) are measured with the same lines and the same
+program.
 """
 
 from dataclasses import dataclass
@@ -12,30 +12,30 @@ PAGES = ("4k", "thp", "huge")
 
 
 def load(kind: str, pages: str, method: str, io: str) -> str:
-    """By dmafile."""
+    """A load by dmafile."""
     return f"load to={kind} pages={pages} method={method} io={io}"
 
 
 def heap(method: str, io: str) -> str:
-    """By dmafile, into a dma-buf of the system heap."""
+    """A load by dmafile into a dma-buf of the system heap."""
     return f"load to=heap:system method={method} io={io}"
 
 
 def copy(kind: str, method: str, io: str) -> str:
-    """Without dmafile."""
+    """A copy without dmafile."""
     return f"copy to={kind} method={method} io={io}"
 
 
 def make(kind: str, pages: str = "") -> str:
-    """Memory alone, nothing read."""
+    """Allocation only, without reads."""
     return f"make to={kind}" + (f" pages={pages}" if pages else "")
 
 
 NORMAL = copy("heap", "read", "buffered")
-"""What others are compared with: a dma-buf of the system heap, mapped, and one read() into it."""
+"""The baseline of most tables: one read() into the mapping of a dma-buf of the system heap."""
 
 
-# Seconds: what each table of bench/seconds compares, by the names that it prints.
+# Seconds: the candidates of each table of bench/seconds, by the names in the table.
 
 QUICK = {
     "dmafile, memfd": "load to=memfd",
@@ -49,7 +49,7 @@ RIVALS = {
     READ_INTO_HUGE: f"{copy('anon', 'read', 'buffered')} pages=thp",
     READ_INTO_HEAP: NORMAL,
 }
-"""Of the same table."""
+"""The other rows of that table."""
 
 LIMIT = {name: QUICK[name] for name in ("dmafile, memfd", "dmafile, anon")}
 ALLOCATION = {
@@ -67,7 +67,7 @@ FIO = {
     for block, depth in (("1m", 32), ("4m", 8), ("4m", 32))
     for huge in (False, True)
 }
-"""Block size, queue depth, and whether its buffers are on huge pages."""
+"""Block size, queue depth, and whether fio's buffers are on huge pages."""
 
 SCALE = LIMIT
 
@@ -78,7 +78,7 @@ CHECKSUMS = {
 }
 
 
-# Saves, by the clock: docs/saving.md.
+# Seconds of saves: docs/saving.md.
 
 IN_MEMORY = "from=memfd pages=huge pool=made"
 SAVED = "dmafile save"
@@ -96,7 +96,7 @@ FIO_TO_DISK = {
         ("io_uring", "1m", 32),
         ("io_uring", "4m", 8),
         ("io_uring", "4m", 32),
-        # As DeepNVMe writes, with its usual block and queue.
+        # The usual block size and queue depth of DeepNVMe.
         ("libaio", "1m", 128),
     )
 }
@@ -109,11 +109,11 @@ RECORDS = {
     for mib in (2, 8, 32)
     for note, words in (("", ""), (", no checksum", " verify=none"))
 }
-"""By a recorder."""
+"""Writes by a recorder."""
 
 
-# Instructions of saves, on a stock kernel with the module: docs/saving.md. The last of each is what
-# the others are compared with.
+# Instructions of saves, on a stock kernel with the module: docs/saving.md. The last candidate of
+# each table is the baseline.
 
 RW_TO_DISK = "save from=dmafile method=rw io=direct"
 WRITE_FROM_ITS_MAPPING = "save from=dmafile method=write io=buffered"
@@ -132,7 +132,7 @@ FROM_MEMORY = {
 }
 """A memfd on huge pages."""
 TO_DISK_GOAL = (RW_TO_DISK, WRITE_FROM_ITS_MAPPING, 1 / 16)
-"""How little the first shall take, of the second."""
+"""The first may take at most this share of the second."""
 
 
 # Instructions, on a stock kernel: docs/instructions.md, docs/kernel.md.
@@ -162,11 +162,11 @@ MEMORY = [
 ALLOC_READ = copy("dmafile", "alloc-read", "direct")
 """dmafile.ko: a dma-buf is created and filled in one step."""
 RW = copy("dmafile", "rw", "direct")
-"""dmafile.ko: a dma-buf of its own that is there is filled."""
+"""dmafile.ko: an existing dma-buf of the module is filled."""
 READ_INTO_ITS_MAPPING = copy("dmafile", "read", "buffered")
 ENGINE = "load to=dmafile method=module io=direct"
 POOL_MADE = f"{load('udmabuf', 'huge', 'uring', 'direct')} pool=made"
-"""For a udmabuf of huge pages that were not set aside before."""
+"""A udmabuf on huge pages that were not reserved in the pool before."""
 
 MODULE = {
     "the normal way: heap, `read()` into its mapping": NORMAL,
@@ -183,7 +183,7 @@ MODULE = {
     "`ALLOC`, then `RW`, buffered": copy("dmafile", "rw", "buffered"),
     "`ALLOC`, then `read()` into its mapping": READ_INTO_ITS_MAPPING,
 }
-"""What docs/kernel.md shows: ways to a dma-buf."""
+"""Methods of filling a dma-buf, for docs/kernel.md."""
 
 LOADS = [load(*what, *way) for what in ((k, p) for k in KINDS for p in PAGES) for way in WAYS]
 HEAP_LOADS = [heap(*way) for way in HEAP_WAYS]
@@ -193,19 +193,19 @@ BLOCKS = {
     for kind, pages in (("memfd", "thp"), ("memfd", "4k"), ("udmabuf", "thp"), ("anon", "thp"))
     for block in (512, 1024, 4096)
 }
-"""By kind, pages, and KiB of a block."""
+"""By memory kind, page size, and block size in KiB."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A ratio that a test holds a load to."""
+    """The largest ratio that a test allows."""
 
     name: str
     candidate: str
     against: str
     limit: float
     newest: float | None = None
-    """On the newest kernel, where that differs: the page cache takes less there."""
+    """The limit on the newest kernel, if it differs, because its page cache is cheaper."""
 
 
 GATES = [
@@ -252,7 +252,7 @@ MODULE_GATES = [
     Gate(
         "ALLOC_READ, to a udmabuf, THP", ALLOC_READ, load("udmabuf", "thp", "uring", "direct"), 0.44
     ),
-    # Where a kernel has no heap, this is the normal way: so on Debian's 6.1.
+    # The baseline for kernels without heaps, such as Debian's 6.1.
     Gate(
         "ALLOC_READ, to read() into its mapping",
         ALLOC_READ,
@@ -263,23 +263,23 @@ MODULE_GATES = [
     Gate("ALLOC_READ, to its memory alone", ALLOC_READ, make("dmafile"), 1.16),
     Gate("dmafile load, to ALLOC_READ", ENGINE, ALLOC_READ, 1.95),
 ]
-"""The same, with the module."""
+"""Ratios with the module."""
 
 
 def on_stock() -> list[str]:
-    """All of them, each once."""
+    """All candidates for stock kernels, each once."""
     every = [NORMAL, *MEMORY, *MODULE.values(), *LOADS, *HEAP_LOADS, *BLOCKS.values()]
     every += (line for gate in GATES for line in (gate.candidate, gate.against))
     return list(dict.fromkeys(every))
 
 
-# Instructions, on the kernel of the series, where every row that was published exists:
-# docs/series.md. What others measured, on other machines, is compared by ratios only.
+# Instructions, on the kernel of the series, which supports every published row: docs/series.md.
+# Published figures are from other machines and are compared as ratios only.
 
 
 @dataclass(frozen=True)
 class HeapRow:
-    """A way of the proposal to read a file while a dma-buf of a heap is allocated (2024; a phone,
+    """A row of the proposal to read a file while a heap allocates a dma-buf (2024; a phone with
     12 GB, UFS 4.0, f2fs, Linux 6.1; AR-31), with nanoseconds by size."""
 
     name: str
@@ -345,14 +345,14 @@ HEAP_OURS = {
     "dmafile, heap": "load to=heap:system",
     "dmafile, dmafile.ko": "load to=dmafile",
 }
-"""What dmafile does instead."""
+"""Loads by dmafile for the same purpose."""
 
 
 @dataclass(frozen=True)
 class CopyRow:
-    """A way of the proposal to copy into dma-bufs with copy_file_range (2025; 32 buffers of 32 MB,
-    a CPU at 1 GHz; CF-13), with milliseconds. `percent` is of the first row's speed, as published:
-    row 11's is of its rounded MB/s."""
+    """A row of the proposal to copy into dma-bufs with copy_file_range (2025; 32 buffers of 32 MB,
+    a CPU at 1 GHz; CF-13), with milliseconds. `percent` is relative to the first row's speed, as
+    published; that of row 11 is computed from rounded MB/s."""
 
     name: str
     line: str
@@ -362,7 +362,7 @@ class CopyRow:
     percent: int
 
 
-# Kind, mode, method; milliseconds to create, to close, and of I/O; I/O in % of the first row's.
+# Kind, mode, method; milliseconds of creation, close and I/O; I/O speed in % of the first row's.
 FIGURES = """
 dmabuf buffer R/W 52 5 1170 100
 udmabuf buffer R/W 591 326 1281 91
@@ -414,14 +414,14 @@ SERIES_WAYS = {
     "`dmafile load --to heap:system`": heap("heap-read", "direct"),
     "dmafile.ko, `ALLOC_READ`, direct": ALLOC_READ,
 }
-"""AR-31's rows, step by step, and the module."""
+"""AR-31's rows, patch by patch, and the module."""
 
 UDMABUFS = {
     "over pages of 4 KiB": make("udmabuf", "4k"),
     "over huge pages that tmpfs has made": make("udmabuf", "thp"),
     "over huge pages of hugetlb": make("udmabuf", "huge"),
 }
-"""Each over a memfd that is there."""
+"""Each on an existing memfd."""
 
 BY_WRITE = "save from=heap method=write io=buffered"
 SAVES = {
@@ -438,15 +438,15 @@ BY_SENDFILE = copy("memfd", "sendfile", "buffered")
 
 @dataclass(frozen=True)
 class Goal:
-    """How little a copy shall take, of what another way takes to the same end."""
+    """The share of another method's instructions that a copy may take."""
 
     name: str
     line: str
     against: str
     most: float | None
-    """None where it only shows what another costs."""
+    """None if there is no limit, only a comparison."""
     step: str = "fill"
-    """`all` where neither creates memory before it fills it."""
+    """`all` if neither method creates memory before filling it."""
 
 
 GOALS = (
@@ -482,12 +482,12 @@ GOALS = (
 
 
 def on_series() -> list[str]:
-    """All of them that are measured at one size, each once."""
+    """All candidates that are measured at one size, each once."""
     every = [*SERIES_WAYS.values(), *(row.line for row in COPIES), *SAVES.values()]
     every += (line for goal in GOALS for line in (goal.line, goal.against))
     return list(dict.fromkeys(every))
 
 
 def by_size() -> list[str]:
-    """What is measured at each of AR-31's sizes."""
+    """The candidates that are measured at each of AR-31's sizes."""
     return [*(row.line for row in HEAP), *HEAP_OURS.values()]

@@ -1,8 +1,8 @@
-"""Puts measured tables into the documents: `python -m bench.documents`.
+"""Writes tables of results into the documents: `python -m bench.documents`.
 
-A document has `<!-- table: RUN/NAME -->` and `<!-- end -->` around a table: that of the run which
-bench/results keeps as DATE-RUN, made again from its samples. What documents show lies there as
-NAME.csv, too. `RUN/about` is a sentence that says what was measured.
+A document has `<!-- table: RUN/NAME -->` and `<!-- end -->` around a table. The table is made from
+the samples of the run in bench/results/DATE-RUN, and is also written there as NAME.csv. `RUN/about`
+stands for a description of the measurement.
 """
 
 import re
@@ -29,13 +29,13 @@ MAKERS = {
     "overlap": overlap.tables,
     "dropping": dropping.tables,
 }
-"""By what a run's machine.json calls `bench`."""
+"""Functions that make the tables, by `bench` of a run's machine.json."""
 SENTENCES = {"premap": premap.about, "pins": pins.about}
-"""The same of what `about` says, where there is more to it than loads."""
+"""Functions for `RUN/about`, for benchmarks that do not only measure loads."""
 
 
 def rows_of(name: str) -> Rows:
-    """The table of that name, from the samples."""
+    """The table of that name, made from the samples."""
     folder, wanted = name.split("/")
     run = Run.read(runs.kept(folder))
     rows = MAKERS[run.machine["bench"]](run).get(wanted)
@@ -52,7 +52,7 @@ def about(folder: str) -> str:
 
 
 def made(name: str) -> str:
-    """What stands in a document under that name."""
+    """The text for that name in a document."""
     folder, wanted = name.split("/")
     if wanted == "about":
         return about(folder)
@@ -76,7 +76,7 @@ def path_of(name: str) -> Path:
 
 
 def update() -> None:
-    """Writes all tables, to the documents and beside the samples."""
+    """Writes all tables, to the documents and as CSV next to the samples."""
     names = quoted()
     for name in names:
         runs.write_csv(path_of(name), rows_of(name))
@@ -89,12 +89,12 @@ def update() -> None:
 
 
 def keep(folder: Path, date: str, name: str) -> Path:
-    """Takes over the run of a folder, and shows it."""
+    """Copies the run in a folder to the results, and updates the documents."""
     return written(Run.read(folder), date, name, shown=True)
 
 
 def written(run: Run, date: str, name: str, shown: bool) -> Path:
-    """The folder of a run that was just measured: one that documents show, or one in .bench."""
+    """Writes a run to the results and updates the documents, or writes it to .bench."""
     if shown:
         folder = runs.keep(run, date, name)
         update()

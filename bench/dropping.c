@@ -1,9 +1,10 @@
 /*
- * dropping ROUNDS FILE...   in a machine that counts instructions: reads each FILE, cold, through the page cache, in each
- * way below, between two marks (../vm/mark.h), in an order that turns from round to round.
+ * dropping ROUNDS FILE...   runs in a machine that counts instructions. It reads each FILE, cold, through the page
+ * cache, with each method below, between two marks (../vm/mark.h), in an order that changes from round to round. It
+ * prints a line for each pair of marks, in their order:
  *
- *	ran FILE WAY THREADS BLOCK LEFT CAME	has made a pair of marks, in this order: bytes of a block, pages that
- *						are left in the page cache, bytes that came from the disk
+ *	ran FILE WAY THREADS BLOCK LEFT CAME	BLOCK: bytes of a block; LEFT: pages left in the page cache;
+ *						CAME: bytes read from the disk
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -31,7 +32,7 @@ enum { BEGUN, DONE };
 static const struct way {
 	const char *name;
 	int flags;
-	/* Of the whole file, before and after the reads. */
+	/* posix_fadvise(2) for the whole file, before and after the reads. */
 	int before, after;
 } ways[] = {
 	{ "kept", 0, POSIX_FADV_NORMAL, POSIX_FADV_NORMAL },
@@ -45,7 +46,7 @@ static const struct shape {
 	size_t block;
 } shapes[] = { { 1, MIB }, { 1, 4 * MIB }, { 2, MIB }, { 2, 4 * MIB } };
 
-/* The load that runs. */
+/* The present load. */
 static const struct way *way;
 static size_t size, block, next;
 static char *memory;
@@ -81,7 +82,7 @@ static unsigned long long cached(void)
 	return counts.cached;
 }
 
-/* Of this process, from the disk. */
+/* Bytes that this process has read from the disk. */
 static unsigned long long came(void)
 {
 	unsigned long long bytes = 0;
@@ -103,7 +104,7 @@ static void run(const char *path, const struct shape *shape)
 
 	posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
 	if (cached())
-		errx(1, "%s: it stays in the page cache", path);
+		errx(1, "%s: stays in the page cache", path);
 	posix_fadvise(file, 0, 0, way->before);
 	block = shape->block;
 	next = 0;
@@ -139,7 +140,7 @@ int main(int argc, char **argv)
 			if (memory == MAP_FAILED)
 				err(1, "memory");
 			for (size_t turn = 0; turn < number; turn++) {
-				/* 7 and 16 have no divisor in common: every run comes once. */
+				/* 7 and 16 have no common divisor, so every combination runs once. */
 				size_t one = (turn * 7 + round * 5) % number;
 
 				way = &ways[one / NUMBER_OF(shapes)];

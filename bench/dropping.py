@@ -1,8 +1,8 @@
-"""Counts what it takes to leave nothing in the page cache behind reads through it (RWF_DONTCACHE).
+"""Counts the instructions of reads that drop what they bring into the page cache (RWF_DONTCACHE).
 
-One machine with the newest kernel that Debian has, and two files on ext4: one that the kernel keeps
-in large folios, and one that is journalled, whose folios are single pages, and which cannot be read
-directly. docs/measuring.md shows what came out.
+One machine with Debian's newest kernel, and two files on ext4: one that the kernel caches in large
+folios, and a journalled one, which is cached in single pages and does not support direct reads.
+docs/tuning.md has the results.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from vm.compiled import static
 MIB = 1 << 20
 FILES = {"plain": "large folios", "journalled": "single pages"}
 SHOWN = 4 * MIB
-"""The block in the table; the samples have others."""
+"""The block size in the table; the samples have others, too."""
 WAYS = {
     "kept": "stay",
     "kept,dropped-at-the-end": "stay, dropped at the end",
@@ -32,7 +32,7 @@ WAYS = {
 
 INSIDE = """
 cp "$1" /tmp/dropping
-# With delayed allocation the flag of a file counts for nothing.
+# With delayed allocation ext4 ignores the file flag for journalled data.
 disk=$(findmnt -no SOURCE /mnt)
 umount /mnt
 mount -o nodelalloc $disk /mnt
@@ -106,16 +106,16 @@ def main() -> None:
     parser.add_argument(
         "--keep",
         action="store_true",
-        help=f"write to {RESULTS.relative_to(ROOT)} and docs/measuring.md [to .bench]",
+        help=f"write to {RESULTS.relative_to(ROOT)} and docs/tuning.md [to .bench]",
     )
     args = parser.parse_args()
     run = measure(args.mib, args.rounds)
     print(table(*tables(run)["dropping"]))
     date = run.machine["machine"]["date"]
-    # It knows this module's tables.
+    # Imported here because documents imports this module.
     from bench import documents
 
-    print(f"Every run: {documents.written(run, date, 'dropping', args.keep)}")
+    print(f"All runs: {documents.written(run, date, 'dropping', args.keep)}")
 
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ def run(way: str, path: Path, expected: str, pages: str = "auto") -> dict[str, A
     return said
 
 
-def is_there(way: str) -> bool:
+def is_installed(way: str) -> bool:
     needs = {
         "dmafile.torch": ["torch"],
         "pinned: torch.empty + readinto": ["torch"],
@@ -262,7 +262,7 @@ def main() -> None:
 
         jobs: list[tuple[str, str, Callable[[Path], None], str]] = []
         for way in WAYS:
-            if not is_there(way):
+            if not is_installed(way):
                 refused[way] = "not installed"
             elif not way.startswith("pinned"):
                 jobs += [

@@ -1,9 +1,8 @@
-"""Measures what it takes a second process, and four workers at once, to have a model in memory: one
-that is held (`dmafile hold`, `dmafile.shared`), beside other loaders that share the page cache.
+"""Measures how long a second process, and four concurrent workers, take to get a model in memory.
 
-Each process imports what it needs, waits for a line on its standard input, then takes the model and
-touches every 4 KiB of every tensor. Other loaders run where they are installed. The tables are for
-docs/holding.md.
+A held model (`dmafile hold`, `dmafile.shared`) is compared with loaders that share the page cache,
+if these are installed. Each process imports what it needs, waits for a line on its standard input,
+then takes the model and touches every 4 KiB of every tensor. The tables are for docs/holding.md.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from bench.seconds import facts
 from bench.seconds.commands import script
 from bench.seconds.files import MIB, cached, evict, fill_cache
 from bench.seconds.model import Shape, header, make_model
-from bench.seconds.peers import converted, label, lacks
+from bench.seconds.peers import converted, label, to_install
 from bench.seconds.programs.peer import HELD, WAYS
 from bench.waiting import Waiting, load_at_once
 from bench.words import compared, ratio, spread
@@ -32,7 +31,7 @@ NAME = f"bench-{os.getpid()}"
 HELD_MODEL = f"held:{NAME}"
 WORKERS = 4
 PEERS = ("safetensors, mmap", "safetensors for torch, mmap", "gguf", "torch.load, mmap")
-"""Those whose processes share memory: the page cache."""
+"""Loaders whose processes share memory, namely the page cache."""
 SECOND = ("dmafile.take", "dmafile.numpy, held:", "dmafile.torch, held:", *PEERS)
 AT_ONCE = ("dmafile.shared", *PEERS)
 TABLES = ("second", "workers")
@@ -40,23 +39,23 @@ ALL = {**WAYS, **HELD}
 
 
 def model(folder: Path, mib: int) -> Path:
-    """One of at most so many MiB."""
+    """Makes a model of at most MIB."""
     for hidden in range(3072, 0, -32):
         shape = Shape(hidden=hidden, key_value=max(1, hidden // 4), intermediate=int(3.5 * hidden))
         if header(shape)[1] <= mib * MIB:
             path = folder / f"held-{mib}.safetensors"
             make_model(path, shape)
             return path
-    sys.exit(f"--mib: {mib} is too small for such a model")
+    sys.exit(f"--mib: {mib} is too small for the smallest model")
 
 
 def files(source: Path, ways: Sequence[str]) -> dict[str, Path]:
-    """What each of those reads that can run here."""
-    return {way: converted(source, ALL[way].file) for way in ways if not lacks(ALL[way])}
+    """The file that each loader reads, for those that can run here."""
+    return {way: converted(source, ALL[way].file) for way in ways if not to_install(ALL[way])}
 
 
 def workers(way: str, path: str, count: int) -> tuple[list[dict[str, Any]], float, int]:
-    """What each says, seconds until the last is done, and the memory of all."""
+    """The output of each worker, seconds until the last has finished, and memory of all."""
     command = script("peer.py", way, path, "wait=1")
     try:
         return load_at_once([Waiting(command) for _ in range(count)])
@@ -76,10 +75,10 @@ def measure(
         for kind, way in cells:
             path = {"second": second, "workers": at_once}[kind][way]
             held = kind == "second" and way in HELD
-            # The memory of a hold is not there when others are measured.
+            # Held only for this measurement, so that others have all memory.
             holder = subprocess.Popen(hold, stdout=subprocess.PIPE) if held else None
             if holder and holder.stdout and not holder.stdout.readline():
-                sys.exit(f"{hold} has ended: {holder.wait()}")
+                sys.exit(f"{hold} ended with {holder.wait()}")
             evict(path)
             if kind == "second" and not held:
                 fill_cache(path)
@@ -119,7 +118,7 @@ def tables(run: Run) -> dict[str, Rows]:
 def by_way(samples: Sequence[Mapping[str, Any]], kind: str) -> dict[str, list[Mapping[str, Any]]]:
     mine = [one for one in samples if one["table"] == kind]
     listed = {"second": SECOND, "workers": AT_ONCE}[kind]
-    # Behind a loader's name comes its version.
+    # Names end with the loader's version.
     names = sorted(
         {one["way"] for one in mine},
         key=lambda way: next(n for n, name in enumerate(listed) if way.startswith(name)),
@@ -162,11 +161,15 @@ def workers_table(samples: Sequence[Mapping[str, Any]]) -> Rows:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="holding", description=__doc__)
-    parser.add_argument("--dir", type=Path, default=HERE, help="on the disk measured [.bench]")
-    parser.add_argument("--mib", type=int, default=4096, help="size of the model, at most [4096]")
+    parser.add_argument(
+        "--dir", type=Path, default=HERE, help="a folder on the disk to measure [.bench]"
+    )
+    parser.add_argument("--mib", type=int, default=4096, help="maximum size of the model [4096]")
     parser.add_argument("--rounds", type=int, default=5, help="[5]")
-    parser.add_argument("--seed", type=int, help="of the order of the runs [drawn]")
-    parser.add_argument("--program", help="dmafile's command [that of PATH, or of this Python]")
+    parser.add_argument("--seed", type=int, help="seed for the order of the runs [random]")
+    parser.add_argument(
+        "--program", help="path of the command dmafile [from PATH, else this Python's]"
+    )
     parser.add_argument(
         "--keep",
         action="store_true",
@@ -176,7 +179,7 @@ def main() -> None:
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1_000_000)
     command = program(args.program)
     with folders(args) as (place, scratch), tempfile.TemporaryDirectory() as run_dir:
-        # Where holds of users are; root has a place of its own.
+        # Users' holds are in XDG_RUNTIME_DIR, root's elsewhere.
         os.environ["XDG_RUNTIME_DIR"] = run_dir
         about = {**facts.described(command, place, scratch), "mib": args.mib}
         source = model(place, args.mib)

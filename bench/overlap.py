@@ -1,8 +1,8 @@
-"""Measures how much of an allocation dmafile.ko hides behind the reads, by the speed of the disk.
+"""Measures how much of an allocation dmafile.ko overlaps with reads, by the speed of the disk.
 
-One machine for each ratio of the time of allocation to that of I/O, whose disk QEMU holds to the
-speed that it takes. The parts and the whole are timed in that machine, in an order drawn again each
-round; docs/kernel.md shows what came out.
+There is one machine for each ratio of allocation time to I/O time; QEMU limits its disk to the
+speed for that ratio. Each machine times the parts and the whole, in random order each round.
+docs/kernel.md has the results.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from bench.words import spread, table
 from vm.compiled import static
 
 RATIOS = (0.25, 0.5, 1.0, 2.0)
-"""Of the time of allocation to that of I/O."""
+"""Ratios of allocation time to I/O time."""
 PARTS = ("first", "alloc", "io", "together", "in-order")
 
 INSIDE = """
@@ -29,15 +29,15 @@ head -c $3M /dev/urandom >/mnt/file && sync && echo 3 >/proc/sys/vm/drop_caches
 """
 
 Seconds = Mapping[str, Sequence[float]]
-"""Of each part, by round."""
+"""Seconds of each part, by round."""
 
 
 def measure(program: Path, mib: int, rounds: int, speed: int | None) -> Seconds:
-    # Time is what is measured: CPUs don't take turns.
+    # This measures time, so the CPUs must not take turns.
     command = [str(ROOT / "vm/run"), "--parallel", "--module", "--fs=ext4"]
     command.append(f"--memory={1024 + 3 * mib}M")
     command += [f"--disk-speed={speed}"] if speed else []
-    # The file is written at that speed, too.
+    # Writing the file is limited to that speed, too.
     command += ["--timeout=3600", "--", "sh", "-ec", INSIDE, "sh", str(program), str(rounds)]
     result = subprocess.run([*command, str(mib)], capture_output=True, text=True)
     if result.returncode:
@@ -50,13 +50,13 @@ def measure(program: Path, mib: int, rounds: int, speed: int | None) -> Seconds:
 
 
 def samples(speed: int | None, seconds: Seconds) -> Iterator[dict[str, Any]]:
-    """A line for each round, as results keep it."""
+    """A line of the results for each round."""
     for number, took in enumerate(zip(*(seconds[part] for part in PARTS), strict=True), 1):
         yield {"speed": speed, "round": number, **dict(zip(PARTS, took, strict=True))}
 
 
-def foretold(seconds: Seconds) -> float:
-    """What AR-22 says: the first gather, and the longer of the rest of allocation and I/O."""
+def predicted(seconds: Seconds) -> float:
+    """AR-22: the first chunk, plus the longer of I/O and the rest of the allocation."""
     first, alloc, io = (statistics.median(seconds[part]) for part in ("first", "alloc", "io"))
     return first + max(alloc - first, io)
 
@@ -71,20 +71,20 @@ def table_of(lines: Sequence[Mapping[str, Any]]) -> Rows:
         mine = [one for one in lines if one["speed"] == speed]
         seconds = {part: [one[part] for one in mine] for part in PARTS}
         alloc, io = (statistics.median(seconds[part]) for part in ("alloc", "io"))
-        expected = foretold(seconds)
-        name = f"{speed / 1e6:,.0f} MB/s" if speed else "as it comes"
+        expected = predicted(seconds)
+        name = f"{speed / 1e6:,.0f} MB/s" if speed else "no limit"
         row = [name, f"{alloc / io:.2f}", *(f"{one:.2f}" for one in (alloc, io, expected))]
         for part in ("together", "in-order"):
             row.append(spread([one / expected for one in seconds[part]], 3))
         rows.append(row)
-    head = ["disk", "allocation to I/O", "allocation, s", "I/O, s", "foretold, s"]
+    head = ["disk", "allocation to I/O", "allocation, s", "I/O, s", "predicted, s"]
     return [*head, "`ALLOC_READ`, to that", "in order, to that"], rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="overlap", description=__doc__)
     parser.add_argument("--mib", type=int, default=1024, help="size of the file [1024]")
-    parser.add_argument("--rounds", type=int, default=7, help="at least 5 [7]")
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds, at least 5 [7]")
     parser.add_argument(
         "--keep",
         action="store_true",
@@ -92,7 +92,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.rounds < 5:
-        parser.error("--rounds: at least 5, fewer show no spread")
+        parser.error("--rounds must be at least 5, because fewer show no spread")
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="dmafile-overlap-") as scratch:
         program = static(ROOT / "kernel/tests/overlap.c", Path(scratch), "-Wextra")
@@ -104,13 +104,13 @@ def main() -> None:
             lines += samples(speed, seconds)
             print(table(*table_of(lines)), flush=True)
     date = datetime.date.today().isoformat()
-    # A file of another size is another measurement.
+    # A run with another file size gets another name.
     name = "overlap" if args.mib == parser.get_default("mib") else f"overlap-{args.mib}mib"
     run = Run({"bench": "overlap", "machine": {"date": date, "mib": args.mib}}, lines)
-    # It knows this module's tables.
+    # Imported here because documents imports this module.
     from bench import documents
 
-    print(f"Every run: {documents.written(run, date, name, args.keep)}")
+    print(f"All runs: {documents.written(run, date, name, args.keep)}")
 
 
 if __name__ == "__main__":

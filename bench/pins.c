@@ -1,14 +1,14 @@
 /*
- * pins ROUNDS SEED RAW FILE   in the machine, as root: what pins memory, with as many instructions as it takes. RAW is a
- * disk without a file system, FILE a file to be made; a null_blk is NULL_DISK. Everything runs once in each of ROUNDS,
- * after a round to warm up, in an order that is drawn again each time.
+ * pins ROUNDS SEED RAW FILE   runs in the machine, as root, and counts the instructions of operations that pin memory.
+ * RAW is a disk without a file system, FILE a file to create; NULL_DISK is a null_blk. Every job runs once in each
+ * round, in random order, after a warm-up round. Output:
  *
  *	machine TRACKED TOTAL MEMMAP		whether pins are tracked, KiB of memory, and pages that describe memory
- *	marked NAME OPERATIONS BATCHES		has made BATCHES pairs of marks (../vm/mark.h), OPERATIONS in each
- *	timed NAME OPERATIONS NANOSECONDS	by the machine's clock, of which an instruction takes one
+ *	marked NAME OPERATIONS BATCHES		BATCHES pairs of marks (../vm/mark.h) with OPERATIONS in each
+ *	timed NAME OPERATIONS NANOSECONDS	by the machine's clock; an instruction takes a nanosecond
  *
- * By the clock is what the kernel's own gup_test takes, which leaves out what it does between pinning and unpinning to
- * see whether pages are pinned. A kernel without gup_test does the rest.
+ * The kernel's gup_test is timed by the clock, because its times exclude the checks between pinning and unpinning. On a
+ * kernel without gup_test only the other jobs run.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -40,7 +40,7 @@
 
 enum { BEGIN, END };
 
-/* As in mm/gup_test.h, which no header for programs has */
+/* As in mm/gup_test.h, which is not in the headers for user space */
 struct gup_test {
 	uint64_t get_usec, put_usec, addr, size;
 	uint32_t pages_per_call, gup_flags, test_flags, which[8];
@@ -56,7 +56,7 @@ struct job {
 	char name[40];
 	void (*run)(const struct job *job);
 	int fd;
-	/* Of reads: how many in a system call; of gup_test: pages */
+	/* Reads per system call, or pages per call of gup_test */
 	unsigned int each;
 	unsigned long command;
 	void *memory;
@@ -84,7 +84,7 @@ static unsigned long field(const char *path, const char *name)
 
 	if (!file)
 		err(1, "%s", path);
-	/* Lines of other forms have no such name. */
+	/* Only a field's own line begins with its name. */
 	while (fscanf(file, "%63s", word) == 1) {
 		if (!strcmp(word, name) && fscanf(file, "%lu", &value) == 1) {
 			fclose(file);
@@ -119,7 +119,7 @@ static void marked(const struct job *job)
 	printf("marked %s %u %u\n", job->name, job->operations, job->batches);
 }
 
-/* Memory: pages of 4 KiB, a single one, THP, and huge pages */
+/* Memory: pages of 4 KiB, a single page, THP, and hugetlb pages */
 
 static void *touched(int flags, int advice, size_t size)
 {
@@ -139,7 +139,7 @@ static void *thp(void)
 	void *at = touched(0, MADV_HUGEPAGE, SIZE);
 
 	if (field("/proc/self/smaps_rollup", "AnonHugePages:") - before != SIZE >> 10)
-		errx(1, "the kernel gave other than huge pages");
+		errx(1, "the kernel did not allocate huge pages");
 	return at;
 }
 
@@ -156,7 +156,7 @@ static void *hugetlb(void)
 
 static aio_context_t aio;
 
-/* Apart from each other on the disk, so that no two make one command */
+/* At a distance on the disk, so that the kernel does not merge reads into one command */
 static void reads(const struct job *job)
 {
 	struct iocb iocbs[DEPTH] = {}, *list[DEPTH];
@@ -233,7 +233,7 @@ static void gup_test(const struct job *job)
 			err(1, "%s", job->name);
 		if (test.size != SIZE)
 			errx(1, "%s: %lu bytes of %lu", job->name, (unsigned long)test.size, SIZE);
-		/* Both are whole microseconds, cut off: half of one is lost on average. */
+		/* Both times are truncated to microseconds, so each lacks half of one on average. */
 		ns += 1000 * (test.get_usec + test.put_usec + 1);
 	}
 	printf("timed %s %lu %llu\n", job->name, PAGES * job->batches, ns);
@@ -261,7 +261,7 @@ static void add_gup_test(const char *memory, void *at, bool at_once)
 			job->command = commands[c].command;
 			job->each = sizes[s];
 			job->memory = at;
-			/* What takes little is repeated, to be exact all the same. */
+			/* Short jobs are repeated for precision. */
 			job->batches = sizes[s] == 512 && at_once ? 16 : 2;
 		}
 	}

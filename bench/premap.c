@@ -1,14 +1,14 @@
 /*
- * premap DISK ROUNDS   in the machine, as root: reads from a disk without a file system, DEPTH requests at a time, into
- * registered buffers that are mapped for each request and into ones that are mapped once, in turns, BATCHES times
- * between marks (../vm/mark.h). A kernel that can't map them once does the first only.
+ * premap DISK ROUNDS   runs in the machine, as root. It reads from a disk without a file system, DEPTH requests at a
+ * time, into registered buffers that are mapped for each request, and into ones that are mapped once, in turns, BATCHES
+ * times between marks (../vm/mark.h). If the kernel cannot map buffers once, only the first kind runs. Output:
  *
- *	ran RING MEMORY BYTES WAY COMMANDS	has made BATCHES of marks, in this order, with so many commands to the disk
+ *	ran RING MEMORY BYTES WAY COMMANDS	made marks for BATCHES batches, in this order, with COMMANDS to the disk
  *
- * Of a polled ring the submission is counted and the reaping when all is done, not the waiting between them; of one
- * with interrupts, and of requests of 1 MiB, all of it.
+ * With a polled ring, submission and reaping are counted, but not the waiting between them. With interrupts, and for
+ * requests of 1 MiB, everything is counted.
  *
- * What a heap has can't be registered: there the bytes of other pages are copied to it.
+ * A heap's memory cannot be registered: requests read into other pages, which are then copied.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -39,7 +39,7 @@
 enum { BEGIN, END };
 enum { PER_REQUEST, ONCE };
 
-/* As in the headers of a kernel of the series */
+/* As in the headers of a kernel with the series */
 struct desc {
 	uint32_t type, flags;
 	uint64_t size, uaddr;
@@ -53,7 +53,7 @@ enum { UADDR = 1, DMABUF };
 
 struct memory {
 	const char *name;
-	/* Where requests that are mapped each go, and where the bytes shall be */
+	/* Target of requests that are mapped one by one, and the final place of the bytes */
 	char *pages, *wanted;
 	int dmabuf;
 };
@@ -143,7 +143,7 @@ static void enter(unsigned int submit, unsigned int wait)
 		err(1, "io_uring_enter");
 }
 
-/* A polled ring is polled only while there is nothing to reap. */
+/* A polled ring is polled only while no completion is ready. */
 static void reap(unsigned int bytes)
 {
 	for (unsigned int reaped = 0; reaped < DEPTH; ) {
@@ -162,7 +162,7 @@ static void reap(unsigned int bytes)
 	}
 }
 
-/* Apart from each other on the disk, so that no two make one command */
+/* At a distance on the disk, so that the kernel does not merge reads into one command */
 static void prepare(const struct memory *memory, int way, unsigned int bytes)
 {
 	unsigned int each = bytes < PAGE ? PAGE : bytes;
@@ -199,7 +199,7 @@ static void copy(const struct memory *memory, unsigned int bytes)
 static void batch(const struct memory *memory, int polled, int way, unsigned int bytes)
 {
 	int copied = way == PER_REQUEST && memory->wanted != memory->pages;
-	/* What is split is finished by a worker, while this one sleeps. */
+	/* A worker completes split requests while this thread sleeps. */
 	int apart = polled && bytes <= NEVER_SPLIT;
 
 	prepare(memory, way, bytes);
@@ -207,7 +207,7 @@ static void batch(const struct memory *memory, int polled, int way, unsigned int
 	enter(DEPTH, polled ? 0 : DEPTH);
 	if (apart)
 		mark(END);
-	/* Long enough for all; where it isn't, the median leaves it out. */
+	/* Usually long enough for all requests; the median ignores exceptions. */
 	if (polled)
 		usleep(2000 + bytes / 64);
 	if (apart)
@@ -218,7 +218,7 @@ static void batch(const struct memory *memory, int polled, int way, unsigned int
 	mark(END);
 }
 
-/* Of requests that the disk has got */
+/* The number of commands that the disk has received */
 static unsigned long commands(const char *name)
 {
 	unsigned long count;
@@ -233,7 +233,7 @@ static unsigned long commands(const char *name)
 	return count;
 }
 
-/* Pages that lie nowhere side by side: they are touched in another order. */
+/* Pages that are not contiguous, because they are touched in another order. */
 static char *pages(int advice)
 {
 	const unsigned int count = BUFFER / PAGE;
@@ -299,7 +299,7 @@ int main(int argc, char **argv)
 
 			for (int s = 0; s < 4; s++) {
 				for (int round = 0; round <= 2 * rounds + 1; round++) {
-					/* The first two are to warm up. Which comes first changes. */
+					/* The first two rounds are a warm-up. The order alternates. */
 					int way = (round + round / 2) % 2;
 					unsigned long before = commands(argv[1]);
 

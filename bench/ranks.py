@@ -1,8 +1,9 @@
-"""Measures what it takes several ranks of a process group to have a model in memory: beside
-safetensors in every rank, and other loaders that read each byte once, where they are installed.
+"""Measures how long several ranks of a process group take to get a model in memory.
 
-Each rank imports what it needs, joins by gloo, waits for a line on its standard input, then loads
-and touches every 4 KiB of every tensor. With PyTorch, safetensors and dmafile installed:
+dmafile is compared with safetensors in every rank, and with installed loaders that read each byte
+once. Each rank imports what it needs, joins the group by gloo, waits for a line on its standard
+input, then loads and touches every 4 KiB of every tensor. With PyTorch, safetensors and dmafile
+installed:
 
     python -m bench.ranks
 """
@@ -31,11 +32,11 @@ from bench.words import compared, ratio, spread
 OURS = next(iter(WAYS))
 SHARDS = 4
 TENSOR = 16
-"""MiB of a tensor."""
+"""Size of a tensor in MiB."""
 
 
 def rank(way: str, files: Sequence[Path], number: int, count: int, port: int) -> Waiting:
-    """One that has joined, when it has printed its first line."""
+    """Starts a rank, which prints a line when it has joined the group."""
     command = script("rank.py", way, *map(str, files))
     found = {"RANK": number, "WORLD_SIZE": count, "MASTER_PORT": port}
     own = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -45,8 +46,8 @@ def rank(way: str, files: Sequence[Path], number: int, count: int, port: int) ->
 
 
 def model(folder: Path, mib: int) -> list[Path]:
-    """Shards of so many MiB in all, or a little less."""
-    # Documents are made without them.
+    """Makes the shards of a model of MIB, or a little less."""
+    # bench.documents must work without these packages.
     import safetensors.torch
     import torch
 
@@ -64,7 +65,7 @@ def model(folder: Path, mib: int) -> list[Path]:
     return files
 
 
-def lacks(way: str) -> bool:
+def is_missing(way: str) -> bool:
     try:
         importlib.metadata.version(WAYS[way][1])
     except importlib.metadata.PackageNotFoundError:
@@ -84,7 +85,7 @@ def free_port() -> int:
 
 
 def together(way: str, files: Sequence[Path], count: int) -> dict[str, Any]:
-    """What the ranks need in all."""
+    """Time, CPU time, reads and memory of all ranks."""
     port = free_port()
     ranks = [rank(way, files, number, count, port) for number in range(count)]
     said, seconds, memory = load_at_once(ranks)
@@ -100,7 +101,7 @@ def measure(
     files: Sequence[Path], count: int, rounds: int, draw: random.Random
 ) -> list[dict[str, Any]]:
     samples = []
-    ways = [way for way in WAYS if not lacks(way)]
+    ways = [way for way in WAYS if not is_missing(way)]
     size = sum(file.stat().st_size for file in files)
     for number in range(1, rounds + 1):
         draw.shuffle(ways)
@@ -110,7 +111,7 @@ def measure(
             try:
                 found = together(way, files, count)
             except RuntimeError as error:
-                print(f"{way} is left out: {error}", file=sys.stderr)
+                print(f"skipping {way}: {error}", file=sys.stderr)
                 ways.remove(way)
                 continue
             own = {"way": label(way), "ours": way == OURS, "round": number, "size": size}
@@ -137,19 +138,24 @@ def tables(run: Run) -> dict[str, Rows]:
             memory = ([one["memory"] for one in each] for each in (ours, found))
             beside[1] = f"{ratio(*memory):.2f}"
         rows.append([*row, *beside])
-    head = ["", "all ranks have touched all, s", "read from the disk, to the files"]
-    head += ["memory of all, to the files", "CPU of all, s", "time to ours", "our memory to its"]
+    head = ["", "all ranks done, s", "bytes read / size of the files"]
+    head += ["memory of all / size of the files", "CPU of all, s"]
+    head += ["time / dmafile's", "dmafile's memory / its"]
     return {"ranks": (head, rows)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="ranks", description=__doc__)
-    parser.add_argument("--dir", type=Path, default=HERE, help="on the disk measured [.bench]")
+    parser.add_argument(
+        "--dir", type=Path, default=HERE, help="a folder on the disk to measure [.bench]"
+    )
     parser.add_argument("--mib", type=int, default=2048, help="size of the model [2048]")
-    parser.add_argument("--ranks", type=int, default=4, help="[4]")
-    parser.add_argument("--rounds", type=int, default=5, help="[5]")
-    parser.add_argument("--seed", type=int, help="of the order of the runs [drawn]")
-    parser.add_argument("--program", help="dmafile's command [that of PATH, or of this Python]")
+    parser.add_argument("--ranks", type=int, default=4, help="number of ranks [4]")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds [5]")
+    parser.add_argument("--seed", type=int, help="seed for the order of the runs [random]")
+    parser.add_argument(
+        "--program", help="path of the command dmafile [from PATH, else this Python's]"
+    )
     parser.add_argument("--keep", action="store_true", help=f"write to {RESULTS.name} [to .bench]")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1_000_000)

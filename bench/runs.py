@@ -1,4 +1,4 @@
-"""What a run leaves: a folder with the machine, a line a sample, and tables as CSV."""
+"""Folders of results: a description of the machine, a line for each sample, and tables as CSV."""
 
 import csv
 import json
@@ -13,19 +13,19 @@ from bench.words import table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-"""Runs that documents show, in a folder DATE-NAME each; of a NAME only the newest."""
+"""The runs that documents show, each in a folder DATE-NAME; only the newest of each NAME."""
 MACHINE, RUNS = "machine.json", "runs.jsonl"
 
 Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""A table: its head, and its rows."""
+"""A table: its header, and its rows."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What such a folder holds."""
+    """The contents of such a folder."""
 
     machine: Mapping[str, Any]
-    """What was measured, where, and by which version; `bench` says by which part of this."""
+    """What was measured, on which machine and with which version. `bench` names the benchmark."""
     samples: Sequence[Mapping[str, Any]]
 
     def write(self, folder: Path) -> None:
@@ -50,9 +50,9 @@ def write_csv(path: Path, rows: Rows) -> None:
 
 
 def kept(name: str) -> Path:
-    """The folder of the run that documents mean by this name."""
+    """The folder of the run that documents refer to by NAME."""
     found = [one for one in RESULTS.iterdir() if named(one) == name]
-    assert len(found) == 1, f"{name}: {len(found)} runs in {RESULTS}; the older ones leave"
+    assert len(found) == 1, f"{name}: {len(found)} runs in {RESULTS}; delete the older ones"
     return found[0]
 
 
@@ -61,13 +61,13 @@ def is_kept(name: str) -> bool:
 
 
 def named(folder: Path) -> str | None:
-    """Its name without the date."""
+    """The name of a folder of results, without the date."""
     match = re.fullmatch(r"\d{4}-\d\d-\d\d-(.+)", folder.name)
     return match[1] if match else None
 
 
 def keep(run: Run, date: str, name: str) -> Path:
-    """Puts a run where documents find it, in the place of the one before."""
+    """Writes a run to the results, and replaces an older one of that name."""
     for old in RESULTS.iterdir():
         if named(old) == name:
             shutil.rmtree(old)
@@ -77,11 +77,11 @@ def keep(run: Run, date: str, name: str) -> Path:
 
 
 def finish(run: Run, tables: Mapping[str, Rows], keep: bool) -> None:
-    """Prints the tables of a run, and keeps it: for documents, or in .bench."""
+    """Prints the tables of a run, and writes it to the results or to .bench."""
     for rows in tables.values():
         print(f"\n{table(*rows)}")
-    # It knows the modules whose runs these are.
+    # Imported here because documents imports the modules that call this function.
     from bench import documents
 
     date, name = run.machine["machine"]["date"][:10], run.machine["bench"]
-    print(f"\nEvery run: {documents.written(run, date, name, keep)}")
+    print(f"\nAll runs: {documents.written(run, date, name, keep)}")

@@ -1,4 +1,4 @@
-"""What the documents show is what was measured, and nothing else lies beside it."""
+"""Documents show measured values, and bench/results has only samples and quoted tables."""
 
 import csv
 import re
@@ -16,24 +16,24 @@ SHOWING = [path for path in DOCUMENTS if "<!-- table: " in path.read_text()]
 
 
 @pytest.mark.parametrize("document", SHOWING, ids=lambda path: path.name)
-def test_tables_are_those_of_the_samples(document: Path) -> None:
+def test_tables_in_documents_match_the_samples(document: Path) -> None:
     text = document.read_text()
     assert with_tables(text, made) == text, WRITE
 
 
 @pytest.mark.parametrize("name", quoted())
-def test_beside_the_samples_lies_what_documents_show(name: str) -> None:
+def test_quoted_csv_files_match_the_samples(name: str) -> None:
     rows = rows_of(name)
     with path_of(name).open(newline="") as file:
         assert list(csv.reader(file)) == [list(rows[0]), *map(list, rows[1])], WRITE
 
 
-def test_documents_show_tables_of_each_part() -> None:
+def test_documents_have_tables_of_every_benchmark() -> None:
     benches = {Run.read(runs.kept(name.split("/")[0])).machine["bench"] for name in quoted()}
     assert benches == set(documents.MAKERS)
 
 
-def test_results_are_raw_and_what_documents_quote() -> None:
+def test_results_have_only_raw_samples_and_quoted_tables() -> None:
     shown = {path_of(name) for name in quoted()}
     text = "".join(document.read_text() for document in DOCUMENTS)
     for folder in RESULTS.iterdir():
@@ -44,13 +44,13 @@ def test_results_are_raw_and_what_documents_quote() -> None:
         assert all(Run.read(folder).samples), folder
 
 
-def test_links_to_results_lead_somewhere() -> None:
+def test_links_to_results_exist() -> None:
     for document in DOCUMENTS:
         for link in re.findall(r"\]\(((?:\.\./)?bench/[^)#]*)\)", document.read_text()):
             assert (document.parent / link).exists(), f"{document.relative_to(ROOT)}: {link}"
 
 
-def test_a_run_is_kept_in_place_of_the_one_before(
+def test_a_new_run_replaces_the_previous_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "RESULTS", tmp_path)

@@ -1,4 +1,4 @@
-"""Processes that have imported what they need, and wait for a line before they load."""
+"""Processes that import what they need, and wait for a line before they load."""
 
 import json
 import subprocess
@@ -9,18 +9,18 @@ from typing import Any
 
 
 class Waiting:
-    """One of them."""
+    """A process that waits for a line on its standard input."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         pipe = subprocess.PIPE
         self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ)
 
     def line(self) -> str:
-        """What it prints next; a RuntimeError if it ends instead."""
+        """The next line that it prints. Raises RuntimeError if it ends instead."""
         assert self.child.stdout is not None
         text = self.child.stdout.readline()
         if not text:
-            raise RuntimeError(f"{self.child.args!r} has ended: {self.child.wait()}")
+            raise RuntimeError(f"{self.child.args!r} ended with {self.child.wait()}")
         return text
 
     def go(self) -> None:
@@ -29,14 +29,14 @@ class Waiting:
         self.child.stdin.flush()
 
     def pss(self) -> int:
-        """Its share of all memory that it has mapped, in bytes."""
+        """Its proportional share of the memory that it maps, in bytes."""
         lines = Path(f"/proc/{self.child.pid}/smaps_rollup").read_text().splitlines()
         return 1024 * next(int(one.split()[1]) for one in lines if one.startswith("Pss:"))
 
 
 def load_at_once(processes: Sequence[Waiting]) -> tuple[list[dict[str, Any]], float, int]:
-    """What each says of its load, seconds until the last has loaded, and the memory that all have
-    gained."""
+    """Starts all loads; returns their results, the seconds until the last one has finished, and the
+    increase of memory of all."""
     try:
         for one in processes:
             one.line()

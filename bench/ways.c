@@ -1,56 +1,55 @@
 /*
- * Fills memory from a file in each of the ways that are compared, without an interpreter in what is measured:
+ * Fills memory from a file with each of the methods that are compared, without an interpreter in the measured process.
  *
  *	ways rounds FILE KIB ROUNDS SEED CANDIDATES
  *
- * in a machine that counts instructions, as root: makes FILE, and runs each candidate that the file CANDIDATES lists
- * once a round, in an order drawn again each round, cold, between marks (../vm/mark.h) that tell how many instructions
- * it takes to create the memory, to fill it and to close all;
+ * runs in a machine that counts instructions, as root. It creates FILE, and runs each candidate in the list CANDIDATES
+ * once per round, cold, in random order. Marks (../vm/mark.h) separate creating the memory, filling it and closing.
  *
  *	ways once FILE CANDIDATE [SAME]
  *
- * by the clock: runs one candidate once, from FILE as it is. The candidates:
+ * runs one candidate once, timed by the clock, with an existing FILE. The candidates:
  *
- *	load to=KIND ...	by dmafile, with its words: pages, method, io, allocation, verify, block, gather,
- *				queue-depth; it creates memory while it fills it
+ *	load to=KIND ...	a load by dmafile, with its options pages, method, io, allocation, verify, block,
+ *				gather, queue-depth; it creates memory while it fills it
  *	copy to=anon pages=4k|thp|huge method=read io=direct|buffered
- *				without dmafile: one read() into memory of the process
+ *				without dmafile: one read() into private memory
  *	copy to=memfd|u+mfd|udmabuf|heap method=read|sendfile|splice|copy-file-range io=direct|buffered
- *				without dmafile, all at once, into fresh 4 KiB pages; u+mfd is a memfd with a udmabuf
- *				over it, udmabuf the same, filled through the dma-buf; with pages=thp tmpfs gives huge
- *				pages meanwhile
+ *				without dmafile, in one call, into fresh 4 KiB pages; u+mfd is a memfd with a udmabuf
+ *				on it; udmabuf is the same, filled through the dma-buf; with pages=thp tmpfs
+ *				allocates huge pages
  *	copy to=heap method=heap-read|in-order io=direct|buffered
- *				by a heap that reads files (kernel/linux-6.12): meanwhile, or when all is allocated
+ *				by a heap that reads files (kernel/linux-6.12): during the allocation, or after it
  *	copy to=dmafile method=alloc-read|rw|read io=direct|buffered
- *				by dmafile.ko: in one step; into a dma-buf of its own that is there; by read() into the
- *				mapping of one
+ *				by dmafile.ko: allocation and read in one call; into an existing dma-buf; by read()
+ *				into the mapping of a dma-buf
  *	save from=heap|dmafile|memfd method=write|copy-file-range|rw io=direct|buffered
- *				without dmafile: memory that is there, to the disk (fsync); `block` bytes a call, all if
- *				that is left out; rw by dmafile.ko. In rounds into a file of its size, by the clock to a new
- *				one, FILE.saved
+ *				without dmafile: existing memory to the disk (fsync), `block` bytes per call, by
+ *				default all in one; rw is by dmafile.ko. `rounds` writes to an existing file of that
+ *				size, `once` to a new file, FILE.saved
  *	store from=heap|dmafile|memfd ...
- *				the same by dmafile, with its words: method, io, verify, block, queue-depth
+ *				a save by dmafile, with its options method, io, verify, block, queue-depth
  *	record from=memfd block=BYTES queue-depth=BUFFERS
- *				by a recorder of dmafile: records of so many bytes out of so many buffers in turn, as
- *				many as FILE holds, to its end (finish); without checksums with verify=none; by the clock
+ *				by a recorder of dmafile: records of BYTES from BUFFERS in turn, as many as fit in
+ *				FILE, until it is finished; verify=none disables checksums; only with `once`
  *	make to=anon|memfd|heap|dmafile|udmabuf|nothing pages=4k|thp|huge
- *				creates and closes only; a udmabuf over a memfd that is there already; with
- *				method=fallocate a memfd's pages come without being mapped
+ *				only creates and closes; a udmabuf is made of an existing memfd; with
+ *				method=fallocate a memfd's pages are allocated without being mapped
  *
- * With pool=made, huge pages are taken from the system when the memory is created and given back when it is closed
- * (before and after what is measured of a save); otherwise, in rounds, they have been there before, all zeroed, reserved for this.
+ * With pool=made, huge pages are reserved when the memory is created and released when it is closed (for a save,
+ * outside the measurement). Otherwise `rounds` reserves them in advance, zeroed.
  *
- * What `rounds` prints; a round before the others compares what has been read, byte for byte, and is not counted:
+ * Output of `rounds`. A first round compares the bytes that were read and does not count:
  *
- *	ran INDEX ROUND		round 0 is that one; each run has begun a group of marks, in this order; a refused
- *				one has fewer
- *	refused INDEX WHY	after its "ran"; it isn't tried again
- *	report INDEX JSON	dmafile's, once
+ *	ran INDEX ROUND		before each run's group of marks, in this order; a refused run has fewer marks; round 0
+ *				is the one that compares bytes
+ *	refused INDEX WHY	after its "ran"; it is not tried again
+ *	report INDEX JSON	dmafile's report, once
  *
- * What `once` prints; with SAME, outside the clock, the bytes are compared with those of that file:
+ * Output of `once`. With SAME, the bytes are compared with those of that file, outside the measurement:
  *
  *	create|fill|close SECONDS CPU_SECONDS
- *	report JSON		dmafile's
+ *	report JSON		dmafile's report
  *	refused WHY		and nothing else
  */
 #define _GNU_SOURCE
@@ -114,7 +113,7 @@ struct candidate {
 	bool refused;
 };
 
-/* What `copy` and `make` fill: -1, and NULL, is what there is none of. */
+/* The memory of `copy` and `make`; -1 and NULL mean that a member is not used. */
 struct memory {
 	int memfd;
 	int dmabuf;
@@ -129,9 +128,9 @@ static size_t size;
 static unsigned char *wanted;
 static unsigned long huge_pages;
 static char why[1024];
-/* By the clock: when each step was over. */
+/* With `once`: when each step ended. */
 static bool timed;
-/* The first mark of a run has been made. */
+/* Whether the first mark of a run has been made. */
 static bool begun;
 static struct moment { double time, busy; } moments[CLOSED + 1];
 
@@ -172,14 +171,14 @@ static void note(int step)
 			     (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
 }
 
-/* A step is over, or the first one begins. */
+/* A step has ended, or the first one begins. */
 #define reached(step)                                                                                                  \
 	do {                                                                                                           \
 		mark(step);                                                                                            \
 		note(step);                                                                                            \
 	} while (0)
 
-/* What was put off until others are done, like the end of a ring, counts with what put it off. */
+/* Waits for deferred work, such as freeing a ring, so that it counts for the run that caused it. */
 static void settle(void)
 {
 	if (!timed)
@@ -201,7 +200,7 @@ static void write_whole(int fd, const unsigned char *bytes)
 	}
 }
 
-/* What is saved takes the place of what is there. */
+/* A file that the save overwrites. */
 static void make_place(void)
 {
 	int fd = open(saved_path, O_CREAT | O_TRUNC | O_WRONLY, 0644);
@@ -215,7 +214,7 @@ static void make_place(void)
 		err(1, "%s", saved_path);
 }
 
-/* Noise, on disk, so that misplaced bytes show. */
+/* Random bytes, so that misplaced ones are found. */
 static void make_file(void)
 {
 	uint64_t noise = 88172645463325252, *word;
@@ -233,7 +232,7 @@ static void make_file(void)
 	fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0644);
 	if (fd < 0)
 		err(1, "%s", path);
-	/* A disk has its blocks. */
+	/* The blocks of a disk exist already. */
 	errno = posix_fallocate(fd, 0, size);
 	if (errno && errno != ENODEV)
 		err(1, "%s", path);
@@ -262,7 +261,7 @@ static void evict(void)
 
 	if (fd < 0)
 		err(1, "%s", path);
-	/* Pages on their way through the kernel's lists may take another try. */
+	/* Pages on per-CPU lists of the kernel may need another call. */
 	for (i = 0; posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) || cached(fd); i++) {
 		if (i == 20)
 			errx(1, "%s stays in the page cache", path);
@@ -300,7 +299,7 @@ static int check_load(const struct dmafile_buffer *buffer)
 
 static const char pool_node[] = "/proc/sys/vm/nr_hugepages";
 
-/* Asks for a pool of so many huge pages; how many there are then. */
+/* Asks for a pool of PAGES huge pages; returns how many there are afterwards. */
 static unsigned long ask_pool(unsigned long pages)
 {
 	FILE *file = fopen(pool_node, "r+");
@@ -315,16 +314,16 @@ static unsigned long ask_pool(unsigned long pages)
 	return there;
 }
 
-/* The pool of huge pages, as long as it is kept. */
+/* Sets the pool of huge pages; an error if the kernel cannot. */
 static void set_pool(unsigned long pages)
 {
 	unsigned long there = ask_pool(pages);
 
 	if (there != pages)
-		errx(1, "%s: %lu huge pages, not %lu", pool_node, there, pages);
+		errx(1, "%s: the kernel reserved %lu huge pages, not %lu", pool_node, there, pages);
 }
 
-/* Huge pages for FILE beside those that there are, if a candidate wants that; how many there were. */
+/* Adds huge pages for FILE to the pool if the candidate asks for it; BEFORE is the old number. */
 static int add_pool(const struct candidate *c, unsigned long *before)
 {
 	unsigned long wanted;
@@ -339,7 +338,7 @@ static int add_pool(const struct candidate *c, unsigned long *before)
 	wanted = *before + size / HUGE_PAGE;
 	if (ask_pool(wanted) == wanted)
 		return 0;
-	/* Memory is in pieces. */
+	/* Memory is fragmented. */
 	set_pool(*before);
 	errno = ENOMEM;
 	return refuse(pool_node);
@@ -369,7 +368,7 @@ static int run_load(const struct candidate *c, bool check)
 	settle();
 	reached(START);
 	if (pool)
-		/* One more, as always. */
+		/* One more page than the file needs, as in all pools here. */
 		set_pool(size / HUGE_PAGE + 1);
 	reached(CREATED);
 	error = dmafile_load(path, &options, &buffer);
@@ -396,7 +395,7 @@ static int run_load(const struct candidate *c, bool check)
 
 /* Memory */
 
-/* Mapped where huge pages can be. */
+/* Maps memory at an address that is aligned to huge pages. */
 static unsigned char *map_aligned(int fd, int flags)
 {
 	unsigned char *place = mmap(NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *map;
@@ -416,7 +415,7 @@ static int populate(unsigned char *map, bool collapse)
 {
 	size_t at;
 
-	/* Nothing else makes pages of shared memory huge without a privilege; it begins with what is there. */
+	/* Only this makes shared pages huge without privilege; it needs pages that are present. */
 	for (at = 0; collapse && at < size; at += HUGE_PAGE)
 		map[at] = 0;
 	return madvise(map, size, collapse ? MADV_COLLAPSE : MADV_POPULATE_WRITE) ? refuse("madvise") : 0;
@@ -464,7 +463,7 @@ static int make_udmabuf(struct memory *m)
 	return 0;
 }
 
-/* A buffer of that length; or, with the flag, with the content of the file of that number. */
+/* A buffer of LEN bytes; with the flag, LEN is a file descriptor and the buffer gets its contents. */
 static int allocate(struct memory *m, __u64 len, __u64 flags)
 {
 	struct dma_heap_allocation_data data = {
@@ -519,7 +518,7 @@ static void close_memory(struct memory *m)
 		close(m->memfd);
 }
 
-/* Creation alone */
+/* Only creation */
 
 static int create_alone(const struct candidate *c, struct memory *m)
 {
@@ -537,7 +536,7 @@ static int create_alone(const struct candidate *c, struct memory *m)
 		return make_udmabuf(m);
 	if (is(c->to, "nothing"))
 		return 0;
-	errx(1, "%s: to what?", c->line);
+	errx(1, "%s: unknown kind of memory", c->line);
 }
 
 static int run_make(const struct candidate *c)
@@ -557,7 +556,7 @@ static int run_make(const struct candidate *c)
 	reached(FILLED);
 	if (!error) {
 		if (is(c->to, "udmabuf")) {
-			/* Its own end, without the memory's. */
+			/* Closes the dma-buf without its memory. */
 			close(m.dmabuf);
 			m.dmabuf = -1;
 		} else {
@@ -590,7 +589,7 @@ static int create_to_fill(const struct candidate *c, struct memory *m)
 	if (is(c->to, "heap"))
 		return make_heap(m) || (maps && map_dmabuf(m)) ? -1 : 0;
 	if (is(c->to, "dmafile")) {
-		/* A fused load creates it while it fills it. */
+		/* A fused load creates memory while filling it. */
 		if (is(c->method, "alloc-read"))
 			return 0;
 		return make_dmafile(m) || (maps && map_dmabuf(m)) ? -1 : 0;
@@ -602,7 +601,7 @@ static int create_to_fill(const struct candidate *c, struct memory *m)
 	return maps ? map_memfd(m) : 0;
 }
 
-/* What the pipe holds at most, moved on at once. */
+/* Moves up to one pipe's capacity. */
 static ssize_t splice_on(int in, int pipes[2], int out, size_t len)
 {
 	ssize_t came = splice(in, NULL, pipes[1], NULL, len, 0), left = came;
@@ -617,7 +616,7 @@ static ssize_t splice_on(int in, int pipes[2], int out, size_t len)
 	return came;
 }
 
-/* All at once, by dmafile.ko. */
+/* In one call, by dmafile.ko. */
 static int fill_by_module(const struct candidate *c, struct memory *m, int in)
 {
 	int node = open_module(), error;
@@ -643,7 +642,7 @@ static int fill_by_module(const struct candidate *c, struct memory *m, int in)
 
 static int fill(const struct candidate *c, struct memory *m, int in, int pipes[2])
 {
-	/* dma-bufs are what is to be filled, where there is one and no memfd is meant. */
+	/* The target is the dma-buf, unless there is a memfd and the target is not `udmabuf`. */
 	int out = m->memfd >= 0 && !is(c->to, "udmabuf") ? m->memfd : m->dmabuf;
 	size_t done = 0;
 	ssize_t n;
@@ -664,7 +663,7 @@ static int fill(const struct candidate *c, struct memory *m, int in, int pipes[2
 		else if (is(c->method, "copy-file-range"))
 			n = copy_file_range(in, NULL, out, NULL, len, 0);
 		else
-			errx(1, "%s: by what method?", c->line);
+			errx(1, "%s: unknown method", c->line);
 		if (n <= 0)
 			return refuse(c->method);
 		done += n;
@@ -678,7 +677,7 @@ static int run_copy(const struct candidate *c, bool check)
 	int in, pipes[2] = { -1, -1 }, error;
 	bool thp = is(c->pages, "thp") && !is(c->to, "anon");
 
-	/* Whether a heap allocates all before it reads. */
+	/* Selects whether the heap allocates everything before it reads. */
 	if (by_heap(c) && set(IN_ORDER, is(c->method, "in-order") ? "Y" : "N"))
 		return -1;
 	if (thp && set(SHMEM_ENABLED, "always"))
@@ -716,7 +715,7 @@ static int run_copy(const struct candidate *c, bool check)
 	return error;
 }
 
-/* By direct reads: what the disk has, and nothing of it is in the page cache then. */
+/* Compares what is on the disk, by direct reads, which leave nothing in the page cache. */
 static void check_saved(const struct candidate *c)
 {
 	void *seen = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -726,7 +725,7 @@ static void check_saved(const struct candidate *c)
 
 	if (fd < 0 || seen == MAP_FAILED)
 		err(1, "%s", saved_path);
-	/* A call reads 2 GiB at most, and a direct one whole blocks. */
+	/* A call reads at most 2 GiB, and a direct read only whole blocks. */
 	while (done < size && (n = read(fd, (char *)seen + done, size - done < GIB ? size - done : GIB)) > 0)
 		done += n;
 	if (done != size || memcmp(seen, wanted, size))
@@ -735,7 +734,7 @@ static void check_saved(const struct candidate *c)
 	close(fd);
 }
 
-/* What is saved: FILE's bytes, in memory that is there. */
+/* The source of a save: FILE's bytes in memory. */
 static int make_source(const struct candidate *c, struct memory *m)
 {
 	size_t done = 0;
@@ -880,7 +879,7 @@ static int record(const struct candidate *c, const struct memory *m, struct dmaf
 	for (i = 0; i < records && !error; i++) {
 		size_t at = i % c->queue_depth * c->block;
 
-		/* The one that has used this buffer is written: a device may fill it again. */
+		/* A device may fill the buffer again once its previous record is written. */
 		if (i >= c->queue_depth && dmafile_recorder_wait(recorder, i - c->queue_depth, -1) != 1)
 			error = refuse_by_dmafile();
 		if (!error && dmafile_recorder_append(recorder, buffer, at, c->block, i, m->memfd) < 0)
@@ -917,7 +916,7 @@ static int run_record(const struct candidate *c, bool check)
 	int error;
 
 	if (!c->block || !c->queue_depth || c->queue_depth * c->block > size)
-		errx(1, "%s: which buffers?", c->line);
+		errx(1, "%s: needs block and queue-depth, and a file as large as the buffers", c->line);
 	if (add_pool(c, &before))
 		return -1;
 	error = make_source(c, &m) || (dmafile_recorder_attach(m.memfd, &buffer) && refuse_by_dmafile());
@@ -939,7 +938,7 @@ static int run_record(const struct candidate *c, bool check)
 	return error;
 }
 
-/* All of them */
+/* All candidates */
 
 static int attempt(const struct candidate *c, bool check)
 {
@@ -953,7 +952,7 @@ static int attempt(const struct candidate *c, bool check)
 		return run_save(c, check);
 	if (is(c->verb, "record") && timed)
 		return run_record(c, check);
-	errx(1, "%s: what?", c->line);
+	errx(1, "%s: unknown candidate", c->line);
 }
 
 static void run(struct candidate *c, int round)
@@ -967,8 +966,8 @@ static void run(struct candidate *c, int round)
 		return;
 	}
 	if (round > 0)
-		errx(1, "%s: worked before, and now: %s", c->line, why);
-	/* What is refused before that has its group, too. */
+		errx(1, "%s: worked in an earlier round, but now fails: %s", c->line, why);
+	/* A candidate that is refused before its first mark needs a group of marks, too. */
 	if (!begun)
 		reached(START);
 	c->refused = true;
@@ -996,7 +995,7 @@ static void parse(struct candidate *c)
 		char *value = strchr(word, '=');
 
 		if (!value)
-			errx(1, "%s: no value", word);
+			errx(1, "%s: a keyword needs a value", word);
 		*value++ = '\0';
 		if (is(word, "to") || is(word, "from"))
 			c->to = value;
@@ -1019,7 +1018,7 @@ static void parse(struct candidate *c)
 		else if (is(word, "queue-depth"))
 			c->queue_depth = number(value);
 		else
-			errx(1, "%s: no such word", word);
+			errx(1, "%s: unknown keyword", word);
 	}
 }
 
@@ -1035,7 +1034,7 @@ static void read_candidates(const char *list)
 	fclose(file);
 }
 
-/* Whether one of them wants huge pages that have been there before. */
+/* Whether a candidate needs huge pages from a pool. */
 static bool wants_pool(void)
 {
 	int i;
@@ -1064,13 +1063,13 @@ static void in_rounds(char **words)
 	read_candidates(words[4]);
 	make_file();
 	/*
-	 * Freed pages wait on a list of the CPU's, thousands of them, until a process that frees one more, or a clock,
-	 * gives them back to all: a tenth of a load, or another one's. Short lists leave each its own.
+	 * Thousands of freed pages stay on per-CPU lists until a later free or a timer returns them to the allocator,
+	 * which costs up to a tenth of a load, and may count for another candidate. Short lists avoid that.
 	 */
 	if (set(PAGE_LISTS, "1000000"))
 		errx(1, "%s", why);
 	if (wants_pool()) {
-		/* For the huge pages, and for one more load than there ever is at once. */
+		/* For the file's huge pages twice, one load more than ever runs at a time. */
 		huge_pages = 2 * (size / HUGE_PAGE);
 		set_pool(huge_pages);
 	}
@@ -1091,7 +1090,7 @@ static void in_rounds(char **words)
 	}
 }
 
-/* The file, to compare with: it isn't read before that. */
+/* Maps the file to compare with; it is not read before the comparison. */
 static void map_wanted(const char *same)
 {
 	struct stat about;
@@ -1100,7 +1099,7 @@ static void map_wanted(const char *same)
 	if (fd < 0 || fstat(fd, &about))
 		err(1, "%s", same);
 	if ((size_t)about.st_size != size)
-		errx(1, "%s: another size", same);
+		errx(1, "%s: different size", same);
 	wanted = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
 	if (wanted == MAP_FAILED)
 		err(1, "%s", same);

@@ -1,4 +1,4 @@
-"""Builds ways.c, the one program by which candidates are measured."""
+"""Builds ways.c, the program that runs the candidates."""
 
 import os
 import re
@@ -12,12 +12,12 @@ SOURCE = ROOT / "bench" / "ways.c"
 
 
 def build(folder: Path, profile: str = "release") -> Path:
-    """The program, in that folder, with the library as Cargo's profile makes it."""
+    """Builds the program in FOLDER, with the library of a Cargo profile."""
     command = ["cargo", "build", "--quiet", "--locked", "--package", "dmafile-capi"]
     subprocess.run([*command, "--profile", profile], cwd=ROOT, check=True)
     built = TARGET / ("debug" if profile == "dev" else profile)
     program = folder / SOURCE.stem
-    # What the archive needs, as capi/dmafile.pc says.
+    # The system libraries that the archive needs, as in capi/dmafile.pc.
     system = re.search(r"^SYSTEM *:= (.*)$", (ROOT / "capi/Makefile").read_text(), re.MULTILINE)
     assert system is not None
     command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'capi/include'}"]

@@ -1,11 +1,11 @@
 /*
- * writes ROUNDS FOLDER...   in the machine, as root: overwrites a file in each FOLDER, which stays in the page cache,
- * with writes of 64 and of 4096 bytes, one behind the other, WRITES of them (a macro that the compiler is given)
- * between two marks (../vm/mark.h). Then without marks, counting how often the kernel looks at the source before it
- * copies, and how often it copies.
+ * writes ROUNDS FOLDER...   runs in the machine, as root. It overwrites a cached file in each FOLDER with consecutive
+ * writes of 64 and of 4096 bytes, WRITES (a macro set by the compiler's command line) between two marks (../vm/mark.h).
+ * Then it does the same without marks, and counts how often the kernel faults in the source, and how often it copies.
+ * Output:
  *
- *	ran FOLDER BYTES			has begun a pair of marks, in this order
- *	touched FOLDER BYTES FAULTED COPIED	calls of each sort while WRITES were written
+ *	ran FOLDER BYTES			before each pair of marks
+ *	touched FOLDER BYTES FAULTED COPIED	number of both calls during WRITES writes
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -34,7 +34,7 @@ static void put(const char *name, const char *text)
 	close(fd);
 }
 
-/* How often what a probe is on has been called. */
+/* The number of hits of a probe. */
 static unsigned long hits(const char *probe)
 {
 	FILE *file = fopen(TRACING "kprobe_profile", "r");
@@ -70,7 +70,7 @@ static int make(const char *folder)
 	fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 	if (fd < 0)
 		err(1, "%s", path);
-	/* Blocks and pages are there, and clean. */
+	/* So that blocks and pages exist and are clean. */
 	overwrite(fd, LARGEST);
 	fsync(fd);
 	return fd;
@@ -89,7 +89,7 @@ int main(int argc, char **argv)
 		fd = make(argv[i]);
 		for (j = 0; j < 2; j++) {
 			for (round = 0; round <= rounds; round++) {
-				/* As dirty as they get: the first of these is not told. */
+				/* Makes all pages dirty; the first round is a warm-up. */
 				overwrite(fd, sizes[j]);
 				if (round)
 					printf("ran %s %zu\n", argv[i], sizes[j]);

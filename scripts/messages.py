@@ -1,7 +1,7 @@
-"""All messages of the command and the libraries, to read: `python -m scripts.messages`.
+"""Prints all messages of the command and the libraries: `python -m scripts.messages`.
 
-Prints FILE:LINE: TEXT for each string of their sources that is made of words: errors with their
-reasons and remedies, reasons of plans, reports, help. `{}` stands for a value.
+The output is FILE:LINE: TEXT for each string with words in their sources: errors with reasons and
+remedies, reasons of plans, reports, help. `{}` stands for a value.
 """
 
 import ast
@@ -19,7 +19,7 @@ STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 SKIPPED = re.compile(
     r"//[^\n]*"  # comments
     r"|'(?:\\.|[^'\\])'"  # characters
-    r'|\.expect\(\s*"(?:[^"\\]|\\.)*"',  # what cannot happen
+    r'|\.expect\(\s*"(?:[^"\\]|\\.)*"',  # messages of panics
     re.DOTALL,
 )
 CONTINUED = re.compile(r"\\\n\s*")
@@ -52,7 +52,7 @@ def sources(folders: tuple[str, ...], pattern: str) -> Iterator[Path]:
 def of_rust(file: Path) -> Iterator[Message]:
     text, _, _ = file.read_text().partition("#[cfg(test)]")
     if file == ARGUMENTS:
-        # What it documents is the help.
+        # Its documentation comments are the help texts.
         text = re.sub(r"(?m)^( *)/// (.*)$", r'\1"\2"', text)
     strings = re.compile(f"{SKIPPED.pattern}|(?P<string>{STRING.pattern})", re.DOTALL)
     for found in strings.finditer(text):
@@ -68,16 +68,16 @@ def of_python(file: Path) -> Iterator[Message]:
     for node in nodes:
         match node:
             case ast.JoinedStr():
-                text = "".join(map(said, node.values))
+                text = "".join(map(text_of, node.values))
             case ast.Constant(value=str()) if not {node} & (documentation | parts):
-                text = said(node)
+                text = text_of(node)
             case _:
                 continue
         if WORDS.search(text):
             yield Message(file, node.lineno, text)
 
 
-def said(part: ast.expr) -> str:
+def text_of(part: ast.expr) -> str:
     return str(part.value) if isinstance(part, ast.Constant) else "{}"
 
 

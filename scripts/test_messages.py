@@ -1,4 +1,4 @@
-"""The language of messages: words that CONTRIBUTING.md has a better one for."""
+"""The language of messages: words for which CONTRIBUTING.md has a better one."""
 
 import re
 
@@ -15,10 +15,10 @@ AVOIDED = re.compile(
 )
 
 
-def test_messages_use_the_words_of_the_field() -> None:
+def test_messages_do_not_use_avoided_words() -> None:
     found = list(messages())
     texts = {message.text for message in found}
-    # From each language, and each way to write a string.
+    # From each language, and from each kind of string.
     assert {"no such tensor", "cannot use dmafile.ko", "the file is closed"} <= texts
     assert any("DMAFILE_FD is its descriptor, DMAFILE_BYTES" in text for text in texts)
     assert len(texts) > 900

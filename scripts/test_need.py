@@ -1,4 +1,4 @@
-"""scripts/need, with everything it runs replaced by stand-ins."""
+"""scripts/need, with placeholders for all programs that it runs."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ NEED = Path(__file__).with_name("need")
 
 
 class Machine:
-    """A PATH with nothing but what a test puts there, and a tool that the package brings."""
+    """A PATH with only the programs of a test, and a tool that the package would install."""
 
     def __init__(self, folder: Path) -> None:
         self.bin = folder / "bin"
@@ -39,13 +39,13 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_what_is_there_is_left_alone(machine: Machine) -> None:
+def test_nothing_is_done_if_the_tool_is_installed(machine: Machine) -> None:
     machine.tool.touch()
     done = machine.need()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_root_installs(machine: Machine) -> None:
+def test_root_installs_the_package(machine: Machine) -> None:
     machine.has("id", "echo 0")
     machine.has_apt(f": > {machine.tool}")
     assert machine.need().returncode == 0
@@ -55,7 +55,7 @@ def test_root_installs(machine: Machine) -> None:
     ]
 
 
-def test_others_are_told_what_to_type_even_where_sudo_asks_nothing(machine: Machine) -> None:
+def test_other_users_see_the_command_even_with_passwordless_sudo(machine: Machine) -> None:
     machine.has("id", "echo 1000")
     machine.has("sudo", f'echo sudo >> {machine.log}; shift; "$@"')
     machine.has_apt(f": > {machine.tool}")
@@ -65,10 +65,10 @@ def test_others_are_told_what_to_type_even_where_sudo_asks_nothing(machine: Mach
     assert not machine.log.exists()
 
 
-def test_a_failed_or_useless_installation_is_said(machine: Machine) -> None:
+def test_a_failed_or_useless_installation_is_an_error(machine: Machine) -> None:
     machine.has("id", "echo 0")
     machine.has_apt("exit 100")
-    assert "that failed" in machine.need().stderr
+    assert "installing a-package failed" in machine.need().stderr
     machine.has_apt("")
     done = machine.need()
     assert done.returncode == 1

@@ -1,1 +1,1 @@
-"""Boots other kernels in QEMU: `vm/run`, what it is made of, and what tests of it need."""
+"""Boots other kernels in QEMU: `vm/run`, its modules, its tests and their fixtures."""

@@ -1,4 +1,4 @@
-"""Programs in C for machines that have no libraries."""
+"""Compiles C programs for guests without libraries."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from vm.host import call
 
 
 def static(source: Path, folder: Path, *flags: str) -> Path:
-    """The program, compiled into the folder under the source's name without a warning."""
+    """Compiles a program into FOLDER, named after its source; a warning is an error."""
     program = folder / source.stem
     command = ["cc", "-O2", "-Wall", "-Werror", "-static", "-pthread", *flags]
     call([*command, "-o", str(program), str(source)])

@@ -1,6 +1,6 @@
 /*
- * count COMMAND...   runs COMMAND between two marks, and ends as it does. Static, so that loading it reads the same
- * few bytes on any machine.
+ * count COMMAND...   runs COMMAND between two marks, and exits with its status. Linked statically, so that loading it
+ * reads the same few bytes on any machine.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -16,7 +16,7 @@ int main(int argc, char **argv)
 
 	if (argc < 2)
 		errx(126, "count COMMAND...");
-	/* What the boot left to be done is not COMMAND's. */
+	/* Work left over from booting must not count as COMMAND's. */
 	sleep(2);
 
 	mark(MARK_BEGIN);

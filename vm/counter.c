@@ -1,12 +1,12 @@
 /*
- * A plugin for QEMU (before 9.0: version 1 of the interface for plugins) that counts the instructions which its one
- * CPU executes, and at each mark (mark.h) appends a line to FILE: the mark's number, how many were the user's until
- * then, how many the kernel's.
+ * A plugin for QEMU before 9.0 (version 1 of the plugin interface). It counts the instructions that the one CPU
+ * executes. At each mark (mark.h) it appends a line to FILE: the mark's number, and the counts so far in user space and
+ * in the kernel.
  *
  *	-plugin counter.so,out=FILE
  *
- * What counts is an instruction begun: one that faults counts again when it is retried, and a string instruction
- * (`rep movsq`) once for each repetition, as QEMU translates those into loops. An idle CPU executes nothing.
+ * An instruction counts when it begins: one that faults counts again when it is retried. A string instruction
+ * (`rep movsq`) counts once for each repetition, because QEMU translates it into a loop. An idle CPU executes nothing.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
 
 #include "mark.h"
 
-/* What is used here of qemu-plugin.h, which Debian 12 does not package. */
+/* The declarations needed from qemu-plugin.h, which Debian 12 does not package. */
 typedef uint64_t qemu_plugin_id_t;
 typedef struct qemu_info_t qemu_info_t;
 struct qemu_plugin_tb;
@@ -39,7 +39,7 @@ void qemu_plugin_register_vcpu_insn_exec_cb(struct qemu_plugin_insn *insn,
 __attribute__((visibility("default"))) int qemu_plugin_version = 1;
 
 static const uint8_t magic[] = { MARK_BYTES };
-/* Plain additions in the translated code: there is one CPU. */
+/* Not atomic: there is only one CPU. */
 static uint64_t user, kernel;
 static FILE *out;
 
@@ -48,7 +48,7 @@ static void marked(unsigned int cpu, void *number)
 	(void)cpu;
 	fprintf(out, "%u %llu %llu\n", (unsigned int)(uintptr_t)number, (unsigned long long)user,
 		(unsigned long long)kernel);
-	/* Whoever waits for the machine may end it at any time. */
+	/* The machine may be killed at any time. */
 	fflush(out);
 }
 
@@ -60,12 +60,12 @@ static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *block)
 	for (i = 0; i < number; i++) {
 		struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(block, i);
 		const uint8_t *bytes = qemu_plugin_insn_data(insn);
-		/* The kernel has the upper half of the addresses. */
+		/* Kernel code is in the upper half of the address space. */
 		bool upper = qemu_plugin_insn_vaddr(insn) >> 63;
 
 		/*
-		 * One by one, not by the block: an interrupt from a device or a fault may end a block anywhere, and
-		 * it would count whole, and what is left of it again.
+		 * For each instruction, not for each block: an interrupt or a fault may end a block early. The whole
+		 * block would count, and then its rest again.
 		 */
 		qemu_plugin_register_vcpu_insn_exec_inline(insn, QEMU_PLUGIN_INLINE_ADD_U64,
 							   upper ? &kernel : &user, 1);

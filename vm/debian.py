@@ -1,4 +1,4 @@
-"""What comes from Debian: packages, by an apt with lists of its own, and the source of Linux."""
+"""Packages from Debian, fetched by apt with separate package lists, and the source of Linux."""
 
 import functools
 import re
@@ -15,18 +15,18 @@ SOURCE = "linux-source-6.12"
 
 
 RELEASES = ("oldstable", "stable")
-"""Releases of today, by names that move on. Where they lead a mirror may have something older than
-under the release's own name, so that is looked up."""
+"""Current releases, by names that move from one release to the next. On a mirror these names may
+have older contents than the codename, so the codename is looked up."""
 UNSTABLE = "sid"
 SECURITY = "-security"
 ARCHIVE, SECURITY_ARCHIVE = "Debian", "Debian-Security"
-"""Labels of Debian's archives."""
+"""The labels of Debian's archives."""
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 @dataclass(frozen=True)
 class Package:
-    """One version of a package, and the suite that has it."""
+    """One version of a package, and the suite that contains it."""
 
     name: str
     version: str
@@ -34,14 +34,20 @@ class Package:
 
 
 class Apt:
-    """apt-get with lists of its own: needs no root, and changes nothing of the system's."""
+    """apt-get with separate lists: it needs no root, and changes nothing in the system."""
 
     def __init__(
-        self, name: str = "apt", sources: Sequence[str] = (), *, packages: bool = True
+        self,
+        name: str = "apt",
+        sources: Sequence[str] = (),
+        *,
+        packages: bool = True,
+        architecture: str = "",
     ) -> None:
-        """SOURCES are lines of a sources.list, in place of what the system is configured for.
+        """SOURCES are lines of a sources.list that replace the system's configuration.
 
-        Without PACKAGES only what the archives say of themselves is fetched.
+        Without PACKAGES only the archives' Release files are fetched. ARCHITECTURE is the
+        system's if not given.
         """
         place = cache() / name
         state, store = place / "lists", place / "cache"
@@ -50,10 +56,10 @@ class Apt:
         options = {
             "Dir::State::lists": state,
             "Dir::Cache": store,
-            # Containers are often told to do without, and each call reads all lists.
+            # Containers often disable these caches; then each call reads all lists.
             "Dir::Cache::pkgcache": "pkgcache.bin",
             "Dir::Cache::srcpkgcache": "srcpkgcache.bin",
-            # apt would fetch as a user of its own, who can't enter a home folder.
+            # By default apt fetches as the user _apt, which cannot enter a home folder.
             "APT::Sandbox::User": "root",
         }
         if sources:
@@ -69,21 +75,26 @@ class Apt:
             }
         if not packages:
             options["Acquire::IndexTargets::deb::Packages::DefaultEnabled"] = "false"
+        if architecture:
+            options |= {"APT::Architecture": architecture, "APT::Architectures": architecture}
         self.lists = state
         self.options = [word for item in options.items() for word in ("-o", "{}={}".format(*item))]
         call(["apt-get", *self.options, "-qq", "update"])
 
     def newest(self, name: str) -> tuple[str, str]:
-        """The version of a package that only stands for another one, and that one's name."""
+        """The version of a metapackage, and the name of the package that it depends on."""
         fields = self.fields(name)
         return fields["Version"], fields["Depends"].split()[0]
 
     def depends(self, package: str, prefixes: tuple[str, ...]) -> list[str]:
-        """What a package, NAME=VERSION, depends on and begins so; with a version where it's one."""
+        """Dependencies of a package (NAME=VERSION) that begin with one of the prefixes.
+
+        An exact version is kept, as NAME=VERSION.
+        """
         return named(self.fields(package).get("Depends", ""), prefixes)
 
     def versions(self, prefix: str) -> list[Package]:
-        """All versions of all packages whose names begin so."""
+        """All versions of all packages whose names begin with PREFIX."""
         names = call(["apt-cache", *self.options, "pkgnames", prefix]).split()
         lines = call(["apt-cache", *self.options, "madison", *names]).splitlines() if names else []
         found = []
@@ -94,14 +105,14 @@ class Apt:
         return found
 
     def archives(self, *columns: str) -> list[list[str]]:
-        """Columns, in apt's words, of all archives in the lists."""
+        """The values of these columns (apt's names) for all archives in the lists."""
         form = "\t".join(f"$({column})" for column in columns)
         words = ["indextargets", "--format", form, "Created-By: Packages"]
         lines = call(["apt-get", *self.options, *words]).splitlines()
         return [line.split("\t") for line in lines]
 
     def codenames(self) -> list[str]:
-        """What the archives call themselves, in the order of their files."""
+        """The archives' codenames, in the order of their files."""
         texts = [path.read_text() for path in sorted(self.lists.glob("*Release"))]
         return re.findall(r"^Codename: (\S+)$", "\n".join(texts), re.MULTILINE)
 
@@ -122,7 +133,7 @@ class Apt:
 
 
 def named(depends: str, prefixes: tuple[str, ...]) -> list[str]:
-    """Of a field's packages those that begin so; where there's a choice, the first of them."""
+    """The packages of a Depends field that begin with a prefix; of alternatives, the first."""
     found = []
     for one in depends.split(", "):
         name, _, version = one.partition(" | ")[0].partition(" ")
@@ -134,9 +145,9 @@ def named(depends: str, prefixes: tuple[str, ...]) -> list[str]:
 
 @functools.cache
 def releases() -> Mapping[str, Sequence[str]]:
-    """Debian's releases of today, by their own names, and the suites that belong to each.
+    """Debian's current releases, by codename, and the suites that belong to each.
 
-    A suite's programs are made for its release's C library.
+    The programs of a suite are built for the C library of its release.
     """
     apt = Apt("apt-releases", sources(RELEASES), packages=False)
     named_after = {
@@ -147,20 +158,18 @@ def releases() -> Mapping[str, Sequence[str]]:
 
 @functools.cache
 def mirrors() -> Mapping[str, str]:
-    """Per label of an archive, where the system's apt has it from."""
+    """The mirror that the system's apt uses for each archive, by label."""
     return dict(Apt().archives("LABEL", "REPO_URI"))
 
 
 def sources(suites: Iterable[str]) -> list[str]:
-    """Lines of a sources.list. Suites that seldom change may be past their date.
+    """Lines of a sources.list. Suites that seldom change may be past their expiry date.
 
-    Those of security are left out where the system has no mirror of their archive.
+    Security suites are left out if the system has no mirror of their archive.
     """
     need("debian-archive-keyring", "test", "-e", KEYRING)
     if ARCHIVE not in mirrors():
-        raise Unavailable(
-            "apt is configured for no mirror of Debian: add one to /etc/apt/sources.list.d"
-        )
+        raise Unavailable("apt has no mirror of Debian: add one to /etc/apt/sources.list.d")
     labels = {suite: SECURITY_ARCHIVE if suite.endswith(SECURITY) else ARCHIVE for suite in suites}
     return [
         f"deb [signed-by={KEYRING} check-valid-until=no] {mirrors()[label]} {suite} main"
@@ -171,24 +180,24 @@ def sources(suites: Iterable[str]) -> list[str]:
 
 @functools.cache
 def debian() -> Apt:
-    """Of all of Debian's releases of today, whichever of them this system is."""
+    """apt for all current releases of Debian, whichever of them this system runs."""
     return Apt("apt-debian", sources(suite for suites in releases().values() for suite in suites))
 
 
 def release(suite: str) -> str:
-    """The one that a suite belongs to."""
+    """The release that a suite belongs to."""
     return next(name for name, suites in releases().items() if suite in suites)
 
 
 def host() -> str:
-    """What this system's release is called, if it has a name."""
+    """The codename of this system's release; empty if it has none."""
     file = Path("/etc/os-release")
     lines = file.read_text().splitlines() if file.exists() else []
     return dict(line.partition("=")[::2] for line in lines).get("VERSION_CODENAME", "")
 
 
 def order(one: str, other: str) -> int:
-    """Below, at or above 0, as Debian orders versions."""
+    """Negative, 0 or positive, by Debian's order of versions."""
     if one == other:
         return 0
     below = subprocess.run(["dpkg", "--compare-versions", one, "lt", other]).returncode == 0
@@ -196,19 +205,19 @@ def order(one: str, other: str) -> int:
 
 
 def linux_source() -> Path:
-    """Debian's source of Linux 6.12: the newest in the cache, fetched if there is none."""
+    """Debian's source of Linux 6.12: the newest in the cache; fetched if the cache has none."""
     with alone(SOURCE):
         return unpacked() or unpack()
 
 
 def unpacked() -> Path | None:
-    """The newest source in the cache, in a folder that says its version."""
+    """The newest source in the cache; the name of its folder has the version."""
     trees = list((cache() / "source").glob(f"{SOURCE}_*/{SOURCE}"))
     return max(trees, key=lambda tree: tree.parent.stat().st_mtime, default=None)
 
 
 def unpack() -> Path:
-    """Brings the newest source into the cache."""
+    """Fetches the newest source into the cache."""
     need("xz-utils", "command", "-v", "xz")
     with alone():
         apt = Apt()

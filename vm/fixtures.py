@@ -1,4 +1,4 @@
-"""What tests that boot machines share: fixtures (conftest.py hands them to all) and a few calls."""
+"""Fixtures and helpers for tests that boot machines; conftest.py loads the fixtures."""
 
 import os
 import subprocess
@@ -15,15 +15,15 @@ FILE_SYSTEMS = ("ext4", "xfs", "btrfs", "f2fs", "overlayfs", "tmpfs")
 MOUNTS = ("/mnt", *(f"/mnt{number}" for number in range(2, len(FILE_SYSTEMS) + 1)))
 
 PATIENCE = "--timeout=14400"
-"""What cuts a machine that hangs, and nothing else: the longest test takes most of an hour, and the
-host may have more to do."""
+"""Only ends a machine that hangs: the longest test takes most of an hour, and longer on a busy
+host."""
 
 Result = subprocess.CompletedProcess[bytes]
 
 
 @pytest.fixture(scope="session")
 def ready() -> None:
-    """Skips where there is nothing to boot; where nothing may go untested, fails instead."""
+    """Skips the test if machines cannot be booted here; with CI=true it fails instead."""
     try:
         machine.prepare(FILE_SYSTEMS)
         kernels.virtme_run()
@@ -35,7 +35,7 @@ def ready() -> None:
 
 @pytest.fixture(scope="session")
 def counting(ready: None, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The same, where instructions are to be counted."""
+    """The same for tests that count instructions."""
     try:
         machine.build_counter(tmp_path_factory.mktemp("counter") / "counter.so")
     except Unavailable as error:
@@ -45,36 +45,36 @@ def counting(ready: None, tmp_path_factory: pytest.TempPathFactory) -> None:
 def missing(error: Unavailable) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(str(error))
-    pytest.skip(f"no virtual machine: {error}")
+    pytest.skip(f"cannot boot a virtual machine: {error}")
 
 
 def build(*words: str) -> str:
-    """Has Cargo build everything, as `make test` has already: of one crate, features are others."""
+    """Builds the whole workspace, as `make test` does; a single crate would get other features."""
     command = ["cargo", "test", "--no-run", "--quiet", "--locked", "--workspace", *words]
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def vm(*words: str | Path) -> Result:
-    """Calls vm/run with the root of this tree as its current folder."""
+    """Runs vm/run in the root of this tree."""
     command = [str(ROOT / "vm" / "run"), PATIENCE, *map(str, words)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, stdin=subprocess.DEVNULL)
 
 
 def passed(result: Result, end: str) -> None:
-    """The program came to its end, and nothing complained."""
+    """Asserts that the program finished (END is in its last line) and printed no errors."""
     printed, complaints = result.stdout.decode(), result.stderr.decode()
     said = printed + complaints
     assert result.returncode == 0, said
     assert printed and end in printed.splitlines()[-1], said
-    # vm/run installs, fetches or builds what it needs the first time, and says so; so does
-    # Debian's debconf. Neither is a complaint.
+    # Progress messages are not errors: vm/run reports what it installs, fetches or builds the
+    # first time, and debconf prints lines, too.
     news = (
         "need: installing ",
         "debconf: ",
         "vm: fetching ",
         "vm: making ",
         "vm: building ",
-        "vm: the machine died while it booted",
+        "vm: the machine ended while booting",
     )
     assert all(line.startswith(news) for line in complaints.splitlines()), said
     print(said)

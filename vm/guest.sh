@@ -1,12 +1,14 @@
-# The guest's first process, as root, in the host's tree, with the arguments MODULES FS... MODULES is the folder whose
-# lib/modules fits this kernel. $share is where the folder comes to that is shared with the host: `command` is there,
-# `booted`, `stdout`, `stderr` and `status` come there, or `broken`, when the guest can't be made as asked. $module is dmafile.ko
-# or empty, $parameters are for it, $group is the group that may open its node. $iommu is the IOMMU asked for, or empty.
+# The guest's first process; it runs as root, in the host's tree, with the arguments MODULES FS...
+#
+# MODULES is the folder whose lib/modules fits this kernel. $share is where the folder shared with the host is mounted:
+# it has `command`, and gets `booted`, `stdout`, `stderr` and `status`, or `broken` if the guest cannot be set up.
+# $module is dmafile.ko or empty, $parameters are its parameters, $group is the group that may open its node. $iommu is
+# the requested IOMMU, or empty.
 modules=$1
 shift
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
-# The tree once more, cached: Python starts in a third of the time.
+# Mount the tree again, with a cache: Python starts in a third of the time.
 plan9() {
 	busybox mount -t 9p -o "version=9p2000.L,trans=virtio,access=any,msize=512000,$1" "$2" "$3"
 }
@@ -16,7 +18,7 @@ busybox pivot_root . mnt
 cd /
 busybox umount -l /mnt
 
-# What every program expects, by busybox, which starts in no time.
+# Mounts that every program expects; made by busybox, because it starts fastest.
 busybox mount -t proc proc /proc
 busybox mount -t sysfs sys /sys
 busybox mount -t debugfs debug /sys/kernel/debug
@@ -34,13 +36,13 @@ busybox mount -t tmpfs -o mode=755 run /run
 busybox mkdir "$share"
 plan9 rw virtme.initmount0 "$share"
 : >"$share/booted"
-# To wait at for good.
+# Reading from it never returns.
 busybox mkfifo /run/never
 exec 9<>/run/never
 
 finish() {
-	# At once, after all disks: nothing here is worth a shutdown in good order. The first process must not end, nor
-	# need what isn't in memory yet, once the devices are off.
+	# Power off at once: the disks are unmounted, and nothing else needs an orderly shutdown. The first process must not
+	# end, and after this point it must not need anything that is not in memory yet.
 	read -r warm </proc/uptime
 	echo o >/proc/sysrq-trigger
 	read -r warm <&9
@@ -56,12 +58,12 @@ try() {
 }
 
 load() {
-	# What is built in, or not there, needs no module; what it was for will tell.
+	# Errors are ignored: a driver may be built in. If it is missing, its first use fails with a message.
 	modprobe -q -a "$@"
 }
 
-# The host may lack /lib/modules, to mount something at; so modprobe, the kernel's own calls included, is told where
-# they are.
+# The host may have no /lib/modules to mount over. So modprobe, also when the kernel calls it, gets the folder as an
+# option.
 try mkdir /run/vm
 echo '#!/bin/sh' >/run/vm/modprobe
 echo "exec /sbin/modprobe -d '$modules' \"\$@\"" >>/run/vm/modprobe
@@ -72,13 +74,13 @@ PATH=/run/vm:$PATH
 # Debian's 6.1 has no udmabuf; the heaps are built in.
 load udmabuf loop overlay fuse
 
-# /tmp with what the host has there, and writable all the same.
+# /tmp shows the host's files and is writable.
 try mkdir -p /run/tmp-upper /run/tmp-work
 try chmod 1777 /run/tmp-upper
 try mount -t overlay -o lowerdir=/tmp,upperdir=/run/tmp-upper,workdir=/run/tmp-work tmp /tmp
 
-# The host need not have /mnt2, and its tree is read-only: so the second disk asks for another root, where
-# everything is bound to its old place.
+# The host may have no /mnt2, and its tree is read-only. So a second disk needs a new root, in which all folders are
+# bind-mounted at their old paths.
 if [ $# -gt 1 ] && [ ! -d "/mnt$#" ]; then
 	try mount -t tmpfs -o mode=755 root /mnt
 	for path in /*; do
@@ -101,8 +103,8 @@ fi
 
 [ ! "$iommu" ] || [ "$(ls /sys/class/iommu)" ] || broken "this kernel does not use the IOMMU ($iommu)"
 
-# Finds disk $number: its node is $disk once it is what $fs asks for. The paths to a raw-multipath are block devices, too,
-# but have no nodes.
+# Finds disk $number, and sets $disk to its node once it has the properties that $fs asks for. The paths of a
+# raw-multipath disk are block devices, too, but have no nodes.
 appears() {
 	disk=
 	blocks=$(grep -ls "^disk$number *\$" /sys/block/nvme*/device/serial | cut -d / -f 4)
@@ -124,15 +126,15 @@ await_disk() {
 	raw-zoned) takes=CONFIG_BLK_DEV_ZONED ;;
 	raw-multipath) takes=CONFIG_NVME_MULTIPATH ;;
 	esac
-	# Not every kernel tells what it was configured with.
+	# Not every kernel has /proc/config.gz.
 	if [ ! -e /proc/config.gz ] || zcat /proc/config.gz | grep -q "^$takes=[ym]"; then
-		# Disks may appear in any order, and late; on a busy host, very late.
+		# Disks appear in any order, on a busy host very late.
 		for _ in $(seq 1200); do
 			! appears || return
 			sleep 0.1
 		done
 	fi
-	broken "no disk $number ($fs): a kernel needs $takes for it"
+	broken "no disk $number ($fs): the kernel needs $takes for it"
 }
 
 [ $# -eq 0 ] || load nvme
@@ -171,9 +173,9 @@ for fs; do
 done
 
 if [ "$module" ]; then
-	# $parameters is any number of words.
+	# Unquoted: $parameters is several words.
 	try insmod "$module" $parameters
-	# The kernel only warns of a parameter that the module doesn't have.
+	# The kernel only warns about unknown parameters.
 	for word in $parameters; do
 		name=${word%%=*}
 		[ -e "/sys/module/dmafile/parameters/$name" ] || broken "dmafile.ko has no parameter \`$name\`"
@@ -182,18 +184,18 @@ if [ "$module" ]; then
 fi
 
 echo "<4>vm: COMMAND starts" >/dev/kmsg
-# In a subshell with standard error elsewhere: a shell says there what a command was killed by.
+# In a subshell with standard error discarded: the shell would print there which signal ended the command.
 (exec sh "$share/command" >"$share/stdout" 2>"$share/stderr" </dev/null 9>&-) 2>/dev/null
 status=$?
 
-# A module that something still uses stays: what that is may be a part of COMMAND that runs on.
+# The module stays if it is still in use, perhaps by a background process of COMMAND.
 [ ! "$module" ] || rmmod dmafile 2>/dev/null
 
-# What the kernel has to say on unmounting counts too; a mount that is still in use may stay.
+# Errors that the kernel reports on unmounting count, too. A mount that is still in use may stay.
 for mount in $(awk '$2 ~ "^/mnt[0-9]*$" { print $2 }' /proc/mounts); do
 	umount "$mount" 2>/dev/null
 done
-# kmemleak looks twice, since what has changed in between was in use, and only at what is older than 5 seconds.
+# kmemleak only reports objects older than 5 seconds that have not changed between two scans.
 leaks=/sys/kernel/debug/kmemleak
 if [ -e $leaks ]; then
 	sleep 6
@@ -201,7 +203,7 @@ if [ -e $leaks ]; then
 	echo scan >$leaks
 	cat $leaks >"$share/leaks"
 	if [ -s "$share/leaks" ]; then
-		# It says how many itself, but below warnings.
+		# kmemleak logs the count itself, but at a level below warnings.
 		echo "<4>kmemleak: new suspected memory leaks:" >/dev/kmsg
 		head -n 200 "$share/leaks" | while IFS= read -r line; do
 			echo "<4>$line" >/dev/kmsg

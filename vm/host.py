@@ -1,4 +1,4 @@
-"""The host: its programs and packages, and the cache in which what takes long to make is kept."""
+"""The host: its programs and packages, and the cache for what takes long to build or fetch."""
 
 import contextlib
 import fcntl
@@ -13,12 +13,12 @@ ROOT = HERE.parent
 
 MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
 
-# Where Debian keeps what a user rarely calls.
+# Debian keeps administration programs in these folders, which a user's PATH lacks.
 os.environ["PATH"] += ":/usr/sbin:/sbin"
 
 
 class Unavailable(Exception):
-    """What is needed to boot isn't here and can't be installed."""
+    """Something needed to boot is missing and cannot be installed."""
 
 
 def cache() -> Path:
@@ -27,8 +27,8 @@ def cache() -> Path:
 
 
 def need(package: str, *check: str) -> None:
-    """Makes sure that a command succeeds, with a Debian package if it takes one."""
-    # apt-get fails where another one is at work.
+    """Installs a Debian package unless the command CHECK succeeds without it."""
+    # apt-get fails while another one runs.
     with alone("packages"):
         result = subprocess.run([str(ROOT / "scripts" / "need"), package, *check])
     if result.returncode:
@@ -36,26 +36,26 @@ def need(package: str, *check: str) -> None:
 
 
 def call(command: Sequence[str], folder: Path | None = None) -> str:
-    """What a command prints; Unavailable, with what it complained of, when it fails."""
+    """The output of a command. Raises Unavailable with its error output if it fails."""
     try:
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     except FileNotFoundError:
-        raise Unavailable(f"there is no {command[0]} here") from None
+        raise Unavailable(f"command not found: {command[0]}") from None
     if result.returncode:
         raise Unavailable(f"`{' '.join(command)}` failed:\n{result.stderr.strip()}")
     return result.stdout
 
 
 def environment() -> dict[str, str]:
-    """Ours, without what a surrounding make(1) wants of those that it calls itself."""
+    """This process's environment without the variables of a surrounding make(1)."""
     return {name: value for name, value in os.environ.items() if name not in MAKE}
 
 
 @contextlib.contextmanager
 def alone(part: str = "", *, only_using: bool = False) -> Iterator[None]:
-    """Keeps others from filling the cache, or one part of it, at the same time.
+    """Holds a lock on the cache, or on one part of it: exclusive, to fill it.
 
-    Any number may use it at a time, while none fills it.
+    ONLY_USING takes a shared lock, which excludes those that fill it.
     """
     cache().mkdir(parents=True, exist_ok=True)
     with (cache() / f"lock{part and '-'}{part}").open("w") as lock:
@@ -65,7 +65,7 @@ def alone(part: str = "", *, only_using: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(place: Path) -> Iterator[Path]:
-    """A folder to fill, that comes to its place when it is whole."""
+    """Yields a folder to fill, and renames it to PLACE when it is complete."""
     partial = cache() / f"partial-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

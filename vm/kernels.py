@@ -1,6 +1,6 @@
 """Debian's kernels, unpacked into a cache and never installed, and virtme-ng, which boots them.
 
-Beside each kernel lies what modules for it are built with.
+The headers for building modules are next to each kernel.
 """
 
 import functools
@@ -18,19 +18,19 @@ from vm.host import Unavailable, alone, cache, call, need, replacing
 VIRTME = "virtme-ng==1.42"
 
 STOCK = {"6.12": "linux-image-6.12-amd64", "6.1": "linux-image-amd64"}
-"""What each of Debian 12's kernels is called, whichever version is the newest."""
+"""The packages of Debian 12's kernels, which depend on the newest version."""
 NEWEST = "newest"
-"""The newest released kernel that Debian has in any suite."""
+"""The newest kernel in any suite of Debian that is not a release candidate."""
 LINE = re.compile(r"\d+\.\d+")
-"""What the name of any other of Debian's kernels looks like, and its version begins with."""
+"""Any other of Debian's kernels is named by the first two numbers of its version."""
 CANDIDATE = "~rc"
-"""In the version of what is not released yet."""
+"""Marks the version of a release candidate."""
 HEADERS = "headers"
-"""The folder with a stock kernel's headers, beside its `boot`; empty if Debian has none."""
+"""The folder with a Debian kernel's headers, next to its `boot`; empty if Debian has none."""
 NEEDS = "needs"
-"""In there: the release whose programs build with them, and the packages that takes."""
+"""A file in it: the release whose programs build with these headers, and the packages needed."""
 OF_HEADERS = ("linux-headers-", "linux-kbuild-")
-"""What headers depend on that Linux is the source of: those common to all flavours, and tools."""
+"""Packages built from the Linux source that headers depend on: common headers, and tools."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Kernel:
 
     @property
     def modules(self) -> Path:
-        """The nearest folder above the image with a lib/modules, as virtme-ng looks for it too."""
+        """The nearest folder above the image that has lib/modules; virtme-ng uses the same one."""
         return next(
             one for one in self.image.parents if (one / "lib/modules").exists() or one.parent == one
         )
 
     @property
     def build(self) -> Path:
-        """The tree that modules for it are built with: Debian's headers, or where it was built."""
+        """The tree for building modules: Debian's headers, or the kernel's build folder."""
         beside = self.image.parents[1]
         headers = [*(beside / HEADERS / "usr" / "src").glob("linux-headers-*"), beside / "build"]
         trees = [
@@ -56,19 +56,19 @@ class Kernel:
         ]
         if not trees and (beside / HEADERS).exists():
             raise Unavailable(
-                f"no modules can be built for {self.image.name}: Debian has the image, but no "
-                "headers for it any more"
+                f"cannot build modules for {self.image.name}: Debian no longer has headers for "
+                "this image"
             )
         if not trees:
             raise Unavailable(
-                f"no modules can be built for {self.image}: neither are its headers in "
-                f"../{HEADERS}, nor is there a Module.symvers in a folder above it"
+                f"cannot build modules for {self.image}: no headers in ../{HEADERS}, and no "
+                "Module.symvers in a folder above it"
             )
         return trees[0]
 
 
 def find(name: str) -> Kernel:
-    """The kernel of that name: the newest in the cache, fetched or built if there is none."""
+    """The kernel of that name: the newest in the cache; fetched or built if the cache has none."""
     if name in STOCK:
         return cached(name) or fetch(name)
     if name == NEWEST or LINE.fullmatch(name):
@@ -78,8 +78,8 @@ def find(name: str) -> Kernel:
     image = Path(name).absolute()
     if not image.is_file():
         raise Unavailable(
-            f"no kernel `{name}`: neither {', '.join((*STOCK, NEWEST, *small.CONFIGS))}, nor the "
-            "two first numbers of a version that Debian has, nor an image at that path"
+            f"no kernel `{name}`: not one of {', '.join((*STOCK, NEWEST, *small.CONFIGS))}, not "
+            "the first two numbers of a version that Debian has, and not the path of an image"
         )
     return Kernel(image)
 
@@ -95,13 +95,13 @@ def has_headers(image: Path) -> bool:
 
 
 def fetch(name: str) -> Kernel:
-    """Brings the newest package of this kernel from the configured sources into the cache."""
+    """Fetches the newest package of this kernel from the configured sources into the cache."""
     with alone():
         apt = Apt()
         version, package = apt.newest(STOCK[name])
-        # linux-image-amd64 is 6.1 on Debian 12 only.
+        # linux-image-amd64 is 6.1 only on Debian 12.
         if not package.startswith(f"linux-image-{name}."):
-            raise Unavailable(f"the configured sources have {package} where {name} was looked for")
+            raise Unavailable(f"the configured sources have {package}, not Linux {name}")
         place = unpacked(apt, name, package, version)
         unpack_headers(apt, package.replace("image", "headers", 1), version, place)
         os.utime(place)
@@ -109,14 +109,14 @@ def fetch(name: str) -> Kernel:
 
 
 def fetch_line(name: str) -> Kernel:
-    """The same for one that any of Debian's releases has."""
+    """The same for a kernel of any Debian release."""
     with alone():
         apt = debian.debian()
         images = served(apt, "image")
         image = choose(images, name)
         if image is None:
             lines = sorted({line(one) for one in images}, key=numbers)
-            raise Unavailable(f"Debian has no kernel `{name}`, but {', '.join(lines)}")
+            raise Unavailable(f"Debian has no kernel `{name}`; it has {', '.join(lines)}")
         place = unpacked(apt, line(image), image.name, image.version)
         headers = {(one.name, one.version): one for one in served(apt, "headers")}
         one = headers.get((image.name.replace("image", "headers", 1), image.version))
@@ -136,23 +136,23 @@ def fetch_line(name: str) -> Kernel:
 def fetched(name: str) -> Kernel:
     kernel = cached(name)
     if kernel is None:
-        raise Unavailable(f"what Debian has as {name} holds no kernel image")
+        raise Unavailable(f"Debian's package for {name} contains no kernel image")
     return kernel
 
 
 def served(apt: Apt, part: str) -> list[Package]:
-    """All images, or headers, of the generic flavour that apt's lists have."""
+    """All images, or all headers, of the generic flavour in apt's lists."""
     real = re.compile(rf"linux-{part}-\d[^-]*(-\d+)?-amd64")
     short = re.compile(rf"linux-{part}-\d+\.\d+-amd64")
 
-    def stands_for_another(one: Package) -> bool:
+    def is_metapackage(one: Package) -> bool:
         depends = apt.depends(f"{one.name}={one.version}", (f"linux-{part}-",))
         return any(real.fullmatch(name.partition("=")[0]) for name in depends)
 
     return [
         one
         for one in apt.versions(f"linux-{part}-")
-        if real.fullmatch(one.name) and not (short.fullmatch(one.name) and stands_for_another(one))
+        if real.fullmatch(one.name) and not (short.fullmatch(one.name) and is_metapackage(one))
     ]
 
 
@@ -167,7 +167,7 @@ def numbers(name: str) -> tuple[int, ...]:
 
 
 def choose(images: Iterable[Package], name: str) -> Package | None:
-    """The newest of a line, or of all that are released."""
+    """The newest image of a line; for `newest`, of all that are not release candidates."""
     wanted = [
         one
         for one in images
@@ -177,18 +177,18 @@ def choose(images: Iterable[Package], name: str) -> Package | None:
 
 
 def in_order(packages: Iterable[Package]) -> list[Package]:
-    """From the oldest version on."""
+    """Sorted by version, the oldest first."""
     by_version = functools.cmp_to_key(debian.order)
     return sorted(packages, key=lambda one: by_version(one.version))
 
 
 def unpacked(apt: Apt, name: str, package: str, version: str) -> Path:
-    """The folder of an image with its modules, in the cache."""
+    """The folder in the cache with the unpacked image and its modules."""
     place = cache() / name / f"{package}_{version.replace('/', '_')}"
     if not place.exists():
         print(f"vm: fetching {package} {version} (100 MB, once)", file=sys.stderr)
         with replacing(place) as partial:
-            # Since Linux 7.2 the image's package is only the name of several.
+            # Since Linux 7.2 the image's package only depends on several others.
             parts = [one for one in apt.depends(f"{package}={version}", ("linux-",)) if "=" in one]
             apt.unpack([f"{package}={version}", *parts], partial)
             arrange(partial)
@@ -198,7 +198,7 @@ def unpacked(apt: Apt, name: str, package: str, version: str) -> Path:
 
 
 def arrange(folder: Path) -> None:
-    """Puts what newer packages have elsewhere where it has always been."""
+    """Moves the files of newer packages to where older packages have them."""
     if not (folder / "lib").exists():
         (folder / "lib").symlink_to("usr/lib")
     for image in (folder / "lib/modules").glob("*/vmlinuz"):
@@ -207,7 +207,7 @@ def arrange(folder: Path) -> None:
 
 
 def unpack_headers(apt: Apt, package: str, version: str, place: Path, release: str = "") -> None:
-    """Puts headers into a folder; RELEASE is the one whose programs build with them."""
+    """Unpacks headers into a folder; RELEASE is the release whose programs build with them."""
     if (place / HEADERS).exists():
         return
     print(f"vm: fetching {package} {version} (15 MB, once)", file=sys.stderr)
@@ -215,7 +215,7 @@ def unpack_headers(apt: Apt, package: str, version: str, place: Path, release: s
         parts = apt.depends(f"{package}={version}", OF_HEADERS)
         apt.unpack([f"{package}={version}", *parts], partial)
         relocate(partial / "usr" / "src" / package)
-        complete(partial)
+        add_sparse_check(partial)
         if release:
             needed = {
                 name
@@ -226,11 +226,11 @@ def unpack_headers(apt: Apt, package: str, version: str, place: Path, release: s
             (partial / NEEDS).write_text(f"{' '.join([release, *sorted(needed)])}\n")
 
 
-def complete(headers: Path) -> None:
-    """Puts a script where newer headers call it, which Debian's don't bring.
+def add_sparse_check(headers: Path) -> None:
+    """Adds a script that newer headers call, and that Debian's packages lack.
 
-    It says that sparse knows the language that the headers are in, which else is not called; if it
-    doesn't, that shows.
+    The script reports that sparse is usable; otherwise the build would skip sparse. If sparse does
+    not support the language of the headers, it prints errors.
     """
     for makefile in headers.glob("usr/src/linux-headers-*-common/Makefile"):
         script = makefile.parent / "scripts" / "checker-valid.sh"
@@ -240,20 +240,20 @@ def complete(headers: Path) -> None:
 
 
 def needs(tree: Path) -> Sequence[str]:
-    """The release whose programs build with headers, and packages; none for what the host has."""
+    """The release and the packages needed to build with these headers; empty for the host's."""
     file = tree.parent.parent.parent / NEEDS
     words = file.read_text().split() if file.exists() else []
     return words if words and words[0] != debian.host() else []
 
 
 def lines() -> list[Path]:
-    """The oldest and the newest headers of each line that each of Debian's releases has."""
+    """The oldest and the newest headers of each line, for each of Debian's releases."""
     with alone():
         apt = debian.debian()
         groups: dict[tuple[str, str], dict[str, Package]] = {}
         for one in served(apt, "headers"):
             if CANDIDATE not in one.version:
-                # Two suites of a release may have the same.
+                # Two suites of a release may have the same version.
                 group = groups.setdefault((line(one), debian.release(one.suite)), {})
                 group[one.version] = one
         trees = []
@@ -267,25 +267,25 @@ def lines() -> list[Path]:
 
 
 def relocate(headers: Path) -> None:
-    """Lets headers be used where they are; their other links are relative already."""
+    """Makes headers usable in their present folder; their other links are relative already."""
     makefile = headers / "Makefile"
     text = makefile.read_text()
-    # It may be called from anywhere, so what it includes is looked for beside it.
+    # make may be called from any folder, so included files are found relative to this one.
     here = "$(dir $(lastword $(MAKEFILE_LIST)))../"
     moved = text.replace("include /usr/src/", f"include {here}")
-    # Since Linux 6.13, at once: what is included later adds to the list.
+    # Since Linux 6.13. Expanded at once (:=), because later includes extend MAKEFILE_LIST.
     moved = moved.replace("KBUILD_OUTPUT=/usr/src/", f"KBUILD_OUTPUT := {here}")
     if "/usr/src" in moved or moved == text:
-        raise Unavailable(f"{headers.name} is built in another way than expected:\n{text}")
+        raise Unavailable(f"unexpected Makefile in {headers.name}:\n{text}")
     makefile.write_text(moved)
 
 
 def virtme_run() -> list[str]:
-    """The launcher of virtme-ng, in a virtual environment of its own, as the words of a command."""
+    """The command that starts virtme-ng, which is in a separate virtual environment."""
     place = cache() / VIRTME.replace("==", "-")
     if not place.exists():
         with alone():
-            # Others may have waited for the same.
+            # Another process may have done it while this one waited for the lock.
             if not place.exists():
                 print(f"vm: fetching {VIRTME}", file=sys.stderr)
                 need("python3-venv", sys.executable, "-c", "import ensurepip, venv")
@@ -294,5 +294,5 @@ def virtme_run() -> list[str]:
                     pip = [str(partial / "bin" / "python"), "-m", "pip"]
                     pip += ["--disable-pip-version-check", "install", "--quiet"]
                     call([*pip, VIRTME])
-    # By its interpreter: what the script itself names is where it was installed first.
+    # Called by its interpreter: the script's first line has the path before the rename.
     return [str(place / "bin" / name) for name in ("python", "virtme-run")]

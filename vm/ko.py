@@ -1,4 +1,4 @@
-"""Builds dmafile.ko for a kernel, out of a copy of its sources, and keeps it in the cache."""
+"""Builds dmafile.ko for a kernel from a copy of the sources, and keeps it in the cache."""
 
 import hashlib
 import shutil
@@ -13,17 +13,17 @@ from vm.kernels import Kernel, needs
 
 SOURCES = ROOT / "kernel"
 PARTS = ("core", "module", "uapi")
-"""What the module is made of, below SOURCES."""
+"""The folders with the module's sources, below SOURCES."""
 SUFFIXES = (".c", ".h", "Kbuild", "Makefile")
 
-# Types for debuggers: nobody asks for them here, and not all headers have what it takes.
+# BTF is not used here, and not all headers have what it needs.
 NO_BTF = "CONFIG_DEBUG_INFO_BTF_MODULES="
 
 
 def find(kernel: Kernel) -> Path:
-    """The module for this kernel: of these sources, built now unless it is in the cache."""
+    """The module for this kernel, built from the present sources unless it is in the cache."""
     key = hashlib.sha256(str(kernel.build).encode())
-    # What the kernel offers to modules, and what it was configured with.
+    # The symbols that the kernel exports, and its configuration.
     for path in (kernel.build / "Module.symvers", kernel.build / ".config"):
         key.update(path.read_bytes())
     for path in sources():
@@ -32,16 +32,16 @@ def find(kernel: Kernel) -> Path:
     place = cache() / "module" / key.hexdigest()[:16] / "dmafile.ko"
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
-        # Of several who build the same at a time the last one's stays.
+        # If several processes build the same module, the last one's stays.
         with tempfile.TemporaryDirectory(prefix="partial-", dir=place.parents[1]) as name:
             build(kernel.build, Path(name)).rename(place)
     return place
 
 
 def build(tree: Path, folder: Path, words: Sequence[str] = ()) -> Path:
-    """Builds in a folder, where the sources are copied to; WORDS are for make(1).
+    """Copies the sources to a folder and builds there; WORDS are arguments of make(1).
 
-    What it prints beside the steps is a complaint and ends it.
+    Any output of the build is a warning or an error, and raises Unavailable.
     """
     tools(tree)
     for path in sources():
@@ -49,29 +49,29 @@ def build(tree: Path, folder: Path, words: Sequence[str] = ()) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     command = ["make", "--silent", "-C", str(folder / "module"), f"KDIR={tree}", NO_BTF, *words]
-    with roots.beside(tree, folder) as before:
+    with roots.build_prefix(tree, folder) as before:
         result = subprocess.run(
             [*before, *command, "modules"], capture_output=True, text=True, env=environment()
         )
     said = (result.stdout + result.stderr).replace(str(folder), "kernel")
     if result.returncode or said:
-        raise Unavailable(f"dmafile.ko for {tree} does not build, or not silently:\n{said}")
+        raise Unavailable(f"building dmafile.ko for {tree} failed or printed warnings:\n{said}")
     return folder / "module" / "dmafile.ko"
 
 
 def other(source: Path, tree: Path, folder: Path) -> Path:
-    """Another module, of the folder SOURCE, built in a folder of its own."""
+    """Builds another module, whose sources are in the folder SOURCE, in a copy below FOLDER."""
     tools(tree)
     place = folder / source.name
     shutil.copytree(source, place)
     command = ["make", "--silent", "-C", str(tree), f"M={place}", NO_BTF, "modules"]
-    with roots.beside(tree, folder) as before:
+    with roots.build_prefix(tree, folder) as before:
         subprocess.run([*before, *command], check=True, env=environment())
     return place / f"{source.name}.ko"
 
 
 def sources() -> list[Path]:
-    """All files of the module, and nothing that building there may have left."""
+    """All source files of the module, without files left by an earlier build."""
     return sorted(
         path
         for part in PARTS
@@ -81,9 +81,9 @@ def sources() -> list[Path]:
 
 
 def tools(tree: Path) -> None:
-    """Makes sure of the compiler that headers of Debian's name, and of what their tools need.
+    """Installs the compiler that Debian's headers name, and the libraries that their tools need.
 
-    A root of another release has all of it.
+    A root of another release already has them.
     """
     if needs(tree):
         return

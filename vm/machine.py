@@ -1,4 +1,4 @@
-"""Runs a command in a virtual machine, and judges what its kernel had to say."""
+"""Runs a command in a virtual machine, and checks the kernel's log for errors."""
 
 import argparse
 import os
@@ -20,25 +20,25 @@ from vm.compiled import static
 from vm.host import HERE, Unavailable, call, need
 from vm.kernels import Kernel
 
-# What this program itself ends with; everything else is COMMAND's.
+# This program's own exit statuses; any other is COMMAND's.
 USAGE, NO_GUEST, COMPLAINT, HANG = 2, 122, 123, 124
 
-# 8 MiB, which is all that Linux moves by a command (NVME_MAX_KB_SZ).
+# 8 MiB, the most that Linux transfers by one command (NVME_MAX_KB_SZ).
 LARGEST_MDTS = 11
 
 INSIDE = "/run/dmafile"
-"""Where the guest has the folder that it shares with this program."""
+"""Where the guest mounts the folder that it shares with this program."""
 
-# The group that has /dev/dmafile, as the udev rule of `make kernel-install` would arrange it.
+# The group that may open /dev/dmafile; on the host the udev rule of `make kernel-install` sets it.
 MEMBERS = "2000"
 
-# What counts instructions, in this run's folder, and where it writes the marks of vm/mark.h to, in
-# the folder that COMMAND sees, too: there it is told of it by the variable.
+# The plugin that counts instructions, in this run's folder; the file that it writes the marks of
+# vm/mark.h to, in the shared folder; and the variable that gives COMMAND the file's path.
 COUNTER, MARKS, MARKS_VARIABLE = "counter.so", "marks", "DMAFILE_MARKS"
 MARK_BEGIN, MARK_END = 254, 255
 
-# The timer of the scheduler's deadline server, where a busy host gave a CPU no time: seen on 6.12,
-# and on 7.3, which words it differently, before the first process ran.
+# A warning of the scheduler's deadline server, caused by a busy host that gives a CPU no time. Seen
+# on 6.12 and, with other words, on 7.3, before the first process ran.
 LATE = rb"(?:\ CPU:\ \d+\ PID:\ \d+\ at)?\ kernel/time/hrtimer\.c:\d+(?:\ at)?\ hrtimer_forward\+"
 
 COMPLAINTS = re.compile(
@@ -51,9 +51,9 @@ COMPLAINTS = re.compile(
     % LATE,
     re.VERBOSE,
 )
-"""How a kernel says that something is wrong with it."""
+"""Messages by which a kernel reports an error."""
 
-# Per --fs: the Debian package and the command that makes one. The machine knows tmpfs by itself.
+# For each --fs: the Debian package, and the command that makes the file system. tmpfs needs none.
 MAKERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "ext4": ("e2fsprogs", ["mkfs.ext4", "-q", "-F"]),
     "xfs": ("xfsprogs", ["mkfs.xfs", "-q", "-f"]),
@@ -63,18 +63,18 @@ MAKERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "tmpfs": ("util-linux", []),
 }
 
-# What all controllers of disks have in common.
+# The options that all disk controllers share.
 NVME = "nvme,serial={disk},mdts={mdts}"
 
 RAW: Mapping[str, Sequence[str]] = {
     "raw": [f"{NVME},drive={{disk}}"],
-    # Eight more bytes for each block, with its checksum and number (T10 DIF, type 1).
+    # Eight additional bytes for each block, with its checksum and number (T10 DIF, type 1).
     "raw-pi": [f"{NVME},id={{disk}}-a", "nvme-ns,bus={disk}-a,drive={disk},ms=8,pi=1"],
     "raw-zoned": [
         f"{NVME},id={{disk}}-a",
         "nvme-ns,bus={disk}-a,drive={disk},zoned=on,zoned.zone_size=16M",
     ],
-    # Two ways to one disk.
+    # Two paths to one disk.
     "raw-multipath": [
         "nvme-subsys,id={disk}-s,nqn={disk}",
         f"{NVME},id={{disk}}-a,subsys={{disk}}-s",
@@ -82,7 +82,7 @@ RAW: Mapping[str, Sequence[str]] = {
         "nvme-ns,bus={disk}-a,drive={disk},shared=on",
     ],
 }
-"""Per --fs that makes no file system: QEMU's devices. A disk with one has those of `raw`."""
+"""QEMU's devices for each --fs without a file system. Disks with one use those of `raw`."""
 
 INTEL, AMD = ["-device", "intel-iommu"], ["-device", "amd-iommu"]
 IOMMUS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
@@ -90,17 +90,17 @@ IOMMUS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "intel": (INTEL, ["intel_iommu=on"]),
     "intel-strict": (INTEL, ["intel_iommu=on", "iommu.strict=1"]),
     "intel-pt": (INTEL, ["intel_iommu=on", "iommu=pt"]),
-    # Strict by itself: Linux sees that it is QEMU's.
+    # Always strict: Linux detects that QEMU emulates it.
     "amd": (AMD, []),
-    # None, and devices reach nothing but bounce buffers.
+    # No IOMMU; devices use bounce buffers only.
     "swiotlb": ([], ["swiotlb=force"]),
 }
-"""Per --iommu: QEMU's words and the kernel's."""
+"""For each --iommu: QEMU's options and the kernel's."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What kind of machine, as the command line says."""
+    """The machine that the command line asks for."""
 
     kernel: str = "6.12"
     fs: Sequence[str] = ()
@@ -126,9 +126,9 @@ class Wanted:
 
 def main() -> NoReturn:
     options, command = parse(sys.argv[1:])
-    # `vm/run ... | head` ends like any command does.
+    # As with other commands, `vm/run ... | head` ends without a message.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    # So that ending this program ends the machine and takes its disks along.
+    # So that SIGTERM also ends the machine and deletes its disks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         sys.exit(run(options, command))
@@ -143,9 +143,10 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     parser = argparse.ArgumentParser(
         prog="vm/run",
         usage="vm/run [options] -- COMMAND...",
-        description="Runs COMMAND on a chosen kernel in QEMU; output and exit status are its.",
-        epilog=f"Ends with {NO_GUEST} when there is no machine to run on, {COMPLAINT} when the "
-        f"kernel complained, {HANG} when the time is over, {USAGE} on bad usage.",
+        description="Run COMMAND on a chosen kernel in QEMU; output and exit status are COMMAND's.",
+        epilog=f"Exit status: {NO_GUEST} if the machine could not be started or set up, "
+        f"{COMPLAINT} if the kernel reported an error, {HANG} after the timeout, {USAGE} on bad "
+        "usage.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -153,7 +154,7 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     add(
         "--kernel",
         default=standard.kernel,
-        help=f"{', '.join((*kernels.STOCK, kernels.NEWEST))}, the two first numbers of any other "
+        help=f"{', '.join((*kernels.STOCK, kernels.NEWEST))}, the first two numbers of any other "
         f"version that Debian has, or the path of an image [{standard.kernel}]",
     )
     add("--module", action="store_true", help="build dmafile.ko and load it")
@@ -161,28 +162,28 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         "--module-options",
         default="",
         metavar="WORDS",
-        help='--module with parameters, as in "gather_mb=1 depth=1"',
+        help='--module with parameters, for example "gather_mb=1 depth=1"',
     )
     add(
         "--fs",
         action="append",
         default=[],
         choices=(*MAKERS, *RAW),
-        help="a disk at /mnt, the next at /mnt2; one of raw... is mounted nowhere, and COMMAND has "
-        "its node as $RAW, the next one's as $RAW2",
+        help="add a disk: the first is mounted at /mnt, the next at /mnt2. raw... disks are not "
+        "mounted; $RAW, $RAW2 and so on are their nodes",
     )
     add(
         "--disk-size",
         type=size,
         default=standard.disk_size,
         metavar="SIZE",
-        help="of each, sparse [2G]",
+        help="size of each disk, sparse [2G]",
     )
     add(
         "--disk-speed",
         type=size,
         metavar="SIZE",
-        help="of each, bytes a second at most",
+        help="maximum bytes per second of each disk [unlimited]",
     )
     add(
         "--mdts",
@@ -190,39 +191,45 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         choices=range(1, LARGEST_MDTS + 1),
         default=standard.mdts,
         metavar="N",
-        help="at most 2^N pages of 4 KiB in a command to a disk, "
-        f"N up to {LARGEST_MDTS} [{standard.mdts}]",
+        help="maximum transfer of one disk command: 2^N pages of 4 KiB, "
+        f"N from 1 to {LARGEST_MDTS} [{standard.mdts}]",
     )
     add(
         "--poll-queues",
         type=count,
         default=standard.poll_queues,
         metavar="N",
-        help="of each disk, for polled reads and writes, beside those with interrupts; as many as "
-        "CPUs at most [none]",
+        help="queues of each disk for polled reads and writes, in addition to those with "
+        "interrupts; at most as many as CPUs [none]",
     )
-    add("--iommu", choices=IOMMUS, default=standard.iommu, help=f"[{standard.iommu}]")
+    add("--iommu", choices=IOMMUS, default=standard.iommu, help=f"IOMMU mode [{standard.iommu}]")
     add(
         "--append",
         action="append",
         default=[],
         metavar="WORDS",
-        help='for the kernel\'s command line, as in "preempt=full quiet"; several add up',
+        help='add to the kernel\'s command line, for example "preempt=full quiet"; can be repeated',
     )
-    add("--cpus", type=count, metavar="N", help=f"[{standard.cpus}]")
+    add("--cpus", type=count, metavar="N", help=f"number of CPUs [{standard.cpus}]")
     add(
         "--nodes",
         type=count,
         default=standard.nodes,
         metavar="N",
-        help="NUMA nodes, with equal parts of the memory and the CPUs [1]",
+        help="NUMA nodes, each with an equal part of the memory and the CPUs [1]",
     )
     add(
         "--parallel",
         action="store_true",
-        help="let CPUs run at the same time, not by turns; the kernel may, rarely, fail of it",
+        help="run the CPUs concurrently instead of in turns; this may (rarely) cause a kernel oops",
     )
-    add("--memory", type=size, default=standard.memory, metavar="SIZE", help="[2G]")
+    add(
+        "--memory",
+        type=size,
+        default=standard.memory,
+        metavar="SIZE",
+        help="memory of the machine [2G]",
+    )
     add("--as-user", action="store_true", help="run COMMAND as user 1000, not as root")
     add(
         "--as-member",
@@ -232,43 +239,43 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     add(
         "--count-instructions",
         action="store_true",
-        help="count what the whole guest executes meanwhile",
+        help="count the instructions that the whole guest executes while COMMAND runs",
     )
     add(
         "--marks",
         type=Path,
         metavar="PATH",
-        help="--count-instructions, and keep what was counted at each mark (vm/mark.h)",
+        help="--count-instructions, and write the counts at each mark (vm/mark.h) to PATH",
     )
     add(
         "--timeout",
         type=float,
         default=standard.timeout,
         metavar="SECONDS",
-        help="with booting [600]",
+        help="time limit, including booting [600]",
     )
     add(
         "--kernel-log",
         type=Path,
         metavar="PATH",
-        help="keep what the kernel printed, from warnings up",
+        help="write the kernel's messages, from warnings up, to PATH",
     )
-    # By hand, as COMMAND may have a `--` of its own.
+    # Split here and not by argparse, because COMMAND may contain another `--`.
     end = words.index("--") if "--" in words else len(words)
     options, command = vars(parser.parse_args(words[:end])), list(words[end + 1 :])
     if not command:
-        parser.error("what is to be run? `-- COMMAND...` comes last")
+        parser.error("no command: end the line with `-- COMMAND...`")
     options["append"] = " ".join(options["append"])
     options["module"] |= bool(options["module_options"])
     options["as_user"] |= options["as_member"]
     options["count_instructions"] |= options["marks"] is not None
     if options["count_instructions"] and options["cpus"] not in (None, 1):
-        parser.error("--count-instructions: one CPU is all that can be counted on")
+        parser.error("--count-instructions supports only one CPU")
     if options["count_instructions"] and options["parallel"]:
-        parser.error("--count-instructions: one CPU has none to run in parallel with")
+        parser.error("--count-instructions uses one CPU and cannot be combined with --parallel")
     options["cpus"] = options["cpus"] or (1 if options["count_instructions"] else standard.cpus)
     if options["cpus"] % options["nodes"]:
-        parser.error("--nodes: each has as many CPUs as another")
+        parser.error("--cpus must be a multiple of --nodes")
     # The driver refuses to load with more.
     if options["poll_queues"] > options["cpus"]:
         parser.error("--poll-queues: at most one for each CPU")
@@ -276,17 +283,17 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
 
 
 def size(text: str) -> int:
-    """Bytes, of 512M, 2G or 2GiB."""
+    """Parses a size such as 512M, 2G or 2GiB into bytes."""
     match = re.fullmatch(r"(\d+)([KMGT]?)(iB)?", text)
     if not match:
-        raise argparse.ArgumentTypeError(f"{text} is no size; try 512M or 2G")
+        raise argparse.ArgumentTypeError(f"{text} is not a size; use, for example, 512M or 2G")
     return int(match[1]) << 10 * " KMGT".index(match[2] or " ")
 
 
 def count(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError("at least 1")
+        raise argparse.ArgumentTypeError("must be at least 1")
     return number
 
 
@@ -295,10 +302,10 @@ def say(text: str) -> None:
 
 
 def prepare(fs: Sequence[str] = ()) -> None:
-    """Makes sure of all that booting takes, except for the kernel."""
+    """Installs what booting needs, except for the kernel."""
     need("qemu-system-x86", "command", "-v", "qemu-system-x86_64")
-    # virtme-ng packs the modules that mount the root, and busybox to load them; `file` tells it
-    # the version of an image.
+    # virtme-ng packs the modules that mount the root, and busybox to load them; it reads the
+    # version of an image with `file`.
     need("kmod", "command", "-v", "modprobe")
     need("busybox-static", "sh", "-c", "! ldd $(command -v busybox)")
     need("file", "command", "-v", "file")
@@ -309,13 +316,13 @@ def prepare(fs: Sequence[str] = ()) -> None:
 
 
 def run(wanted: Wanted, command: Sequence[str]) -> int:
-    """Boots, runs, judges; what comes back is for exit()."""
+    """Boots a machine and runs the command; returns the exit status."""
     prepare(wanted.fs)
     kernel = kernels.find(wanted.kernel)
     built = ko.find(kernel) if wanted.module else None
     launcher = kernels.virtme_run()
     if wanted.marks:
-        # Said before the machine has run, not after.
+        # So that a path that cannot be written fails before the machine runs.
         wanted.marks.touch()
     with tempfile.TemporaryDirectory(prefix="dmafile-vm-") as name:
         folder = Path(name)
@@ -327,7 +334,7 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
         if wanted.count_instructions:
             static(HERE / "count.c", share)
             build_counter(folder / COUNTER)
-        # The kernel's command line has no room for arguments.
+        # The kernel's command line is too short for these.
         arguments = shlex.join(["set", "--", str(kernel.modules), *wanted.fs])
         variables = {
             "share": INSIDE,
@@ -351,17 +358,17 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
 
 
 def script(wanted: Wanted, command: Sequence[str]) -> str:
-    """A shell script of COMMAND with this program's folder and environment."""
+    """A shell script that runs COMMAND in this program's folder and with its environment."""
     environment = dict(os.environ)
     environment["PATH"] = f"/run/vm:{environment['PATH']}"
-    # It would be a place that can't be written to.
+    # The guest cannot write to that folder.
     environment.pop("TMPDIR", None)
     if wanted.count_instructions:
         environment[MARKS_VARIABLE] = f"{INSIDE}/{MARKS}"
     if wanted.as_user:
         environment |= {"HOME": "/tmp", "USER": "user", "LOGNAME": "user"}
     words = ["exec", "env", "-i", *(f"{name}={value}" for name, value in environment.items())]
-    # Which nodes its disks have is for the guest to say.
+    # Only the guest knows the nodes of its disks.
     nodes = [f'{name}="${name}"' for name in raw_names(wanted.fs)]
     callers = []
     if wanted.as_user:
@@ -374,13 +381,13 @@ def script(wanted: Wanted, command: Sequence[str]) -> str:
 
 
 def raw_names(fs: Sequence[str]) -> list[str]:
-    """The variables that name the raw disks' nodes: RAW, RAW2 and so on."""
+    """The variables with the raw disks' nodes: RAW, RAW2 and so on."""
     number = sum(one in RAW for one in fs)
     return [f"RAW{turn if turn > 1 else ''}" for turn in range(1, number + 1)]
 
 
 def disk(folder: Path, number: int, fs: str, wanted: Wanted) -> list[str]:
-    """QEMU's words for an NVMe disk, with a file system or raw."""
+    """QEMU's options for an NVMe disk, with a file system or raw."""
     if fs == "tmpfs":
         return []
     name = f"disk{number}"
@@ -414,44 +421,44 @@ def launch(
         each, cpus = (wanted.memory >> 20) // wanted.nodes, wanted.cpus // wanted.nodes
         for first in range(0, wanted.cpus, cpus):
             words.append(f"--numa={each}M,cpus={first}-{first + cpus - 1}")
-    # In this order: the first has the tag virtme.initmount0. What they say of the guest's folders
-    # is for an init that isn't used.
+    # In this order: the first gets the tag virtme.initmount0. The guest paths after the names are
+    # only for virtme-ng's init, which is not used.
     words += [f"--rwdir=share={share}", "--rodir=root=/"]
-    # What the kernel says, from warnings up, goes to standard error.
+    # The kernel's messages, from warnings up, go to standard error.
     words += ["--show-boot-console", "--script-sh", "true", "--qemu-opts", *devices]
-    # The last -append is the one that counts. Ours has another first process: virtme-ng's takes
-    # longer than the kernel to start. An oops ends the machine: what comes after is worth nothing.
+    # The last -append takes effect. It replaces virtme-ng's first process, which takes longer to
+    # start than the kernel. An oops ends the machine, because results after it mean nothing.
     arguments = ["console=ttyS0", "earlyprintk=serial,ttyS0,115200", "loglevel=5", "panic=-1"]
-    # For kernels that mount their root themselves.
+    # For kernels that mount the root themselves.
     arguments += ["rootfstype=9p", "rootflags=version=9p2000.L,trans=virtio,access=any", "ro"]
-    # 256 of the old kind, which take a kernel with KASAN twelve seconds.
+    # The default, 256 legacy PTYs, takes a kernel with KASAN twelve seconds.
     arguments.append("pty.legacy_count=0")
-    # A CPU that has to share a busy host's must not look like one that hangs.
+    # On a busy host a CPU gets little time; the kernel must not take that for a hang.
     arguments += ["watchdog_thresh=60", "rcupdate.rcu_cpu_stall_timeout=120"]
-    # Nor its timer like a broken one: the kernel gives ticks a moment to come, and panics.
+    # Nor for a broken timer: the kernel waits only briefly for ticks, and then panics.
     arguments.append("no_timer_check")
     if wanted.poll_queues:
         arguments.append(f"nvme.poll_queues={wanted.poll_queues}")
     arguments += ["oops=panic", *settings, *shlex.split(wanted.append)]
     arguments += ["init=/bin/sh", "--", str(share / "guest.sh")]
     words += ["-append", shlex.join(arguments)]
-    # CPUs take turns. Were each a thread, one could translate code while another one patches it,
-    # and run what was there before: a jump label's breakpoint, which is an oops.
+    # By default CPUs take turns. With a thread for each, one could translate code while another
+    # patches it, and run the old code: a jump label's breakpoint, which causes an oops.
     words += ["-accel", f"tcg,thread={'multi' if wanted.parallel else 'single'}"]
-    # Not page tables of five levels: whether there are is unknown for a moment of every boot, and
-    # an interrupt just then is a wild access to KASAN. Nor CMPXCHG16B: before its version 8 QEMU
-    # may take any bits for the flags after it (the helper computes them of a `cc_op` that has not
-    # been written back), and an interrupt just then is a double fault; kernels do without.
-    # Not the driver of AMD's IOMMU.
+    # No five-level page tables: early in each boot the kernel does not know yet whether they are
+    # on, and KASAN reports a wild access if an interrupt arrives then. No CMPXCHG16B: QEMU before
+    # version 8 may compute wrong flags after it (the helper uses a `cc_op` that has not been
+    # written back), and an interrupt then causes a double fault. Kernels work without it, except
+    # for the driver of AMD's IOMMU.
     words += ["-cpu", "max,-la57" if devices == AMD else "max,-la57,-cx16"]
     if wanted.nodes > 1:
-        # No processor has a part in two of them.
+        # A socket must not span two nodes.
         words += ["-smp", f"sockets={wanted.nodes}"]
     if wanted.count_instructions:
         words += ["-plugin", f"{share.parent / COUNTER},out={share / MARKS}"]
-        # Time passes by instructions, and while there are none as it does outside: timer interrupts
-        # then come as often on a busy host as on an idle one. The fast string instructions would
-        # count each byte, where kernels for processors without them move words.
+        # Guest time advances with instructions, and with real time while the guest is idle, so a
+        # busy host causes as many timer interrupts as an idle one. Fast string instructions are
+        # off: the kernel would move single bytes with them, each of which counts.
         words += ["-icount", "shift=0,sleep=on", "-cpu", "max,-erms,-fsrm"]
     for one in disks:
         words += one
@@ -459,9 +466,10 @@ def launch(
 
 
 def boot(words: Sequence[str], share: Path, log: Path, wanted: Wanted) -> bool:
-    """Whether the machine ended in time. It gets another chance where it died before its first
-    process ran, without a word: one of QEMU's processors may have run code that another one had
-    just changed.
+    """Boots the machine; returns whether it ended in time.
+
+    With --parallel, a machine that ends silently before its first process ran is started again: one
+    of QEMU's CPUs may have run code that another one had just changed.
     """
     for chances in range(BOOTS, 0, -1):
         in_time = watch(words, share, log, wanted.timeout)
@@ -470,24 +478,24 @@ def boot(words: Sequence[str], share: Path, log: Path, wanted: Wanted) -> bool:
         )
         if not (died and wanted.parallel and chances > 1):
             break
-        say("the machine died while it booted, and is started again")
+        say("the machine ended while booting; starting it again")
         log.write_bytes(b"")
     return in_time
 
 
 BOOTS = 3
-"""As often as a machine with processors that run at the same time is started."""
+"""How often a machine with --parallel is started at most."""
 
 
 def watch(words: Sequence[str], share: Path, log: Path, timeout: float) -> bool:
-    """Passes on what COMMAND prints while it prints it; says whether the machine ended in time."""
+    """Relays COMMAND's output as it is printed; returns whether the machine ended in time."""
     end = time.monotonic() + timeout
     with (
         log.open("ab") as said,
         (share / "stdout").open("rb") as stdout,
         (share / "stderr").open("rb") as stderr,
     ):
-        # The log begins with what virtme-ng and QEMU complain of; then it is the kernel's alone.
+        # The log begins with errors of virtme-ng and QEMU; the rest is the kernel's.
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
@@ -518,17 +526,17 @@ def relay(source: BinaryIO, target: BinaryIO) -> None:
 def judge(wanted: Wanted, share: Path, log: bytes, in_time: bool) -> int:
     first = COMPLAINTS.search(log)
     if first:
-        say(f"the kernel complained:\n{around(log, first.start())}")
+        say(f"the kernel reported an error:\n{excerpt(log, first.start())}")
         return COMPLAINT
     if not in_time:
-        say(f"no end after {wanted.timeout:g} seconds; the last that the kernel said:\n{last(log)}")
+        say(f"timeout after {wanted.timeout:g} seconds; end of the kernel's log:\n{tail(log)}")
         return HANG
     broken, status = share / "broken", share / "status"
     if broken.exists():
-        say(f"the guest could not be made: {broken.read_text().strip()}\n{last(log)}")
+        say(f"the guest could not be set up: {broken.read_text().strip()}\n{tail(log)}")
         return NO_GUEST
     if not status.exists():
-        say(f"the machine ended before COMMAND did; the last that was said:\n{last(log)}")
+        say(f"the machine ended before COMMAND; end of the kernel's log:\n{tail(log)}")
         return NO_GUEST
     if wanted.count_instructions:
         user, kernel = counted(share / MARKS)
@@ -537,7 +545,7 @@ def judge(wanted: Wanted, share: Path, log: bytes, in_time: bool) -> int:
 
 
 def build_counter(plugin: Path) -> None:
-    """Makes the plugin for QEMU that counts, and sees whether QEMU takes it."""
+    """Builds the QEMU plugin that counts, and checks that QEMU loads it."""
     flags = ["-O2", "-shared", "-fPIC", "-fvisibility=hidden"]
     call(["cc", *flags, "-o", str(plugin), str(HERE / "counter.c")])
     command = ["qemu-system-x86_64", "-machine", "none", "-nodefaults", "-display", "none"]
@@ -545,13 +553,13 @@ def build_counter(plugin: Path) -> None:
     result = subprocess.run(command, input="quit\n", capture_output=True, text=True)
     if result.returncode:
         raise Unavailable(
-            "this QEMU loads no plugins, one of which counts the instructions (it takes QEMU 4.2 "
-            f"to 8.2, built with them, as Debian 12 has it):\n{result.stderr.strip()}"
+            "this QEMU does not load the plugin that counts instructions (it needs QEMU 4.2 to 8.2 "
+            f"with plugins enabled, as in Debian 12):\n{result.stderr.strip()}"
         )
 
 
 def counted(marks: Path) -> tuple[int, int]:
-    """Instructions of user and kernel between the marks of count.c."""
+    """Instructions in user space and in the kernel between the marks of count.c."""
     at = {}
     for line in marks.read_text().splitlines():
         number, user, kernel = map(int, line.split())
@@ -560,12 +568,12 @@ def counted(marks: Path) -> tuple[int, int]:
     return end[0] - begin[0], end[1] - begin[1]
 
 
-def around(log: bytes, position: int) -> str:
-    """The line there and the 99 that follow, after five that came before."""
+def excerpt(log: bytes, position: int) -> str:
+    """The line at POSITION, with 5 lines before it and 99 after it."""
     before = log[:position].decode(errors="replace").splitlines(keepends=True)
     after = log[position:].decode(errors="replace").splitlines(keepends=True)
     return "".join([*before[-6:], *after[:100]])
 
 
-def last(log: bytes) -> str:
+def tail(log: bytes) -> str:
     return "\n".join(log.decode(errors="replace").splitlines()[-20:])

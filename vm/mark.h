@@ -1,6 +1,6 @@
 /*
- * An instruction that does nothing, `nopl disp32(%rax,%rax,1)`, whose displacement no compiler would choose: counter.c
- * writes down, each time that it is executed, N (0 to 255) and what has been executed until then.
+ * mark(N), N from 0 to 255, is an instruction that does nothing: `nopl disp32(%rax,%rax,1)`, with a displacement that
+ * no compiler would choose. Each time it is executed, counter.c writes N and the number of instructions so far.
  */
 #ifndef MARK_H
 #define MARK_H
@@ -11,7 +11,7 @@
 #define MARK_TEXT(...) MARK_TEXT_(__VA_ARGS__)
 #define mark(n) __asm__ volatile(".byte " MARK_TEXT(MARK_BYTES) ", %c0" : : "i"(n) : "memory")
 
-/* Those of count.c; what it runs has the others. */
+/* Used by count.c; all others are for the programs that it runs. */
 enum { MARK_BEGIN = 254, MARK_END = 255 };
 
 #endif

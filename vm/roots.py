@@ -1,7 +1,7 @@
-"""Small roots of Debian's releases: where modules are built for kernels of other releases.
+"""Small roots of Debian's releases, to build modules for kernels of other releases.
 
-The programs that come with headers need their release's C library and compiler. A root is made of
-packages that are unpacked and not installed: nothing in it is for starting a system.
+The programs in header packages need their release's C library and compiler. A root consists of
+packages that are unpacked but not installed. It cannot be booted.
 """
 
 import contextlib
@@ -14,22 +14,22 @@ from vm import debian, kernels
 from vm.host import alone, cache, call, need, replacing
 
 PACKAGES = ("?essential", "dkms", "make", "mawk")
-"""What a build takes beside what the headers name, for DKMS as well."""
+"""Packages that a build needs in addition to those that the headers name; also for DKMS."""
 SPARSE = "sparse"
-"""For `make kernel-lint`, of the release that has the newest: 0.6.4 doesn't know the language of
-Linux 7.2 (`__typeof_unqual__`)."""
+"""For `make kernel-lint`. The newest version in any release: 0.6.4 does not support Linux 7.2's
+`__typeof_unqual__`."""
 LIST = "packages"
-"""The file beside a root that says what it is made of."""
+"""The file next to a root that lists its packages."""
 PROGRAMS = ("bin", "etc", "lib", "lib64", "sbin", "usr")
-"""The folders of a root that are seen; some are links."""
+"""The folders of a root that commands see; some are links."""
 
 
 @contextlib.contextmanager
-def beside(tree: Path, *folders: Path) -> Iterator[Sequence[str]]:
-    """Words before a command that builds with headers, in folders: none if the host can do that.
+def build_prefix(tree: Path, *folders: Path) -> Iterator[Sequence[str]]:
+    """Yields the words to put before a command that builds with headers; none if the host can.
 
-    The command runs as the caller, sees the root in the place of the host, and the folders and the
-    headers where they are.
+    The command runs as the calling user. It sees the root instead of the host's files, and FOLDERS
+    and the headers at their own paths.
     """
     release, *packages = kernels.needs(tree) or ("",)
     if not release:
@@ -40,32 +40,32 @@ def beside(tree: Path, *folders: Path) -> Iterator[Sequence[str]]:
     place = cache() / "roots" / release
     while True:
         with alone(f"roots-{release}", only_using=True):
-            if wanted <= made_of(place):
-                yield words(place / "root", tree.parents[2], folders)
+            if wanted <= packages_of(place):
+                yield bwrap(place / "root", tree.parents[2], folders)
                 return
         with alone(f"roots-{release}"):
-            if not wanted <= made_of(place):
-                make(release, wanted | made_of(place), place)
+            if not wanted <= packages_of(place):
+                make(release, wanted | packages_of(place), place)
 
 
-def made_of(place: Path) -> set[str]:
+def packages_of(place: Path) -> set[str]:
     file = place / LIST
     return set(file.read_text().split()) if file.exists() else set()
 
 
 def make(release: str, packages: Iterable[str], place: Path) -> None:
-    """Puts a root of these packages, and what they depend on, into the place of another one."""
+    """Makes a root of these packages and their dependencies, which replaces an existing one."""
     need("mmdebstrap", "command", "-v", "mmdebstrap")
     print(f"vm: making a root of Debian's {release} (350 MB, once)", file=sys.stderr)
     with alone():
         sources = debian.sources(debian.releases()[release])
     with replacing(place) as partial:
-        # Without changing root, which users may not.
+        # Without chroot(2), which needs privilege.
         command = ["mmdebstrap", "--quiet", "--variant=extract", "--mode=chrootless"]
-        # One by one: it takes no list that has one of apt's patterns in it.
+        # One option each: a list must not contain an apt pattern, such as ?essential.
         command += [f"--include={one}" for one in sorted(packages)]
         call([*command, release, str(partial / "root"), *sources])
-        # The link that installing it would make.
+        # Installing mawk would create this link.
         (partial / "root" / "usr" / "bin" / "awk").symlink_to("mawk")
         with alone():
             debian.debian().unpack([SPARSE], partial / "root")
@@ -73,8 +73,8 @@ def make(release: str, packages: Iterable[str], place: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def words(root: Path, headers: Path, folders: Sequence[Path]) -> list[str]:
-    """Bubblewrap's, which takes no privilege where users may have namespaces of their own."""
+def bwrap(root: Path, headers: Path, folders: Sequence[Path]) -> list[str]:
+    """The bubblewrap command. It needs no privilege if users may create namespaces."""
     found = ["bwrap", "--die-with-parent", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
     for part in (root / name for name in PROGRAMS):
         if part.is_symlink():

@@ -1,6 +1,6 @@
-"""The series of kernel/linux-6.12: applied to Linux, and written as mails.
+"""Applies the series of kernel/linux-6.12 to Linux, and writes it as mails.
 
-python3 -m vm.series FOLDER    the mails, one a patch, as `git format-patch` writes them
+python3 -m vm.series FOLDER    writes one mail for each patch, as `git format-patch` does
 """
 
 import contextlib
@@ -24,7 +24,7 @@ AUTHOR = {"NAME": "dmafile", "EMAIL": "dmafile@example.org"}
 
 @dataclass(frozen=True)
 class Patch:
-    """One step: a message, files that are new, and changes of those that are there."""
+    """One patch: a message, new files, and changes of existing files."""
 
     name: str
     message: str
@@ -33,13 +33,13 @@ class Patch:
 
     @property
     def changed(self) -> list[str]:
-        """What of Linux is changed."""
+        """The existing files of Linux that it changes."""
         lines = self.hooks.splitlines()
         return [line.removeprefix("--- a/") for line in lines if line.startswith("--- a/")]
 
 
 def patches() -> list[Patch]:
-    """All of them, in their order."""
+    """All patches, in order."""
     return [read(path) for path in sorted((SERIES / HOOKS).glob("*.patch"))]
 
 
@@ -52,7 +52,7 @@ def read(path: Path) -> Patch:
 
 
 def digest(steps: int | None = None) -> str:
-    """Changes when anything of the series, or of its first steps, does."""
+    """A digest of the series, or of its first STEPS patches."""
     key = hashlib.sha256()
     for patch in patches()[:steps]:
         key.update(f"{patch}".encode())
@@ -62,7 +62,7 @@ def digest(steps: int | None = None) -> str:
 
 
 def apply(patch: Patch, tree: Path) -> None:
-    """Makes one step in a tree that has at least what it changes."""
+    """Applies a patch to a tree that has at least the files that it changes."""
     for name in patch.new:
         target = tree / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -70,22 +70,22 @@ def apply(patch: Patch, tree: Path) -> None:
     if not patch.hooks:
         return
     need("patch", "command", "-v", "patch")
-    # Elsewhere in a file is all right, other lines around it are not.
+    # A hunk may have moved in its file, but its context must match (--fuzz=0).
     command = ["patch", "--strip=1", "--fuzz=0", "--silent", "--no-backup-if-mismatch"]
     result = subprocess.run(
         [*command, f"--directory={tree}"], input=patch.hooks, capture_output=True, text=True
     )
     if result.returncode:
         raise Unavailable(
-            f"{patch.name} does not apply to this Linux; what it changes there has to be looked "
-            f"at again:\n{result.stdout}{result.stderr}"
+            f"{patch.name} does not apply to this version of Linux; adapt the patch:\n"
+            f"{result.stdout}{result.stderr}"
         )
 
 
 def originals(linux: Path, tree: Path) -> None:
-    """Copies what the series changes."""
+    """Copies the files that the series changes."""
     for name in {name for patch in patches() for name in patch.changed}:
-        # Of the files themselves: nothing may be written to a cached source.
+        # Copies, not links: a cached source must not be changed.
         target = tree / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(linux / name, target)
@@ -93,10 +93,10 @@ def originals(linux: Path, tree: Path) -> None:
 
 @contextlib.contextmanager
 def tree(linux: Path, steps: int | None = None) -> Iterator[Path]:
-    """Linux with the series, or with its first steps, in the cache, while nobody changes it.
+    """Yields a tree of Linux in the cache with the series, or its first STEPS patches; locked.
 
-    It's always the same tree for a Linux, in which only what differs is written: so that only what
-    depends on it is built again.
+    It is the same tree each time. Only files that differ are written, so make(1) rebuilds only what
+    depends on them.
     """
     place = cache() / "series-source" / linux.parent.name / linux.name
     with alone("series-source"), tempfile.TemporaryDirectory(prefix="dmafile-series-") as name:
@@ -128,7 +128,7 @@ def restore(source: Path, target: Path) -> None:
 
 
 def write(source: Path, target: Path) -> None:
-    """Another file in the place of one that may be a link to the cached source's."""
+    """Replaces a file, which may be a hard link to one of the cached source."""
     if target.exists() and target.read_bytes() == source.read_bytes():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def write(source: Path, target: Path) -> None:
 
 
 def mails(linux: Path, folder: Path) -> list[Path]:
-    """Writes one a patch, against this Linux."""
+    """Writes one mail for each patch, against this version of Linux."""
     need("git", "command", "-v", "git")
     with tempfile.TemporaryDirectory(prefix="dmafile-series-") as name:
         repository = Path(name)

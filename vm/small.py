@@ -1,6 +1,6 @@
-"""Small kernels out of Debian's source of Linux 6.12, built into the cache; kernel/config says how.
+"""Builds small kernels from Debian's source of Linux 6.12 into the cache; see kernel/config.
 
-They have built in what vm/run needs; nothing of them is installed.
+The drivers that vm/run needs are built in. The kernels are not installed.
 """
 
 import contextlib
@@ -26,20 +26,20 @@ CONFIGS = {
     "series-unpinned": ("base", "series", "unpinned"),
     "series-debug": ("base", "debug", "series", "series-debug"),
 }
-"""Per kernel the files in CONFIG, of which a later one may take back what an earlier one says."""
+"""The files in CONFIG for each kernel; a later file overrides an earlier one."""
 PATCHED = ("series", "series-unpinned", "series-debug")
 
 Settings = Mapping[str, str]
-"""What is asked of, or true for, each option: y, m, n, a number, or a string in its quotes."""
+"""The value of each option: y, m, n, a number, or a quoted string."""
 
 
 def find(name: str) -> Path:
-    """The image of that name and these settings: built now unless it is in the cache."""
+    """The image of that kernel with the present settings, built unless it is in the cache."""
     linux = debian.linux_source()
     wanted = settings_of(name)
     key = hashlib.sha256(json.dumps([linux.parent.name, sorted(wanted.items())]).encode())
     place = cache() / name / key.hexdigest()[:12]
-    # Not for two at a time, and others may fetch and boot theirs meanwhile.
+    # One process builds a kernel at a time. Other kernels can be fetched and booted.
     with alone(name):
         patches = series.digest() if name in PATCHED else ""
         applied = place / "applied"
@@ -68,12 +68,12 @@ def settings(text: str) -> Settings:
 
 
 def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
-    """Configures, builds, and puts the image and its modules where Debian's are.
+    """Configures and builds a kernel; the folders are the same as for Debian's kernels.
 
-    Goes on where an interrupted build ended; place/boot comes last. A kernel of the series keeps
-    its objects, so that another patch takes minutes.
+    An interrupted build continues where it stopped, so place/boot is created last. A kernel of the
+    series keeps its object files, so building it with a changed patch takes minutes.
     """
-    # While it is built there is none.
+    # There must be no image during a build.
     shutil.rmtree(place / "boot", ignore_errors=True)
     for package, command in (("build-essential", "cc"), ("bc", "bc"), ("perl", "perl")):
         need(package, "command", "-v", command)
@@ -84,8 +84,8 @@ def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
     version = linux.parent.name.partition("_")[2]
     tree = place / "build"
     print(
-        f"vm: building {name} of Linux {version} (10 to 15 minutes on two idle cores, once; it "
-        f"writes to {place / 'log'})",
+        f"vm: building {name} from Linux {version} (10 to 15 minutes on two idle cores, once; "
+        f"log: {place / 'log'})",
         file=sys.stderr,
     )
     tree.mkdir(parents=True, exist_ok=True)
@@ -116,18 +116,18 @@ def step(command: list[str], log: int) -> None:
 
 
 def compare(wanted: Settings, got: Settings) -> None:
-    """A setting whose dependencies are missing is dropped without a word; here it is said."""
+    """Reports settings that Linux silently dropped because a dependency is missing."""
     lost = [
         f"{name} is {got.get(name, 'n')}, not {value}"
         for name, value in wanted.items()
         if got.get(name, "n") != value
     ]
     if lost:
-        raise Unavailable(f"this Linux can't be configured as kernel/config says: {lost}")
+        raise Unavailable(f"this Linux cannot be configured as in kernel/config: {lost}")
 
 
 def prune(tree: Path) -> None:
-    """Deletes objects: modules are built with the tools and headers that stay."""
+    """Deletes object files; building modules needs only the tools and headers."""
     for top in tree.iterdir():
         if top.name not in ("include", "scripts", "tools"):
             for path in (top, *top.rglob("*")):

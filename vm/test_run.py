@@ -1,4 +1,4 @@
-"""Tests of vm/run: most of them boot, so one boot answers several of them."""
+"""Tests of vm/run. Most of them boot, so one boot checks several things."""
 
 import itertools
 import os
@@ -15,11 +15,11 @@ from vm.host import ROOT, Unavailable
 
 thorough = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
 
-# What comes back
+# Output and exit status
 
 
 @pytest.mark.usefixtures("ready")
-def test_outputs_arrive_whole_and_apart_and_a_signal_shows(tmp_path: Path) -> None:
+def test_outputs_are_complete_and_separate_and_a_signal_is_the_status(tmp_path: Path) -> None:
     blob = bytes(range(256)) * 4096
     (tmp_path / "blob").write_bytes(blob)
     word = 'it\'s "one" $word\n*'
@@ -57,7 +57,7 @@ def test_as_user_on_one_cpu_with_little_memory() -> None:
 @pytest.mark.parametrize(
     ("mode", "kind"), [("intel", b"DMA-FQ\n"), pytest.param("amd", b"DMA\n", marks=thorough)]
 )
-def test_an_iommu_has_the_disk(mode: str, kind: bytes) -> None:
+def test_the_disk_is_behind_the_iommu(mode: str, kind: bytes) -> None:
     group = "/sys/block/nvme0n1/device/device/iommu_group"
     result = vm("--iommu", mode, "--fs=ext4", "--", "cat", f"{group}/type")
     assert result.stdout == kind, result.stderr
@@ -66,14 +66,14 @@ def test_an_iommu_has_the_disk(mode: str, kind: bytes) -> None:
 
 @pytest.mark.usefixtures("ready")
 @thorough
-def test_an_iommu_that_the_kernel_leaves_alone_is_no_machine() -> None:
+def test_an_iommu_that_the_kernel_does_not_use_ends_the_run() -> None:
     result = vm("--iommu=intel", "--append=intel_iommu=off", "--", "echo", "run")
     assert (result.returncode, result.stdout) == (machine.NO_GUEST, b"")
     assert b"does not use the IOMMU (intel)" in result.stderr
 
 
-# Says of a node's block device what the files that follow hold; fills 1 MiB of the node with a file
-# and prints it, past the page cache.
+# `says` prints the contents of sysfs files of a node's block device. `fills` writes a file to the
+# node and `prints` reads its first 1 MiB, both by direct I/O.
 BLOCKS = """
     set -e
     says() { (cd "/sys/block/${1#/dev/}" && shift && cat -- "$@" | xargs); }
@@ -83,7 +83,7 @@ BLOCKS = """
 
 
 @pytest.mark.usefixtures("ready")
-def test_raw_disks_beside_another_polled_with_small_commands() -> None:
+def test_raw_disks_and_one_with_a_file_system_polled_with_small_commands() -> None:
     queue = [f"queue/{name}" for name in ("logical_block_size", "io_poll", "max_hw_sectors_kb")]
     files = " ".join(["device/serial", *queue, "device/device/iommu_group/type"])
     script = f"""{BLOCKS}
@@ -121,7 +121,7 @@ def test_raw_disks_of_other_kinds(kernel: str, tmp_path: Path) -> None:
         says "$RAW" device/serial integrity/format device/device/iommu_group/type
         says "$RAW2" device/serial queue/zoned queue/nr_zones
         says "$RAW3" device/serial
-        # In a zone, but not at its start.
+        # Inside a zone, not at its start.
         dd if={tmp_path}/blob of="$RAW2" bs=4k seek=8193 count=1 oflag=direct 2>&1 | grep error
         head=${{RAW3#/dev/}}
         echo round-robin > "/sys/block/$head/device/iopolicy"
@@ -129,7 +129,7 @@ def test_raw_disks_of_other_kinds(kernel: str, tmp_path: Path) -> None:
             fills "$node" {tmp_path}/blob
             prints "$node"
         done
-        # How many reads each of the paths has done.
+        # The number of reads by each path.
         awk '{{ print $1 }}' "/sys/block/${{head%n1}}"c*n1/stat
     """
     disks = ["--fs=raw-pi", "--fs=tmpfs", "--fs=raw-zoned", "--fs=raw-multipath"]
@@ -167,12 +167,12 @@ def test_instructions_are_counted_and_idle_time_is_not(tmp_path: Path) -> None:
     assert words, line
     total, user, kernel = (int(word.replace(",", "")) for word in words.groups())
     assert total == user + kernel
-    # Starting two programs, and what a kernel does in 3 seconds, come on top.
+    # Starting two programs, and 3 seconds of kernel work, count in addition.
     assert 2 * turns < user < 2.01 * turns
     assert kernel < 0.5 * turns
     at = [list(map(int, line.split())) for line in marks.read_text().splitlines()]
     assert [number for number, _, _ in at] == [254, 1, 2, 255]
-    # The loop, what sets it up, one of the marks, and at most what else woke up.
+    # The loop, its setup, one of the marks, and at most a few processes that woke up.
     assert 2 * turns + 2 <= at[2][1] - at[1][1] < 2.001 * turns
     assert at[2][2] - at[1][2] < 0.25 * turns
 
@@ -182,11 +182,11 @@ def test_qemu_without_plugins_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     qemu.write_text("#!/bin/sh\necho 'plugin interface not enabled in this build' >&2\nexit 1\n")
     qemu.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(Unavailable, match=r"loads no plugins.*\n.*not enabled"):
+    with pytest.raises(Unavailable, match=r"does not load the plugin.*\n.*not enabled"):
         machine.build_counter(tmp_path / "counter.so")
 
 
-# What fails a run
+# What makes a run fail
 
 
 @pytest.mark.usefixtures("ready")
@@ -198,8 +198,8 @@ def test_a_panic_fails_the_run() -> None:
 
 
 @pytest.mark.usefixtures("ready")
-def test_a_warning_fails_the_run_though_the_command_succeeds(tmp_path: Path) -> None:
-    # No part of Debian's kernels warns on demand, so this one only says so, the way a kernel does.
+def test_a_warning_fails_the_run_even_if_the_command_succeeds(tmp_path: Path) -> None:
+    # Debian's kernels have no warning on demand, so this writes the text of one to the log.
     warning = "<4>WARNING: CPU: 0 PID: 1 at mm/page_alloc.c:4242 rmqueue+0x1/0x2"
     log = tmp_path / "log"
     result = vm("--kernel-log", log, "--", "sh", "-c", f"echo '{warning}' > /dev/kmsg; echo done")
@@ -219,7 +219,7 @@ def test_a_warning_fails_the_run_though_the_command_succeeds(tmp_path: Path) -> 
         (True, b"Kernel panic - not syncing", 1, 1),
     ],
 )
-def test_only_a_machine_that_dies_without_a_word_is_started_again(
+def test_only_a_machine_that_ends_silently_is_started_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     parallel: bool,
@@ -240,16 +240,16 @@ def test_only_a_machine_that_dies_without_a_word_is_started_again(
     log = tmp_path / "log"
     log.touch()
     assert machine.boot([], tmp_path, log, machine.Wanted(parallel=parallel))
-    # Each begins with an empty log, and the last one's stays.
+    # Each boot begins with an empty log, and the last one's log stays.
     assert begun == [b""] * boots and log.read_bytes() == b"so far; " + said
 
 
-def test_a_hang_is_cut() -> None:
-    # Booting counts, and takes ten seconds here and minutes there: until there was time for it.
+def test_a_hang_is_ended() -> None:
+    # Booting counts, and takes from ten seconds to minutes. So the limit grows until it suffices.
     for seconds in (20 * 3**turn for turn in itertools.count()):
         result = vm(f"--timeout={seconds}", "--", "sh", "-c", "echo started; sleep infinity")
         assert result.returncode == machine.HANG
-        assert f"no end after {seconds} seconds" in result.stderr.decode()
+        assert f"timeout after {seconds} seconds" in result.stderr.decode()
         if result.stdout:
             break
     assert result.stdout == b"started\n"
@@ -269,7 +269,7 @@ def test_a_hang_is_cut() -> None:
         "Kernel panic - not syncing: sysrq triggered crash",
     ],
 )
-def test_complaints_of_a_kernel_are_seen(line: str) -> None:
+def test_errors_of_a_kernel_are_found(line: str) -> None:
     assert machine.COMPLAINTS.search(f"[    1.0] {line}\n".encode())
 
 
@@ -283,11 +283,11 @@ def test_complaints_of_a_kernel_are_seen(line: str) -> None:
         "WARNING: CPU: 0 PID: 0 at kernel/time/hrtimer.c:1050 hrtimer_forward+0x8b/0xb0",
     ],
 )
-def test_harmless_messages_of_a_kernel_are_no_complaints(line: str) -> None:
+def test_harmless_messages_of_a_kernel_are_not_errors(line: str) -> None:
     assert not machine.COMPLAINTS.search(f"[    1.0] {line}\n".encode())
 
 
-# What is refused before anything boots
+# Refused before anything boots
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_harmless_messages_of_a_kernel_are_no_complaints(line: str) -> None:
         (["--mdts", "12", "--", "true"], machine.USAGE, "invalid choice"),
         (["--count-instructions", "--cpus", "2", "--", "true"], machine.USAGE, "one CPU"),
         (["--marks", "marks", "--cpus", "2", "--", "true"], machine.USAGE, "one CPU"),
-        (["--marks", "marks", "--parallel", "--", "true"], machine.USAGE, "in parallel"),
+        (["--marks", "marks", "--parallel", "--", "true"], machine.USAGE, "--parallel"),
         (["--memory", "much", "--", "true"], machine.USAGE, "512M"),
         (["--"], machine.USAGE, "COMMAND"),
         (["true"], machine.USAGE, "unrecognized"),
@@ -315,12 +315,12 @@ def test_bad_usage(words: list[str], status: int, said: str) -> None:
 
 @pytest.mark.parametrize("name", ["6.12.1", "seriess", "no/such/image"])
 def test_kernels_that_do_not_exist_are_refused(name: str) -> None:
-    # A build that failed says 6.12, too.
-    with pytest.raises(Unavailable, match=rf"no kernel `{name}`: neither 6\.12, 6\.1, newest, "):
+    # The message of a failed build contains 6.12, too.
+    with pytest.raises(Unavailable, match=rf"no kernel `{name}`: not one of 6\.12, 6\.1, newest, "):
         kernels.find(name)
 
 
-# Which kernel a name stands for
+# The kernel that a name stands for
 
 SERVED = [
     Package(f"linux-image-{version.partition('-')[0]}-amd64", version, suite)
@@ -344,12 +344,12 @@ SERVED = [
         ("7.3", "7.3.4-1~bpo13+1"),
         ("7.2", "7.2.13-1"),
         ("6.12", "6.12.117-1"),
-        # Where there is nothing else.
+        # A release candidate, because there is nothing else.
         ("7.4", "7.4~rc1-1~exp1"),
         ("7.1", None),
     ],
 )
-def test_a_name_is_the_newest_that_debian_has_of_it(name: str, version: str | None) -> None:
+def test_a_name_means_the_newest_version_in_debian(name: str, version: str | None) -> None:
     for images in (SERVED, SERVED[::-1]):
         chosen = kernels.choose(images, name)
         assert (chosen and chosen.version) == version
@@ -370,13 +370,13 @@ def test_packages_come_from_the_mirrors_of_the_system(
     assert [line.partition("] ")[2] for line in lines] == [f"{one} main" for one in said]
 
 
-def test_without_a_mirror_of_debian_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_mirror_of_debian_the_error_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(debian, "mirrors", lambda: {"Other": "o/"})
     with pytest.raises(Unavailable, match="no mirror of Debian: add one"):
         debian.sources(["sid"])
 
 
-def test_of_what_a_package_depends_on_the_first_choice_counts() -> None:
+def test_the_first_of_alternative_dependencies_is_used() -> None:
     depends = (
         "linux-base (>= 4.12~), linux-headers-6.12.95+deb12-common (= 6.12.95-1), "
         "linux-image-6.12.95+deb12-amd64 (= 6.12.95-1) | "
@@ -390,13 +390,13 @@ def test_of_what_a_package_depends_on_the_first_choice_counts() -> None:
     assert debian.named("", ("",)) == []
 
 
-def test_a_kernel_whose_headers_debian_no_longer_has_says_so(tmp_path: Path) -> None:
+def test_an_image_without_headers_in_debian_is_an_error(tmp_path: Path) -> None:
     place = tmp_path / "linux-image-6.16.12+deb13-amd64_6.16.12-1~bpo13+1"
     (place / "boot").mkdir(parents=True)
     (place / kernels.HEADERS).mkdir()
     image = place / "boot" / "vmlinuz-6.16.12+deb13-amd64"
     image.touch()
-    with pytest.raises(Unavailable, match=r"6\.16\.12.*no headers for it any more"):
+    with pytest.raises(Unavailable, match=r"6\.16\.12.*no longer has headers"):
         kernels.Kernel(image).build  # noqa: B018
 
 

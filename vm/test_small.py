@@ -1,4 +1,4 @@
-"""Tests of how small kernels are configured and cached. Booting them is test_kernel.py's."""
+"""Tests of how small kernels are configured and cached. test_kernel.py boots them."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from vm.host import Unavailable
 
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is built from now on, in a cache and with settings of its own; it takes no time."""
+    """The names of the kernels built so far, in an empty cache; the build only writes a file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(small, "CONFIG", tmp_path)
     (tmp_path / "base.config").write_text("CONFIG_NET=y\n")
@@ -40,7 +40,7 @@ def test_a_kernel_is_built_once_for_the_same_settings(built: list[str], tmp_path
     assert built == ["base", "base"]
 
 
-def test_debug_may_take_back_what_base_says(built: list[str]) -> None:
+def test_debug_overrides_base(built: list[str]) -> None:
     wanted = {
         "CONFIG_KASAN": "y",
         "CONFIG_LOCALVERSION": '"-dmafile-base-debug"',
@@ -58,7 +58,7 @@ def test_a_setting_that_linux_drops_is_an_error() -> None:
         small.compare(wanted, small.settings('CONFIG_A=y\nCONFIG_B=y\nCONFIG_C="c"\n'))
 
 
-def test_every_setting_is_said_once() -> None:
+def test_every_setting_is_given_once() -> None:
     for names in small.CONFIGS.values():
         for name in names:
             text = (small.CONFIG / f"{name}.config").read_text()

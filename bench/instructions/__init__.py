@@ -1,1 +1,1 @@
-"""In instructions, by machines that count them: `make vm-bench`, `make series-cost`, and others."""
+"""Benchmarks in instructions, counted in QEMU: `make vm-bench`, `make series-cost`, and others."""

@@ -1,14 +1,14 @@
 """Counts instructions in QEMU: `make vm-bench`, `make series-cost`, `make premap-cost`,
 `make pins-cost`, `make save-cost`.
 
-stock    every way from a file into memory, on Debian's 6.12: docs/instructions.md, docs/kernel.md;
-         with --kernel newest a column beside it, kept apart
+stock    every method of loading a file, on Debian's 6.12: docs/instructions.md, docs/kernel.md;
+         --kernel newest adds a column for the newest kernel, and has separate results
 series   what the series of kernel/linux-6.12 changes: docs/series.md
 by-size  the rows of a published table at its sizes, up to 3 GiB, on the kernel of the series
-premap   reads into buffers that are mapped for each request and once, on the same kernel
-saves    out of a dma-buf of dmafile.ko, and of a memfd, to the disk: docs/saving.md
-pins     what tracking pins costs, while it is on and while it is off: the same kernel, and the same
-         without the tracker
+premap   reads into buffers that are mapped for each request, and once, on the same kernel
+saves    saves from a dma-buf of dmafile.ko, and from a memfd, to the disk: docs/saving.md
+pins     the cost of tracking pins, on and off, on the same kernel, and on that kernel without the
+         tracker
 """
 
 import argparse
@@ -32,14 +32,14 @@ NAMES = {
     "saves": saves.NAME,
     "pins": "pins",
 }
-"""What their results are called."""
+"""Names of the results."""
 KERNELS = {"6.12": STOCK, kernels.NEWEST: NEWEST}
-"""What those of `stock` are called, by the kernel."""
+"""Names of the results of `stock`, by kernel."""
 
 
 def rounds(text: str) -> int:
     if (number := int(text)) < 5:
-        raise argparse.ArgumentTypeError("at least 5, fewer show no spread")
+        raise argparse.ArgumentTypeError("must be at least 5, because fewer show no spread")
     return number
 
 
@@ -51,11 +51,11 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("what", choices=NAMES)
     parser.add_argument(
-        "--kernel", choices=KERNELS, default="6.12", help="of `stock` [6.12]; as in vm/run"
+        "--kernel", choices=KERNELS, default="6.12", help="kernel for `stock`, as for vm/run [6.12]"
     )
     parser.add_argument("--mib", type=int, default=64, help="size of the file [64]")
-    parser.add_argument("--rounds", type=rounds, default=5, help="at least 5 [5]")
-    parser.add_argument("--seed", type=int, default=1, help="of the order [1]")
+    parser.add_argument("--rounds", type=rounds, default=5, help="number of rounds, at least 5 [5]")
+    parser.add_argument("--seed", type=int, default=1, help="seed for the order of the runs [1]")
     parser.add_argument(
         "--keep",
         action="store_true",
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> Run:
     if args.what == "by-size":
         return series.measured_by_size(args.rounds, args.seed)
     lines = on_stock()
-    print(f"{len(lines)} candidates, {args.rounds} rounds and one to warm up", flush=True)
+    print(f"{len(lines)} candidates, {args.rounds} rounds and a warm-up round", flush=True)
     measured = measure(
         lines,
         size=args.mib * MIB,
@@ -100,7 +100,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if not args.keep:
         for title, rows in tables.items():
             runs.write_csv(folder / f"{title}.csv", rows)
-    print(f"\nEvery run: {folder}")
+    print(f"\nAll runs: {folder}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Counts the instructions of candidates, in a machine that does nothing else.
+"""Counts the instructions of candidates, in a machine that runs nothing else.
 
-All run in one machine, in an order drawn again each round, cold, and are compared as ratios within
-a round; docs/instructions.md tells how.
+All candidates run in one machine, cold, in random order each round, and are compared as ratios
+within a round; see docs/instructions.md.
 """
 
 import datetime
@@ -20,17 +20,17 @@ from bench import ways
 from bench.runs import ROOT, Run
 
 STEPS = ("create", "fill", "close")
-"""Between the marks of ways.c, from START to CREATED, and so on."""
+"""The steps between the marks of ways.c: START to CREATED, and so on."""
 FIRST_MARK, LAST_MARK = 0, 3
 MIB = 1 << 20
 
 Count = tuple[int, ...]
-"""The user's instructions and the kernel's; or both in one, of runs that knew no more."""
+"""Instructions in user space and in the kernel; older results only have the sum."""
 
 
 @dataclass
 class Candidate:
-    """What came of one line: what was counted at each step of each round, or why not."""
+    """The results of one line: counts by step and round, or why it was refused."""
 
     line: str
     refused: str | None = None
@@ -43,19 +43,19 @@ def whole(run: Sequence[Count]) -> int:
 
 
 def step(name: str) -> Callable[[Sequence[Count]], int]:
-    """User and kernel of one step."""
+    """Instructions of one step, user space and kernel."""
     index = STEPS.index(name)
     return lambda run: sum(run[index])
 
 
 def side(index: int) -> Callable[[Sequence[Count]], int]:
-    """The user's (0) or the kernel's (1), of all steps."""
+    """Instructions of all steps, in user space (0) or in the kernel (1)."""
     return lambda run: sum(one[index] for one in run)
 
 
 @dataclass
 class Measured:
-    """A machine's worth of them, with files of one size."""
+    """All candidates of one machine, with files of one size."""
 
     size: int
     about: Mapping[str, Any]
@@ -66,29 +66,29 @@ class Measured:
         return max(len(one.runs) for one in self.candidates.values())
 
     def per_mib(self, line: str, what: Callable[[Sequence[Count]], int]) -> list[float]:
-        """Thousands of instructions a MiB, by round."""
+        """Thousands of instructions per MiB, by round."""
         return [what(run) / (self.size / MIB) / 1000 for run in self.candidates[line].runs]
 
     def ratios(
         self, line: str, against: str, what: Callable[[Sequence[Count]], int] = whole
     ) -> list[float]:
-        """Round by round."""
+        """Ratios by round."""
         pairs = zip(self.candidates[line].runs, self.candidates[against].runs, strict=True)
         return [what(one) / what(other) for one, other in pairs]
 
     def samples(self, **more: Any) -> Iterator[dict[str, Any]]:
-        """A line for each run, as results keep it, and for each refusal; `more` stands first."""
+        """A line of the results for each run and each refusal; `more` comes first."""
         for one in self.candidates.values():
             about = {**more, "candidate": one.line, "size": self.size}
             if one.refused is not None:
                 yield {**about, "refused": one.refused}
             for number, run in enumerate(one.runs, 1):
-                told = {"report": one.report} if one.report and number == 1 else {}
-                yield {**about, "round": number, **dict(zip(STEPS, run, strict=True)), **told}
+                report = {"report": one.report} if one.report and number == 1 else {}
+                yield {**about, "round": number, **dict(zip(STEPS, run, strict=True)), **report}
 
     @classmethod
     def of(cls, about: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> "Measured":
-        """The same the other way round; all are of one size."""
+        """The inverse of `samples`. All samples have the same size."""
         every: dict[str, Candidate] = {}
         sizes = set()
         for line in samples:
@@ -128,14 +128,14 @@ def measure(
     kernel: str = "6.12",
     raw: bool = False,
 ) -> Measured:
-    """Boots once; ends with CalledProcessError, and what was said, where that fails.
+    """Boots one machine. If that fails, prints its errors and raises CalledProcessError.
 
-    The file is on ext4, or a disk without a file system, of its size.
+    The file is on ext4; with RAW it is a disk of that size without a file system.
     """
-    # Before it runs: what is edited meanwhile is not what is measured.
-    ours = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty")
-    # The file's content to compare with, the page cache, and what is filled; and the pool that huge
-    # pages come from, which is as large as two files.
+    # Before the run, because the sources may change during it.
+    ours = output_of("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+    # Room for the file's contents to compare with, the page cache and the buffer, and for a pool of
+    # huge pages as large as two files.
     mib = -(-size // MIB)
     memory = 2048 + (8 if any("pages=huge" in line for line in lines) else 4) * mib
     with tempfile.TemporaryDirectory(prefix="dmafile-instructions-") as name:
@@ -159,18 +159,18 @@ def measure(
     about = {
         "date": datetime.date.today().isoformat(),
         "guest": guest[1],
-        "qemu": said_by("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
+        "qemu": output_of("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
         "dmafile": ours,
     }
     return Measured(size, about, every)
 
 
-def said_by(*command: str) -> str:
+def output_of(*command: str) -> str:
     return subprocess.check_output(command, text=True).strip()
 
 
 def groups(marks: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
-    """What was counted at the marks of each run; of one that was refused, fewer."""
+    """The counts at the marks of each run; a refused run has fewer marks."""
     group: list[tuple[int, int]] = []
     for line in marks:
         number, user, kernel = map(int, line.split())
@@ -184,11 +184,11 @@ def groups(marks: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
 
 
 def pair(lines: Sequence[str], said: Sequence[str], marks: Sequence[str]) -> dict[str, Candidate]:
-    """Brings together what the program inside said, and what was counted meanwhile."""
+    """Joins the output of the program in the machine with the counts at its marks."""
     every = [Candidate(line) for line in lines]
     counted = groups(marks)
-    for sentence in said:
-        verb, index, rest = sentence.split(" ", 2)
+    for line in said:
+        verb, index, rest = line.split(" ", 2)
         one = every[int(index)]
         if verb == "ran":
             group = next(counted)
@@ -198,17 +198,17 @@ def pair(lines: Sequence[str], said: Sequence[str], marks: Sequence[str]) -> dic
         elif verb == "refused":
             one.refused = rest
         elif verb == "report":
-            one.report = told(one.line, json.loads(rest))
-    assert next(counted, None) is None, "more was counted than run"
+            one.report = checked(one.line, json.loads(rest))
+    assert next(counted, None) is None, "there are more marks than runs"
     return {one.line: one for one in every}
 
 
-def told(line: str, report: dict[str, Any]) -> dict[str, Any]:
-    """What dmafile says of a load, which has to be what it was asked for."""
+def checked(line: str, report: dict[str, Any]) -> dict[str, Any]:
+    """The choices in dmafile's report, after checking that it did what the line asks for."""
     for word in line.split()[1:]:
         key, _, value = word.partition("=")
         key = {"to": "kind"}.get(key, key)
-        # What was kept has the older word.
+        # Lines in older results have the older name.
         value = {"4k": "base"}.get(value, value)
         assert key not in report or report[key] == value, f"{line}: {key} is {report[key]}"
     why = {reason["about"]: reason["choice"] for reason in report["reasons"]}

@@ -1,6 +1,6 @@
-"""What tracking pins costs: the same work without the tracker, with it off, and with it on.
+"""The cost of tracking pins: the same work without the tracker, with it off, and with it on.
 
-docs/series.md shows what came out, and tells how.
+docs/series.md has the results and the method.
 """
 
 import datetime
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.instructions.measure import said_by
+from bench.instructions.measure import output_of
 from bench.runs import ROOT, Rows, Run
 from vm.compiled import static
 
 WITHOUT, OFF, ON = "without", "off", "on"
 STATES = {WITHOUT: ("series-unpinned", ""), OFF: ("series", ""), ON: ("series", "pin_owner=on")}
-"""A machine each: the kernel, and what its command line has besides."""
+"""One machine for each: its kernel, and words for the kernel's command line."""
 MEMORY = 2048
-"""MiB of each machine."""
+"""Memory of each machine in MiB."""
 
 READS = {
     f"read {disk} {way}": [disk, name]
@@ -44,19 +44,19 @@ BUFFERS = {
     "udmabuf 4k": ["udmabuf", "64 MiB", "4 KiB"],
 }
 JOBS = {**READS, **CALLS, **BUFFERS}
-"""Those of pins.c, and the first columns of their rows."""
+"""The jobs of pins.c, and the first columns of their rows."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How many times the instructions of a kernel without the tracker a job may take."""
+    """The largest ratio of a job's instructions to those on a kernel without the tracker."""
 
     what: str
     job: str
     state: str
     most: float
     missed: float | None = None
-    """What a test allows instead, where it takes more."""
+    """The limit that a test enforces instead, if the job misses `most`."""
 
     @property
     def allowed(self) -> float:
@@ -80,7 +80,7 @@ PUBLISHED = (
 )
 """PT-7: 1 GiB read by fio from an NVMe disk, 4 KiB at a time, 64 in flight."""
 PROFILE = 1.01
-"""PT-6: what a profile of such a run showed of it."""
+"""PT-6: the tracker's share in a profile of such a run."""
 
 Sample = Mapping[str, Any]
 
@@ -89,7 +89,7 @@ Sample = Mapping[str, Any]
 
 
 def measured(rounds: int, seed: int, states: Iterable[str] = STATES) -> Run:
-    ours = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+    ours = output_of("git", "-C", str(ROOT), "describe", "--always", "--dirty")
     samples: list[dict[str, Any]] = []
     guests = []
     for state in states:
@@ -100,7 +100,7 @@ def measured(rounds: int, seed: int, states: Iterable[str] = STATES) -> Run:
     about = {
         "date": datetime.date.today().isoformat(),
         "guest": guests[-1],
-        "qemu": said_by("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
+        "qemu": output_of("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
         "dmafile": ours,
     }
     return Run({"bench": "pins", "machine": about}, samples)
@@ -135,10 +135,10 @@ def one_machine(state: str, rounds: int, seed: int) -> tuple[str, list[dict[str,
 
 
 def memory(state: str, head: str, log: str) -> dict[str, Any]:
-    """In KiB: what the kernel has left, and what describes its pages, of that page_ext."""
+    """In KiB: the memory left by the kernel, its page descriptors, and the page_ext among them."""
     verb, tracked, total, described = head.split()
     assert verb == "machine", head
-    assert (tracked == "on") == (state == ON), f"{state}: pins are tracked: {tracked}"
+    assert (tracked == "on") == (state == ON), f"{state}: tracking of pins is {tracked}"
     extra = re.search(r"allocated (\d+) bytes of page_ext", log)
     return {
         "total": int(total),
@@ -148,7 +148,7 @@ def memory(state: str, head: str, log: str) -> dict[str, Any]:
 
 
 def paired(said: Sequence[str], marks: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Instructions of an operation, of each round but the one to warm up."""
+    """Instructions of an operation, by round, without the warm-up round."""
     lines = [tuple(map(int, line.split())) for line in marks]
     at = iter([(number, user + kernel) for number, user, kernel in lines if number < 2])
     rounds: dict[str, int] = {}
@@ -157,7 +157,7 @@ def paired(said: Sequence[str], marks: Sequence[str]) -> Iterator[dict[str, Any]
         job = " ".join(name)
         assert job in JOBS and verb in ("marked", "timed"), line
         if verb == "timed":
-            # An instruction takes a nanosecond.
+            # One instruction takes one nanosecond of guest time.
             count = int(last) / int(operations)
         else:
             batches = []
@@ -169,11 +169,11 @@ def paired(said: Sequence[str], marks: Sequence[str]) -> Iterator[dict[str, Any]
         number = rounds[job] = rounds.get(job, -1) + 1
         if number:
             yield {"job": job, "round": number, "instructions": count}
-    assert next(at, None) is None, "more was counted than run"
+    assert next(at, None) is None, "there are more marks than runs"
     assert rounds.keys() == JOBS.keys(), rounds.keys() ^ JOBS.keys()
 
 
-# Showing
+# Tables
 
 
 def about(run: Run) -> str:
@@ -185,7 +185,7 @@ def about(run: Run) -> str:
 
 
 def tables(run: Run) -> dict[str, Rows]:
-    """Of such a run, by name."""
+    """The tables of a run, by name."""
     return {
         "reads": table_of(run, READS, ["disk", "reads a call"]),
         "calls": table_of(run, CALLS, ["gup_test", "pages", "a call"]),
@@ -197,7 +197,7 @@ def tables(run: Run) -> dict[str, Rows]:
 
 
 def values(run: Run, state: str, job: str) -> list[float]:
-    """Of the rounds of one job."""
+    """The values of one job, by round."""
     found = [
         one["instructions"]
         for one in run.samples
@@ -212,7 +212,7 @@ def middle(run: Run, state: str, job: str) -> float:
 
 
 def ratio(run: Run, state: str, job: str, to: str = WITHOUT) -> float:
-    """Of medians: each state is a machine of its own, and its rounds are nobody else's."""
+    """The ratio of the medians, because each state has its own machine and rounds."""
     return middle(run, state, job) / middle(run, to, job)
 
 

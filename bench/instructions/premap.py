@@ -1,6 +1,6 @@
-"""What it saves to map a buffer once: reads from a disk, per request and once, in turns.
+"""The saving of mapping a buffer once: reads from a disk, mapped per request and once, in turns.
 
-docs/series.md shows what came out, and tells how.
+docs/series.md has the results and the method.
 """
 
 import datetime
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.instructions.measure import STEPS, Measured, measure, said_by, step, whole
+from bench.instructions.measure import STEPS, Measured, measure, output_of, step, whole
 from bench.instructions.tables import ratio_text
 from bench.runs import ROOT, Rows, Run
 from bench.words import size_text, thousands
@@ -21,7 +21,7 @@ from vm.compiled import static
 
 BASE, SERIES = "base", "series"
 IOMMUS = {"off": "no IOMMU", "intel": "lazy", "intel-strict": "strict"}
-"""By --iommu of vm/run, what tables call them."""
+"""Names in the tables, by --iommu of vm/run."""
 RINGS = ("polled", "interrupts")
 PER_REQUEST, ONCE = WAYS = ("request", "once")
 BATCHES, DEPTH = 10, 8
@@ -32,7 +32,7 @@ LOADS = {
     "through a ring, and copied": "load to=heap:system method=bounce io=direct",
     "mapped once": "load to=heap:system method=premap io=direct",
 }
-"""Ways from a raw disk into a heap's dma-buf."""
+"""Loads from a raw disk into a heap's dma-buf."""
 
 Sample = Mapping[str, Any]
 
@@ -41,8 +41,8 @@ Sample = Mapping[str, Any]
 
 
 def measured(rounds: int) -> Run:
-    """A machine for each IOMMU, and one of a kernel without the series."""
-    ours = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+    """One machine for each IOMMU mode, and one with a kernel without the series."""
+    ours = output_of("git", "-C", str(ROOT), "describe", "--always", "--dirty")
     samples: list[dict[str, Any]] = []
     guests = []
     for kernel, iommu in [*((SERIES, one) for one in IOMMUS), (BASE, "off"), (BASE, "intel")]:
@@ -52,14 +52,14 @@ def measured(rounds: int) -> Run:
         samples += ({"part": "reads", "kernel": kernel, "iommu": iommu, **one} for one in found)
     for kernel in (BASE, SERIES):
         print(f"{kernel}, loads", flush=True)
-        # Only the first where nothing is mapped once.
+        # Only the first where the kernel cannot map a buffer once.
         lines = list(LOADS.values())[: 1 if kernel == BASE else None]
         loads = measure(lines, rounds=rounds, kernel=kernel, module=False, raw=True)
         samples += loads.samples(part="loads", kernel=kernel)
     about = {
         "date": datetime.date.today().isoformat(),
         "guest": guests[0],
-        "qemu": said_by("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
+        "qemu": output_of("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
         "dmafile": ours,
     }
     return Run({"bench": "premap", "machine": about}, samples)
@@ -77,7 +77,7 @@ def one_machine(kernel: str, iommu: str, rounds: int) -> tuple[str, list[dict[st
         marks = Path(name) / "marks"
         program = static(ROOT / "bench/premap.c", Path(name), "-Wextra")
         command = [str(ROOT / "vm/run"), f"--kernel={kernel}", "--marks", str(marks)]
-        # Of 1 MiB, as many drives have it.
+        # 1 MiB, a common limit of drives.
         command += ["--fs=raw", "--disk-size=64M", f"--iommu={iommu}", "--poll-queues=1"]
         command += ["--mdts=8", "--timeout=1800", "--", "sh", "-c", INSIDE, "sh"]
         result = subprocess.run(
@@ -90,7 +90,7 @@ def one_machine(kernel: str, iommu: str, rounds: int) -> tuple[str, list[dict[st
 
 
 def paired(said: Sequence[str], marks: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Instructions of a request: the median of the batches; but not of what came first."""
+    """Instructions of a request: the median of the batches, without the warm-up."""
     lines = [tuple(map(int, line.split())) for line in marks]
     at = iter([(number, user + kernel) for number, user, kernel in lines if number < 2])
     rounds: dict[tuple[str, ...], int] = {}
@@ -117,10 +117,10 @@ def paired(said: Sequence[str], marks: Sequence[str]) -> Iterator[dict[str, Any]
                 "instructions": statistics.median(batches),
                 "commands": int(commands) / BATCHES / DEPTH,
             }
-    assert next(at, None) is None, "more was counted than run"
+    assert next(at, None) is None, "there are more marks than runs"
 
 
-# Showing
+# Tables
 
 
 def about(run: Run) -> str:
@@ -132,7 +132,7 @@ def about(run: Run) -> str:
 
 
 def tables(run: Run) -> dict[str, Rows]:
-    """Of such a run, by name."""
+    """The tables of a run, by name."""
     samples = reads(run)
     return {
         **{ring: table_of(samples, ring) for ring in RINGS},
@@ -148,7 +148,7 @@ def reads(run: Run) -> list[Sample]:
 
 
 def values(samples: Sequence[Sample], what: str = "instructions", **wanted: Any) -> list[float]:
-    """Of the rounds of one way."""
+    """The values of one kind of request, by round."""
     found = [
         one[what] for one in samples if all(one[name] == value for name, value in wanted.items())
     ]
@@ -201,8 +201,7 @@ PUBLISHED = (
     ),
     (UDMABUF, "intel", 4096, "udmabuf", "1.93 → 5.01 MIOPS", 5.01 / 1.93),
 )
-"""Polled, 8 requests at a time: of which machine, size and memory, what was published, and how much
-more that is."""
+"""Polled, 8 requests at a time: name, IOMMU, size, memory, published figures, and their ratio."""
 
 
 def table_beside_published(samples: Sequence[Sample]) -> Rows:
@@ -229,7 +228,7 @@ def table_beside_published(samples: Sequence[Sample]) -> Rows:
 
 
 def table_of_others(samples: Sequence[Sample]) -> Rows:
-    """Requests that are not pre-mapped, on a kernel that could and one that can't."""
+    """Requests without premapping, on a kernel that supports it and on one that does not."""
     rows = []
     for size, memory in kinds(samples):
         if memory == "heap":
@@ -250,7 +249,7 @@ def table_of_others(samples: Sequence[Sample]) -> Rows:
 
 
 def table_of_commands(samples: Sequence[Sample]) -> Rows:
-    """How many a request takes, where it may take several."""
+    """Commands for one request, for sizes that may take several."""
     size = max(one["size"] for one in samples)
     head = [f"commands to the disk for {size_text(size)}"]
     rows = []
@@ -273,7 +272,7 @@ def table_of_commands(samples: Sequence[Sample]) -> Rows:
 
 
 def table_of_loads(samples: Sequence[Sample]) -> Rows:
-    """Thousands of instructions per MiB, each step's."""
+    """Thousands of instructions per MiB, by step."""
     rows = []
     first = None
     for kernel in (BASE, SERIES):

@@ -1,4 +1,4 @@
-"""What saves take, on a stock kernel with dmafile.ko: docs/saving.md."""
+"""The cost of saves, on a stock kernel with dmafile.ko: docs/saving.md."""
 
 import statistics
 
@@ -12,7 +12,7 @@ NAME = "save-instructions"
 
 
 def lines() -> list[str]:
-    """All of them, each once."""
+    """All candidates, each once."""
     return [*FROM_MODULE.values(), *FROM_MEMORY.values()]
 
 
@@ -31,7 +31,7 @@ def tables(run: Run) -> dict[str, Rows]:
 
 
 def table_of(one: Measured, every: dict[str, str]) -> Rows:
-    """The last of them is what the others are compared with."""
+    """A table whose last row is the baseline."""
     (*_, against) = every.values()
     rows = []
     for name, line in every.items():
@@ -44,7 +44,7 @@ def table_of(one: Measured, every: dict[str, str]) -> Rows:
 
 
 def ratios(one: Measured) -> list[float]:
-    """By round: `RW` to the other way."""
+    """The ratio of `RW` to the other method, by round."""
     line, against, _ = TO_DISK_GOAL
     return one.ratios(line, against, step("fill"))
 

@@ -1,6 +1,6 @@
-"""What the series changes: small writes on `base` and on `series`, and ways into a dma-buf.
+"""What the series changes: small writes on `base` and on `series`, and loads into a dma-buf.
 
-docs/series.md shows what came out, and tells how.
+docs/series.md has the results and the method.
 """
 
 import statistics
@@ -35,14 +35,14 @@ from vm.compiled import static
 BASE, SERIES = KERNELS = ("base", "series")
 FOLDERS = {"tmpfs": "/mnt", "ext4": "/mnt2", "xfs": "/mnt3"}
 WRITES = 2000
-"""In a round, of each sort."""
+"""The number of writes of each size in a round."""
 
 
 # Measuring
 
 
 def measured(size: int, rounds: int, seed: int) -> Run:
-    """Writes and udmabufs of both kernels, which are a machine each, and ways of the series'."""
+    """Writes and udmabufs on both kernels, with a machine for each, and loads on `series`."""
     samples: list[dict[str, Any]] = []
     for kernel in KERNELS:
         samples += writes(kernel, rounds)
@@ -64,7 +64,7 @@ def measured(size: int, rounds: int, seed: int) -> Run:
 def measured_by_size(
     rounds: int, seed: int, sizes: Sequence[int] = HEAP_SIZES, kernel: str = SERIES
 ) -> Run:
-    """AR-31's rows, at each of its sizes."""
+    """The rows of AR-31's table, at each of its sizes."""
     every = [
         measure(by_size(), size=size, rounds=rounds, seed=seed, timeout=6 * 3600, kernel=kernel)
         for size in sizes
@@ -74,7 +74,7 @@ def measured_by_size(
 
 
 def writes(kernel: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """Instructions of each write, by file system and bytes, and how often its source is touched."""
+    """Instructions per write, by file system and size, and how often its source is touched."""
     with tempfile.TemporaryDirectory(prefix="dmafile-series-") as name:
         marks = Path(name) / "marks"
         program = static(ROOT / "bench/writes.c", Path(name), "-Wextra", f"-DWRITES={WRITES}")
@@ -97,14 +97,14 @@ def writes(kernel: str, rounds: int) -> Iterator[dict[str, Any]]:
             yield {**one, "instructions": (done - begun) / WRITES}
         else:
             yield {**one, "touches": sum(map(int, rest)) / WRITES}
-    assert next(pairs, None) is None, "more was counted than run"
+    assert next(pairs, None) is None, "there are more marks than runs"
 
 
-# Showing
+# Tables
 
 
 def tables(run: Run) -> dict[str, Rows]:
-    """Of such a run, by name; none where no samples were kept."""
+    """The tables of a run, by name; a table without samples is left out."""
 
     def of(part: str) -> list[Mapping[str, Any]]:
         return [one for one in run.samples if one["part"] == part]
@@ -164,7 +164,7 @@ def table_of_ways(measured: Measured) -> Rows:
 
 
 def table_of_copies(measured: Measured) -> Rows:
-    """CF-13's, as published and here."""
+    """The rows of CF-13's table, as published and as measured here."""
     rows = []
     for row in COPIES:
         theirs = [str(row.create), str(row.fill), str(row.close), f"{row.percent} %"]
@@ -179,7 +179,7 @@ def table_of_copies(measured: Measured) -> Rows:
 
 
 def table_of_udmabufs(samples: Sequence[Mapping[str, Any]]) -> Rows:
-    """Of both kernels; they are not compared within a round, as each is a machine of its own."""
+    """Udmabufs on both kernels. Each has its own machine, so ratios are not within a round."""
     by = {
         kernel: Measured.of({}, [one for one in samples if one["kernel"] == kernel])
         for kernel in KERNELS
@@ -212,7 +212,7 @@ def table_of_goals(measured: Measured) -> Rows:
 
 
 def made_and_filled(run: Sequence[Count]) -> int:
-    """Without the closing, as published."""
+    """Without closing, as in the published table."""
     return sum(run[STEPS.index("create")]) + sum(run[STEPS.index("fill")])
 
 
@@ -221,7 +221,7 @@ def lines_by_name() -> dict[str, str]:
 
 
 def table_beside_published(by: Mapping[int, Measured]) -> Rows:
-    """AR-31's, by size: ratios to its first row, here and as published."""
+    """AR-31's table by size: ratios to its first row, here and as published."""
     theirs = {row.name: row.nanoseconds for row in HEAP}
     first = HEAP[0].nanoseconds
     rows = []
@@ -239,7 +239,7 @@ def table_beside_published(by: Mapping[int, Measured]) -> Rows:
 
 
 def table_of_costs(by: Mapping[int, Measured]) -> Rows:
-    """The same rows, in thousands of instructions a MiB."""
+    """The same rows, in thousands of instructions per MiB."""
     rows = []
     for name, line in lines_by_name().items():
         row = [name]

@@ -1,4 +1,4 @@
-"""The tables of a measurement, each by the name that documents have for it."""
+"""The tables of a measurement on stock kernels, by their names in documents."""
 
 import functools
 import re
@@ -37,11 +37,11 @@ from bench.runs import Rows, Run
 from bench.words import size_text, spread, thousands
 
 STOCK, NEWEST = "instructions", "instructions-newest"
-"""What runs on Debian's 6.12 and on the newest kernel are called; the second is a column of the
-first one's tables."""
+"""Names of the runs on Debian's 6.12 and on the newest kernel. The tables of the first have a
+column for the second."""
 
 ZEROING = MIB / 8
-"""Instructions for a MiB: the kernel of this CPU zeroes a page with `rep stosq`, word by word."""
+"""Instructions to zero one MiB: on this CPU the kernel uses `rep stosq`, word by word."""
 
 
 def measured_of(run: Run) -> Measured:
@@ -49,12 +49,12 @@ def measured_of(run: Run) -> Measured:
 
 
 def release(measured: Measured) -> str:
-    """Of the kernel, without what a distribution adds."""
+    """The kernel's version without the distribution's suffix."""
     return re.split(r"[^\d.]", measured.about["guest"])[0]
 
 
 def above_zeroing(measured: Measured, line: str, against: str) -> list[float]:
-    """Ratios, round by round, of what both take beyond zeroing their memory once."""
+    """Ratios by round of the instructions that both take beyond zeroing their memory once."""
     floor = ZEROING * measured.size / MIB
     return measured.ratios(line, against, lambda run: int(whole(run) - floor))
 
@@ -64,7 +64,7 @@ def ratio_text(values: Sequence[float]) -> str:
 
 
 def about(measured: Measured) -> str:
-    """What was measured, in a sentence."""
+    """Describes the measurement."""
     of = measured.about
     return (
         f"{of['date']}, Linux {of['guest']} in QEMU {of['qemu']}, dmafile {of['dmafile']}, "
@@ -73,7 +73,7 @@ def about(measured: Measured) -> str:
 
 
 class Tables:
-    """Those of a stock kernel: docs/instructions.md, docs/kernel.md."""
+    """The tables of docs/instructions.md and docs/kernel.md."""
 
     NAMES = ("memory", "loads", "heaps", "blocks", "module", "goals", "gates", "refused")
 
@@ -85,11 +85,11 @@ class Tables:
         return thousands(self.measured.per_mib(line, what))
 
     def ratio(self, line: str, against: str = NORMAL) -> list[str]:
-        """Here, and on the newest kernel."""
+        """The ratio here, and on the newest kernel."""
         return self.each(lambda measured: measured.ratios(line, against), line, against)
 
     def each(self, what: Callable[[Measured], list[float]], *lines: str) -> list[str]:
-        """A spread for each kernel, of what takes these lines."""
+        """The spread of WHAT for each kernel, if all of these lines ran."""
         found = [ratio_text(what(self.measured))]
         if self.newest:
             ran = all(self.newest.candidates[line].refused is None for line in lines)
@@ -97,11 +97,11 @@ class Tables:
         return found
 
     def head(self, name: str) -> list[str]:
-        """Of the columns that `ratio` fills."""
+        """The header of the columns that `ratio` fills."""
         return [name, f"on Linux {release(self.newest)}"] if self.newest else [name]
 
     def less_memory(self, line: str) -> str:
-        """What a load takes beyond creating and closing the same memory."""
+        """Instructions of a load beyond creating and closing the same memory."""
         candidates = self.measured.candidates
         words = line.split()
         kind = words[1].removeprefix("to=")
@@ -173,7 +173,7 @@ class Tables:
         return ["", "create", "fill", "close", "above zeroing", *self.head("all, to normal")], rows
 
     def goals(self) -> Rows:
-        """What dmafile.ko is held to, and what came of it."""
+        """The goals for dmafile.ko, and the results."""
         stock = {
             "the normal way": NORMAL,
             "a udmabuf of hugetlb pages, which were set aside": load(
@@ -206,7 +206,7 @@ class Tables:
         why: dict[str, list[str]] = {}
         for line in on_stock():
             if (refused := self.measured.candidates[line].refused) is not None:
-                # The reason itself: what comes before names the candidate, and after the remedy.
+                # Only the reason: the candidate's name comes before it, the remedy after it.
                 reason = refused.split("; ")[0].split(": ")[-1]
                 why.setdefault(reason, []).append(line)
         rows = []
@@ -219,7 +219,7 @@ class Tables:
 
 
 def tables(run: Run) -> dict[str, Rows]:
-    """Of such a run, by name; the newest kernel's is a column of the other's."""
+    """The tables of a run, by name; the newest kernel is a column."""
     measured = measured_of(run)
     newest = None
     if release(measured).startswith("6.12.") and runs.is_kept(NEWEST):

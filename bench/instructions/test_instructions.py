@@ -1,7 +1,7 @@
-"""What a load costs in instructions, held against other ways in the same machine.
+"""The instructions of a load, compared with other methods in the same machine.
 
-The limits are ratios, whose spread docs/instructions.md shows. A change of what a load does, for a
-reason, is measured again (`make vm-bench ARGS=--keep`), and may move a limit.
+The limits are ratios; docs/instructions.md shows their spread. If a load changes for a good reason,
+measure again (`make vm-bench ARGS=--keep`); a limit may change then.
 """
 
 import json
@@ -40,8 +40,8 @@ from vm import kernels
 
 @pytest.fixture(scope="module")
 def measured(counting: None) -> Measured:
-    """One machine, and as few rounds as have a median; of what `cargo test` builds, whose own code,
-    optimized too, is a small part of what is counted."""
+    """One machine, and the fewest rounds with a median. Measures the build of `cargo test`, which
+    is optimized too; code of dmafile is a small part of the counted instructions."""
     return measure(lines_of(GATES), rounds=3, profile="dev", module=False)
 
 
@@ -52,31 +52,31 @@ def with_module(counting: None, request: pytest.FixtureRequest) -> Measured:
 
 
 OF_LATER_KERNELS = (NORMAL, load("udmabuf", "thp", "uring", "direct"))
-"""What Debian's 6.1 refuses: it gives user space neither heaps nor udmabufs."""
+"""Candidates that Debian's 6.1 refuses, because it offers user space neither heaps nor udmabufs."""
 
 
 def lines_of(gates: Sequence[Gate]) -> list[str]:
-    """What they compare, each once."""
+    """The lines that the gates compare, each once."""
     return list(dict.fromkeys(line for gate in gates for line in (gate.candidate, gate.against)))
 
 
 @pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.name)
-def test_a_load_takes_no_more_than_it_should(gate: Gate, measured: Measured) -> None:
-    holds(gate, measured)
+def test_a_load_stays_below_its_instruction_limit(gate: Gate, measured: Measured) -> None:
+    check_gate(gate, measured)
 
 
 @pytest.mark.parametrize("gate", MODULE_GATES, ids=lambda gate: gate.name)
 @pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
-def test_the_module_takes_no_more_than_it_should(gate: Gate, with_module: Measured) -> None:
+def test_dmafile_ko_stays_below_its_instruction_limit(gate: Gate, with_module: Measured) -> None:
     if with_module.about["guest"].startswith("6.1.") and gate.against in OF_LATER_KERNELS:
         refused = with_module.candidates[gate.against].refused
-        assert refused is not None, "Debian's 6.1 has got heaps"
+        assert refused is not None, "Debian's 6.1 now has heaps"
         return
-    holds(gate, with_module)
+    check_gate(gate, with_module)
 
 
 @pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
-def test_to_fill_a_buffer_takes_a_sixteenth_of_a_read_into_its_mapping(
+def test_filling_a_buffer_takes_less_than_1_16_of_a_read_into_its_mapping(
     with_module: Measured,
 ) -> None:
     ratios = with_module.ratios(RW, READ_INTO_ITS_MAPPING, step("fill"))
@@ -84,22 +84,24 @@ def test_to_fill_a_buffer_takes_a_sixteenth_of_a_read_into_its_mapping(
 
 
 @pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
-def test_above_zeroing_the_module_takes_a_seventh_of_the_normal_way(with_module: Measured) -> None:
-    """On every kernel. Debian's 6.1 has no heap, where this is the normal way."""
+def test_dmafile_ko_takes_less_than_1_7_of_a_normal_load_beyond_zeroing(
+    with_module: Measured,
+) -> None:
+    """On every kernel. On Debian's 6.1, which has no heaps, this is the normal load."""
     ratios = above_zeroing(with_module, ALLOC_READ, READ_INTO_ITS_MAPPING)
     assert statistics.median(ratios) < 1 / 7, ratios
 
 
 @pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 @pytest.mark.usefixtures("counting")
-def test_a_save_out_of_the_module_takes_a_sixteenth_of_a_write_from_its_mapping() -> None:
+def test_a_save_from_dmafile_ko_takes_at_most_1_16_of_a_write() -> None:
     run = saves.measured(mib=64, rounds=3, seed=1, profile="dev")
     measured = Measured.of(run.machine["machine"], run.samples)
     assert not [one.refused for one in measured.candidates.values() if one.refused]
     assert statistics.median(saves.ratios(measured)) <= TO_DISK_GOAL[2]
 
 
-def holds(gate: Gate, measured: Measured) -> None:
+def check_gate(gate: Gate, measured: Measured) -> None:
     for line in (gate.candidate, gate.against):
         assert measured.candidates[line].refused is None, measured.candidates[line].refused
     ratios = measured.ratios(gate.candidate, gate.against)
@@ -112,20 +114,20 @@ def limit(gate: Gate, measured: Measured) -> float:
 
 
 def shown(name: str, **only: str) -> Measured:
-    """The measurement that documents show."""
+    """The measurement that the documents show."""
     run = Run.read(runs.kept(name))
     lines = [one for one in run.samples if only.items() <= one.items()]
     return Measured.of(run.machine["machine"], lines)
 
 
-def test_all_that_there_is_was_measured() -> None:
+def test_every_candidate_was_measured() -> None:
     assert set(on_stock()) <= set(shown("instructions").candidates)
     assert set(on_series()) <= set(shown("series", part="ways").candidates)
     by = Run.read(runs.kept("series-by-size")).samples
     assert {(one["candidate"], one["size"]) for one in by} == set(product(by_size(), HEAP_SIZES))
 
 
-def test_the_newest_kernel_is_a_column() -> None:
+def test_the_newest_kernel_has_its_own_column() -> None:
     here = shown("instructions")
     newest = replace(
         here,
@@ -145,8 +147,8 @@ def test_the_newest_kernel_is_a_column() -> None:
         assert len(head) - len(before) == (name not in ("blocks", "refused")), name
 
 
-def test_a_measurement_is_kept_whole() -> None:
-    """With reasons and reports, and in rounds."""
+def test_a_measurement_is_written_and_read_back() -> None:
+    """With reasons, reports and rounds."""
     lines = ["load to=memfd", "copy to=heap method=read io=direct"]
     runs = [[(1, 2), (3, 4), (5, 6)], [(2, 2), (3, 4), (5, 7)]]
     ran = Candidate(lines[0], report={"method": "uring"}, runs=[[*run] for run in runs])
@@ -160,7 +162,7 @@ def test_a_measurement_is_kept_whole() -> None:
 @pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 @pytest.mark.usefixtures("counting")
 def test_published_rows_run_at_their_sizes() -> None:
-    """On a stock kernel, which lacks what the heap's rows want."""
+    """On a stock kernel, which refuses the rows of the patched heap."""
     run = measured_by_size(rounds=2, seed=1, sizes=HEAP_SIZES[:2], kernel="6.12")
     head, rows = tables_by_size(run)["published"]
     assert head == ["", "512 KiB", "published", "8 MiB", "published"]
@@ -172,7 +174,7 @@ def test_published_rows_run_at_their_sizes() -> None:
 
 
 @pytest.mark.parametrize("gate", [*GATES, *MODULE_GATES], ids=lambda gate: gate.name)
-def test_limits_are_as_wide_as_the_spread_asks_for(gate: Gate) -> None:
+def test_limits_are_slightly_above_the_measured_ratios(gate: Gate) -> None:
     kept = [shown("instructions")]
     if gate.newest is not None:
         kept.append(shown("instructions-newest"))
@@ -181,7 +183,7 @@ def test_limits_are_as_wide_as_the_spread_asks_for(gate: Gate) -> None:
         assert max(ratios) < limit(gate, measured) < 1.25 * statistics.median(ratios), ratios
 
 
-def test_marks_find_their_runs() -> None:
+def test_marks_are_matched_to_their_runs() -> None:
     lines = ["make to=one", "make to=two"]
     said = ["ran 1 0", "refused 1 no: there is none", "ran 0 0", "ran 0 1"]
     marks = ["254 9 9", "0 10 10", "1 10 11"]
@@ -193,8 +195,8 @@ def test_marks_find_their_runs() -> None:
 
 
 @pytest.mark.parametrize("marks", [["0 1 1"], ["0 1 1", "1 1 1", "2 1 1", "3 1 1", "0 2 2"]])
-def test_marks_that_do_not_fit_are_an_error(marks: list[str]) -> None:
-    with pytest.raises(AssertionError, match=r"marks|more was counted"):
+def test_marks_that_do_not_match_are_an_error(marks: list[str]) -> None:
+    with pytest.raises(AssertionError, match=r"marks|more marks than runs"):
         pair(["make to=one"], ["ran 0 1"], marks)
 
 
@@ -207,8 +209,8 @@ def two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_jobs")
-def test_marks_and_the_clock_count_pins() -> None:
-    """By operation, of each round but the first."""
+def test_pins_are_counted_by_marks_and_by_the_clock() -> None:
+    """Per operation, for each round except the first."""
     warm = ["timed gup PIN_FAST 4k 1 10 90", "marked register page 4 2"]
     later = ["marked register page 4 3", "timed gup PIN_FAST 4k 1 10 75"]
     counted = [(0, 400), (10, 410), *((at, at + each) for at, each in ((20, 8), (30, 4), (40, 80)))]
@@ -228,43 +230,45 @@ def test_marks_and_the_clock_count_pins() -> None:
         (["marked register page 1 1"], ["0 1 1", "1 1 1"], "PIN_FAST"),
         (["marked register page 1 1"], ["1 1 1", "0 1 1"], "register page"),
         (["marked register pages 1 1"], ["0 1 1", "1 1 1"], "register pages"),
-        (["timed gup PIN_FAST 4k 1 1 1"], ["0 1 1", "1 1 1"], "more was counted"),
+        (["timed gup PIN_FAST 4k 1 1 1"], ["0 1 1", "1 1 1"], "more marks than runs"),
     ],
 )
-def test_pins_that_do_not_fit_are_an_error(said: list[str], marks: list[str], why: str) -> None:
+def test_pin_counts_that_do_not_match_are_an_error(
+    said: list[str], marks: list[str], why: str
+) -> None:
     with pytest.raises(AssertionError, match=why):
         list(pins.paired(said, marks))
 
 
-def test_the_memory_of_the_tracker_is_what_the_kernel_says() -> None:
+def test_the_memory_of_the_tracker_is_read_from_the_kernel() -> None:
     log = "[    0.06] allocated 12582912 bytes of page_ext\n"
     on = {"total": 100, "described": 44, "page_ext": 12288}
     assert pins.memory(pins.ON, "machine on 100 11", log) == on
     assert pins.memory(pins.OFF, "machine off 100 11", "") == {**on, "page_ext": 0}
     for state, tracked in ((pins.ON, "off"), (pins.OFF, "on"), (pins.WITHOUT, "on")):
-        with pytest.raises(AssertionError, match=f"{state}: pins are tracked: {tracked}"):
+        with pytest.raises(AssertionError, match=f"{state}: tracking of pins is {tracked}"):
             pins.memory(state, f"machine {tracked} 100 11", log)
 
 
-def test_all_that_pins_was_measured() -> None:
+def test_every_pinning_operation_was_measured() -> None:
     run = Run.read(runs.kept("pins"))
     found = {(one["state"], one.get("job")) for one in run.samples}
     assert found == set(product(pins.STATES, [None, *pins.JOBS]))
 
 
 @pytest.mark.parametrize("limit", pins.LIMITS, ids=lambda one: f"{one.state}, {one.what}")
-def test_limits_of_pins_are_held_or_known_to_be_missed(limit: pins.Limit) -> None:
+def test_pin_costs_are_within_limits_or_a_known_miss(limit: pins.Limit) -> None:
     run = Run.read(runs.kept("pins"))
     here = pins.ratio(run, limit.state, limit.job)
     assert here <= limit.allowed
-    assert limit.missed is None or limit.most < here, "it is held by now"
+    assert limit.missed is None or limit.most < here, "the limit is met by now"
 
 
 @pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 @pytest.mark.usefixtures("counting")
-def test_tracking_pins_takes_no_more_than_it_should() -> None:
-    """To the same kernel with the tracker off, which needs no kernel without it. Where memory lies
-    moves a read by up to 1 % from boot to boot."""
+def test_the_cost_of_tracking_pins_is_within_its_limits() -> None:
+    """Compared with the same kernel with the tracker off, so that no other kernel is needed. The
+    location of memory changes a read by up to 1 % from boot to boot."""
     run = pins.measured(rounds=3, seed=1, states=(pins.OFF, pins.ON))
     ratios = {
         one.what: (pins.ratio(run, pins.ON, one.job, pins.OFF), one.allowed)

@@ -1,1 +1,1 @@
-"""By the clock: tables of this machine, `make bench`."""
+"""Timed benchmarks of this machine: `make bench`."""

@@ -1,4 +1,4 @@
-"""Pictures of tables and of a load, by Matplotlib."""
+"""Charts of tables and of a load, by Matplotlib."""
 
 import io
 import re
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from bench.seconds.tables import Bars
 
-# Ours, others', and the parts of a whole; they can be told apart without colours, too.
+# Colours for dmafile, other loaders, and parts of a bar; they differ in brightness, too.
 OURS, OTHERS = "#0b6e99", "#b9c3c9"
 PARTS = ("#0b6e99", "#f2a541", "#7a9e3a", "#c8553d", "#6c6f93", "#b9c3c9")
 WIDTH = 8.0
@@ -21,16 +21,16 @@ mpl.rcParams.update(
         "font.size": 10,
         "axes.spines.top": False,
         "axes.spines.right": False,
-        # As text, which can be found and copied.
+        # Text stays text, so that it can be searched and copied.
         "svg.fonttype": "none",
-        # The same picture for the same figures.
+        # The same figures give the same file.
         "svg.hashsalt": "dmafile",
     }
 )
 
 
 def bars(chart: Bars) -> Figure:
-    """A bar a row, with a line from the least to the most; or parts one on the other."""
+    """One bar for each row, with a line from minimum to maximum; or bars stacked from parts."""
     names = [name for name, _ in chart.rows]
     figure = Figure(figsize=(WIDTH, 0.9 + 0.42 * len(names)), layout="constrained")
     axes = figure.subplots()
@@ -63,7 +63,7 @@ def bars(chart: Bars) -> Figure:
 
 
 def timeline(trace: Mapping[str, Any], title: str) -> Figure:
-    """What a load did when: a row for what each of its parts was busy with."""
+    """A timeline of one load, with a row for each kind of work."""
     spans: dict[str, list[tuple[float, float]]] = {}
     for event in trace["traceEvents"]:
         if event.get("ph") == "X" and event["name"] not in ("open", "plan"):
@@ -82,7 +82,7 @@ def timeline(trace: Mapping[str, Any], title: str) -> Figure:
 
 
 def as_svg(figure: Figure) -> str:
-    """To stand in a page: without the head of a file, and scaled to the page's width."""
+    """SVG to embed in a page: without the XML header, and scaled to the width of the page."""
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     text = out.getvalue()

@@ -1,11 +1,11 @@
-"""What loads take beside moving bytes: start, checksums, many tensors."""
+"""Costs of loads other than moving bytes: start-up, checksums, many tensors."""
 
 import json
 import statistics
 from pathlib import Path
 
 from bench.candidates import CHECKSUMS, NO_CHECKSUM
-from bench.seconds.commands import Candidate, Said, script, way
+from bench.seconds.commands import Candidate, Output, script, way
 from bench.seconds.quick import ROUNDS, SIZES, file_of, room, seconds
 from bench.seconds.rounds import Cell, Measured
 from bench.seconds.tables import Job, Place, Result
@@ -18,7 +18,7 @@ START = {
     "dmafile --version": "--version",
     "dmafile load, 4 KiB": "load FILE --quiet",
 }
-"""Arguments of the command."""
+"""Arguments of the command, by row."""
 
 
 def job(place: Place, rounds: int | None) -> Job:
@@ -27,9 +27,7 @@ def job(place: Place, rounds: int | None) -> Job:
     every = [way(place.ways, name, file, line) for name, line in CHECKSUMS.items()]
     for name, words in START.items():
         command = [*place.program, *words.replace("FILE", str(tiny)).split()]
-        every.append(
-            Candidate(name, f"dmafile {words}", tiny, TINY, command, nothing_said, checks="")
-        )
+        every.append(Candidate(name, f"dmafile {words}", tiny, TINY, command, no_output, checks=""))
     size = many.stat().st_size
     every.append(Candidate(MANY, "many.py FILE", many, size, script("many.py", str(many))))
     return Job([Cell(one) for one in every], rounds or ROUNDS)
@@ -39,12 +37,12 @@ def results(measured: Measured) -> list[Result]:
     return [checksums(measured), others(measured)]
 
 
-def nothing_said(_: Path) -> Said:
-    return Said(0.0, 0.0)
+def no_output(_: Path) -> Output:
+    return Output(0.0, 0.0)
 
 
 def many_tensors(folder: Path) -> Path:
-    """A file of as many tensors as a large mixture-of-experts model has, of 64 bytes each."""
+    """A file with as many tensors as a large mixture-of-experts model, of 64 bytes each."""
     path = folder / f"{TENSORS}-tensors.safetensors"
     entries: dict[str, object] = {}
     for number in range(TENSORS):

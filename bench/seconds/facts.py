@@ -1,4 +1,4 @@
-"""What a reader has to know of a machine to place its figures."""
+"""Describes the machine, so that readers can judge the figures."""
 
 import datetime
 import os
@@ -12,48 +12,53 @@ from bench.seconds.memory import meminfo
 from bench.seconds.process import Failed, run
 
 
-def of(path: Path, default: str = "") -> str:
-    """The first line of a file of the kernel's, or what stands for it where there is none."""
+def first_line(path: Path, default: str = "") -> str:
+    """The first line of a file in /sys or /proc, or DEFAULT if there is none."""
     try:
         return path.read_text().splitlines()[0].strip()
     except (OSError, IndexError):
         return default
 
 
-def chosen(path: Path) -> str:
-    """Of a list of settings, the one in brackets."""
-    found = re.search(r"\[([\w-]+)\]", of(path))
+def selected(path: Path) -> str:
+    """The setting in brackets in a list of settings."""
+    found = re.search(r"\[([\w-]+)\]", first_line(path))
     return found[1] if found else ""
 
 
 def disk(folder: Path) -> str:
-    """Name and model of the device that a folder is on."""
+    """Name and model of the disk that a folder is on."""
     number = folder.stat().st_dev
     node = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if not node.exists():
         return ""
     node = node.resolve()
     whole = node.parent if (node / "partition").exists() else node
-    kind = "rotating" if of(whole / "queue/rotational") == "1" else "solid state"
+    kind = "rotating" if first_line(whole / "queue/rotational") == "1" else "solid state"
     if whole.name.startswith("vd"):
-        # It says the one or the other whatever is behind it.
+        # `rotational` does not describe the device behind virtio.
         kind = "virtio"
-    words = [whole.name, of(whole / "device/model"), kind, chosen(whole / "queue/scheduler")]
+    words = [
+        whole.name,
+        first_line(whole / "device/model"),
+        kind,
+        selected(whole / "queue/scheduler"),
+    ]
     return ", ".join(word for word in words if word)
 
 
 def version(command: Sequence[str], scratch: Path) -> str:
-    """The first line with which a program names itself, or nothing where there is none."""
+    """The first line of a program's version output; empty if the program is missing."""
     out = scratch / "version"
     try:
         run(command, out)
     except Failed:
         return ""
-    return of(out)
+    return first_line(out)
 
 
 def described(program: Sequence[str], folder: Path, scratch: Path) -> Mapping[str, str]:
-    """All of it, a line each, without names of hosts or users."""
+    """The description, one line for each property, without names of hosts or users."""
     cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     thp = Path("/sys/kernel/mm/transparent_hugepage")
     return {
@@ -64,8 +69,8 @@ def described(program: Sequence[str], folder: Path, scratch: Path) -> Mapping[st
         "memory": f"{meminfo('MemTotal') / (1 << 30):.1f} GiB",
         "file system": file_system(folder),
         "disk": disk(folder),
-        "huge pages": f"THP {chosen(thp / 'enabled')}, shmem {chosen(thp / 'shmem_enabled')}, "
+        "huge pages": f"THP {selected(thp / 'enabled')}, shmem {selected(thp / 'shmem_enabled')}, "
         f"hugetlb pool {meminfo('HugePages_Total') // 1024}",
-        "load": of(Path("/proc/loadavg")),
+        "load": first_line(Path("/proc/loadavg")),
         "Python": platform.python_version(),
     }

@@ -16,10 +16,10 @@ PAGE = mmap.PAGESIZE
 
 
 def noise(total: int) -> Iterator[memoryview]:
-    """`total` bytes, the same at each call, that read as finite BF16 numbers the size of weights.
+    """TOTAL bytes, the same at each call; as BF16 they are finite numbers as large as weights.
 
-    One block is drawn and repeated, which makes 2 GiB a matter of seconds. Its length is twice a
-    prime, so that no two pages of a file below 60 GB are alike and a misplaced page shows.
+    One random block is repeated, so 2 GiB take only seconds. Its length is twice a prime, so all
+    pages of a file below 60 GB differ, and a misplaced page is found.
     """
     half = 16_777_213
     block = bytearray(2 * half)
@@ -32,7 +32,7 @@ def noise(total: int) -> Iterator[memoryview]:
 
 
 def make_file(path: Path, head: bytes, body: int) -> None:
-    """Makes a file of `head` and `body` bytes of noise, on disk, whole or not at all."""
+    """Makes a file of `head` and `body` bytes of noise, on disk and atomically."""
     size = len(head) + body
     if path.exists() and path.stat().st_size == size:
         return
@@ -40,7 +40,7 @@ def make_file(path: Path, head: bytes, body: int) -> None:
     free = shutil.disk_usage(path.parent).free
     if free < size + 256 * MIB:
         sys.exit(
-            f"{path} takes {size / MIB:,.0f} MiB of disk and {free / MIB:,.0f} MiB are free there; "
+            f"{path} needs {size / MIB:,.0f} MiB of disk, but only {free / MIB:,.0f} MiB are free; "
             "make room or choose another folder"
         )
     partial = path.with_name(path.name + ".partial")
@@ -54,28 +54,28 @@ def make_file(path: Path, head: bytes, body: int) -> None:
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that holds `path`."""
+    """The type of the file system that contains `path`."""
     words = subprocess.check_output(["df", "--output=fstype", "--", path], text=True).split()
     return words[-1]
 
 
 libc = ctypes.CDLL(None, use_errno=True)
 ODD = bytes(byte & 1 for byte in range(256))
-"""Of what mincore() says of a page, only the lowest bit means something."""
+"""The only bit that mincore() defines in the byte for a page."""
 
 
 def cached(path: Path) -> int:
-    """How many bytes of the file sit in the page cache, in whole pages (mincore(2)).
+    """How many bytes of the file are in the page cache, in whole pages (mincore(2)).
 
-    The kernel tells that to a file's owner, and to who may write it; all others see all of it
-    cached.
+    The kernel reports this only to the file's owner and to users with write permission; to others
+    every page appears cached.
     """
     size = path.stat().st_size
     if not size:
         return 0
     pages = -(-size // PAGE)
     vector = (ctypes.c_ubyte * pages)()
-    # Writable, as ctypes takes the address of nothing else; private, so that nothing is written.
+    # ctypes only takes the address of writable memory; private, so that nothing is written.
     with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as view:
         place = ctypes.c_char.from_buffer(view)
         failed = libc.mincore(ctypes.byref(place), ctypes.c_size_t(size), vector)
@@ -87,24 +87,24 @@ def cached(path: Path) -> int:
 
 
 def evict(path: Path) -> None:
-    """Puts the file out of the page cache, and makes sure that it is out."""
+    """Drops the file from the page cache, and checks that no page is left."""
     with path.open("rb") as file:
-        # Dirty pages can't be dropped.
+        # Dirty pages are not dropped.
         os.fsync(file.fileno())
-        # Pages on their way through the kernel's per-CPU lists may take another try.
+        # Pages on per-CPU lists of the kernel may need another call.
         for _ in range(20):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             if cached(path) == 0:
                 return
             time.sleep(0.05)
     sys.exit(
-        f"{path} stays in the page cache ({cached(path) / MIB:,.1f} MiB): is it on tmpfs, or "
-        "mapped by another process? Choose a folder on a disk."
+        f"{path} stays in the page cache ({cached(path) / MIB:,.1f} MiB): it may be on tmpfs, or "
+        "mapped by another process; choose a folder on a disk"
     )
 
 
 def fill_cache(path: Path) -> None:
-    """Brings the whole file into the page cache; it may have left it again when this returns."""
+    """Reads the whole file into the page cache; the kernel may drop pages at any time."""
     with path.open("rb", buffering=0) as file:
         while file.read(MIB):
             pass

@@ -1,4 +1,4 @@
-"""How near a load comes to what the machine gives: the disk by fio, memory by allocating it."""
+"""Compares loads with the limits of the machine: the disk by fio, memory by allocation."""
 
 import shutil
 import statistics

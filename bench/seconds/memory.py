@@ -1,4 +1,4 @@
-"""Memory as runs need it: enough of it, and backed by the host before the clock starts."""
+"""Makes sure that memory is available and backed by the host before a run."""
 
 import math
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def meminfo(field: str) -> int:
-    """A line of /proc/meminfo, in bytes."""
+    """A field of /proc/meminfo, in bytes."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, value = line.split(":")
         if name == field:
@@ -15,7 +15,7 @@ def meminfo(field: str) -> int:
     raise KeyError(field)
 
 
-# 23 is MADV_POPULATE_WRITE, for which Python has no name yet.
+# 23 is MADV_POPULATE_WRITE, which the module mmap does not define yet.
 TOUCH = """
 import mmap, sys, time
 memory = mmap.mmap(-1, int(sys.argv[1]), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -26,18 +26,18 @@ print(time.perf_counter() - start)
 """
 TOUCH_TRIES = 8
 fastest_touch = math.inf
-"""Seconds a byte, the least seen by this program."""
+"""Seconds per byte, the minimum seen by this program."""
 
 
 def touch_memory(size: int) -> bool:
-    """Allocates `size` bytes and gives them back, in a process of its own, until that is quick.
+    """Allocates and frees `size` bytes in a separate process, until that is fast.
 
-    Returns whether it became so.
+    Returns whether it became fast.
 
-    A virtual machine's memory may be backed by the host only when first touched, which is several
-    times as slow, and taken back seconds after it was freed. Unless all memory is touched right
-    before each run, the run that comes first pays for the others. Touching what is backed takes
-    the same time again and again; anything slower is done again.
+    The host may back a virtual machine's memory only when it is first touched, which is several
+    times slower, and take it back seconds after it is freed. So all memory is touched right before
+    each run; otherwise the first run would pay for the others. Touching backed memory always takes
+    the same time, so a slower attempt is repeated.
     """
     global fastest_touch
     for _ in range(TOUCH_TRIES):

@@ -1,7 +1,7 @@
 """Writes a safetensors file with the tensors of an 8B llama-style model, scaled down to 2 GiB.
 
-All 291 tensors are there under their own names, in BF16. Their sizes are 3/8 of Llama 3 8B's, the
-vocabulary 1/4. Written by hand, since the library wants all the bytes in memory at once.
+It has all 291 tensors with their usual names, in BF16. Their sizes are 3/8 of Llama 3 8B's, the
+vocabulary is 1/4. The file is written without the library, which needs all bytes in memory at once.
 """
 
 import json
@@ -17,7 +17,7 @@ BF16_BYTES = 2
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes that decide every tensor's shape."""
+    """The sizes that determine every tensor's shape."""
 
     layers: int = 32
     hidden: int = 1536
@@ -46,7 +46,7 @@ def tensors(shape: Shape) -> Iterator[tuple[str, list[int]]]:
 
 
 def header(shape: Shape) -> tuple[bytes, int]:
-    """The safetensors header of such a model, and how many bytes of data follow it."""
+    """The safetensors header of the model, and the number of bytes of data after it."""
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dimensions in tensors(shape):
@@ -58,5 +58,5 @@ def header(shape: Shape) -> tuple[bytes, int]:
 
 
 def make_model(path: Path, shape: Shape) -> None:
-    """Writes the model, unless it is there."""
+    """Writes the model unless it exists."""
     make_file(path, *header(shape))

@@ -1,4 +1,4 @@
-"""Tensors by dmafile and by other loaders, those that are installed: `--table peers`."""
+"""Loads tensors by dmafile and by other installed loaders: `--table peers`."""
 
 import hashlib
 import importlib.metadata
@@ -21,16 +21,20 @@ from bench.words import compared, ratio, spread
 
 OURS = "dmafile"
 SCALES = (1536, 768, 384, 96)
-"""Of the model's hidden size: 2 GiB, 0.6 GiB, 0.2 GiB, 20 MiB."""
+"""Hidden sizes of the models: 2 GiB, 0.6 GiB, 0.2 GiB, 20 MiB."""
 
 
 def job(place: Place, rounds: int | None) -> Job:
     source = model(place)
-    notes = [f"{name}: {way.note}" for name, way in WAYS.items() if way.note and not lacks(way)]
-    notes += [f"{name}: not installed ({why})" for name, way in WAYS.items() if (why := lacks(way))]
+    notes = [
+        f"{name}: {way.note}" for name, way in WAYS.items() if way.note and not to_install(way)
+    ]
+    notes += [
+        f"{name}: not installed ({why})" for name, way in WAYS.items() if (why := to_install(way))
+    ]
     cells = []
     for name, way in WAYS.items():
-        if lacks(way):
+        if to_install(way):
             continue
         file = converted(source, way.file)
         command = script("peer.py", name, str(file))
@@ -52,15 +56,15 @@ def model(place: Place) -> Path:
             intermediate=5376 * hidden // SCALES[0],
         )
         path = place.folder / f"llama-style-{hidden}.safetensors"
-        # Four formats of it.
+        # The model is written in four formats.
         if path.exists() or 5 * header(shape)[1] <= room(place):
             break
     make_model(path, shape)
     return path
 
 
-def lacks(way: Way) -> str:
-    """What a way needs, and isn't there."""
+def to_install(way: Way) -> str:
+    """How to install what is missing for a loader; empty if nothing is."""
     try:
         importlib.metadata.version(way.package)
     except importlib.metadata.PackageNotFoundError:
@@ -75,7 +79,7 @@ def label(name: str) -> str:
 
 
 def digest(path: Path) -> str:
-    """Of all names and bytes of a safetensors file, as read() gives them."""
+    """A digest of all names and bytes of a safetensors file, read by read()."""
     found = hashlib.blake2b()
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -89,10 +93,10 @@ def digest(path: Path) -> str:
 
 
 def converted(source: Path, to: str) -> Path:
-    """The same tensors in another format, written by whose format it is."""
+    """The same tensors in another format, written by that format's library."""
     path = source.with_suffix(f".{to}")
     if to != "safetensors" and not path.exists():
-        # In a process of its own: peak memory of the runs would begin with what it takes.
+        # In a separate process, because the peak memory of later runs would include this process's.
         subprocess.run(script("convert.py", str(source), str(path)), check=True)
     return path
 

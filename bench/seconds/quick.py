@@ -1,4 +1,4 @@
-"""The ways of this machine side by side, in two to three minutes: `make bench`."""
+"""Compares loads on this machine in two to three minutes: `make bench`."""
 
 import shutil
 import statistics
@@ -14,7 +14,7 @@ from bench.seconds.tables import Bars, Job, Place, Result
 from bench.words import compared, decided, ratio, size_text, spread
 
 SIZES = tuple(1024 * MIB >> shift for shift in range(8))
-"""Of the large file: the first for which there are disk and memory."""
+"""Sizes of the large file; the first one that fits on disk and in memory is used."""
 SMALL = 8 * MIB
 ROUNDS = 5
 PHASES = ("alloc", "submit", "wait", "copy", "export")
@@ -32,19 +32,19 @@ def job(place: Place, rounds: int | None) -> Job:
 
 
 def large(place: Place) -> int:
-    """As large as disk and memory allow."""
+    """The size of the large file: the largest that disk and memory allow."""
     return next((size for size in SIZES if size <= room(place)), SIZES[-1])
 
 
 def room(place: Place) -> int:
-    """Bytes that a file may have; the page cache holds a copy beside the buffer."""
+    """The maximum size of a file; memory must hold the buffer and a copy in the page cache."""
     free = shutil.disk_usage(place.folder).free
     there = min(free - 512 * MIB, (meminfo("MemAvailable") - 512 * MIB) // 2)
     return there if place.most is None else min(there, place.most)
 
 
 def file_of(place: Place, size: int) -> Path:
-    """Made, unless it is there."""
+    """The file of that size, made unless it exists."""
     file = place.folder / f"{size // 1024}KiB.noise"
     make_file(file, b"", size)
     return file
@@ -125,12 +125,12 @@ def result(
 
 
 def refusals(measured: Measured, size: int) -> list[str]:
-    """What couldn't run with so many bytes, and why."""
+    """The candidates that cannot run at this size, with the reasons."""
     by_reason: dict[str, list[str]] = {}
     for (name, bytes), why in measured.refused.items():
         if bytes == size:
             by_reason.setdefault(why, []).append(name)
-    return [f"Can't run here: {'; '.join(names)}: {why}" for why, names in by_reason.items()]
+    return [f"Cannot run here: {'; '.join(names)}: {why}" for why, names in by_reason.items()]
 
 
 def seconds(runs: Sequence[Sample]) -> list[float]:
@@ -143,12 +143,12 @@ def rate(runs: Sequence[Sample]) -> float:
 
 
 def advice(measured: Measured) -> str:
-    """What to use on this machine for large files, and why."""
+    """A recommendation for large files on this machine, with reasons."""
     size = measured.sizes[0] if measured.sizes else 0
     cold = {name: runs for name in (*QUICK, READ) if (runs := measured.of(name, size))}
     mine = [name for name in cold if name in QUICK]
     if not mine or READ not in cold or measured.interrupted or measured.failed:
-        return "Too little was measured for a recommendation."
+        return "There are too few runs for a recommendation."
     best = min(mine, key=lambda name: statistics.median(seconds(cold[name])))
     others = cold[READ]
     faster = ratio(seconds(others), seconds(cold[best]))
@@ -158,13 +158,9 @@ def advice(measured: Measured) -> str:
     if certain and faster < 1:
         return f"{what}, use read(): dmafile takes {1 / faster:.2f} times as long."
     kind = QUICK[best].partition("to=")[2]
-    speed = (
-        f"{faster:.2f} times the speed of read()"
-        if certain
-        else "the speed of read(), as far as can be told"
-    )
+    speed = f"{faster:.2f} times the speed of read()" if certain else "about the speed of read()"
     left = max(one.cached_after for one in others) / MIB
     return (
-        f"{what}, use `dmafile load --to {kind}`, because it has {speed}, takes {less:.2f} of its "
-        f"CPU time, and leaves no page cache, where read() leaves {left:,.0f} MiB."
+        f"{what}, use `dmafile load --to {kind}`: it has {speed}, takes {less:.2f} of its CPU "
+        f"time, and leaves nothing in the page cache, where read() leaves {left:,.0f} MiB."
     )

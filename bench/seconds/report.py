@@ -1,4 +1,4 @@
-"""A page to look at, with pictures, beside the results."""
+"""Writes an HTML page with charts next to the results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,20 +17,20 @@ DPI = 150
 
 @dataclass
 class Report:
-    """What is to be told."""
+    """The contents of the page."""
 
     machine: Mapping[str, str]
     seed: int
     measured: Mapping[str, Measured]
-    """By the name of the table."""
+    """The tables, by name."""
     results: Sequence[Result]
     advice: Sequence[str] = ()
     traces: Mapping[str, Any] = field(default_factory=dict)
-    """Of one load each, by what is to be said of it."""
+    """Traces of single loads, by title."""
 
 
 def write(report: Report, folder: Path) -> Path:
-    """Writes the page and its pictures, and returns the page."""
+    """Writes the page and its charts; returns the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, list[str]] = {}
     for result in report.results:
@@ -43,7 +43,7 @@ def write(report: Report, folder: Path) -> Path:
         saved(charts.timeline(trace, title), folder / f"timeline-{number}.png")
         for number, (title, trace) in enumerate(report.traces.items(), 1)
     ]
-    # What comes from files and programs is text, and is escaped as such.
+    # Text from files and programs is escaped.
     template = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True
     ).get_template("report.html.j2")
@@ -69,6 +69,6 @@ def write(report: Report, folder: Path) -> Path:
 
 
 def saved(figure: Figure, path: Path) -> str:
-    """Saves a picture, and returns it as what stands in the page."""
+    """Saves a chart as PNG; returns it as SVG for the page."""
     figure.savefig(path, dpi=DPI)
     return charts.as_svg(figure)

@@ -1,4 +1,4 @@
-"""Runs candidates side by side: in turns, each round in a new order, from a known state."""
+"""Runs candidates in turns, in random order each round, each from a known state."""
 
 import os
 import random
@@ -27,25 +27,25 @@ class Sample:
     round: int
     warm: bool
     wall: float
-    """Seconds of the whole process, from outside."""
+    """Seconds of the whole process, measured from outside."""
     cpu: float
     """Seconds of CPU of the whole process, io_uring's workers included."""
     peak: int
-    """Bytes that it held at most, by getrusage(2)."""
+    """Peak memory in bytes, by getrusage(2)."""
     cached_after: int
-    """Bytes of the file in the page cache when it has ended; 0 before, or all where it's warm."""
+    """Bytes of the file in the page cache after the run. Before it: 0 if cold, all if warm."""
     seconds: float
-    """By its own clock: without the start of the process."""
+    """Seconds by its own clock, without the start of the process."""
     own_cpu: float
     phases: Mapping[str, float] = field(default_factory=dict)
     report: Any = None
     quick_memory: bool = True
-    """Right before, memory was as quick to allocate as it was at best."""
+    """Whether allocation right before the run was as fast as the fastest so far."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A candidate in a state of the page cache."""
+    """A candidate, with the file cold or in the page cache."""
 
     candidate: Candidate
     warm: bool = False
@@ -53,23 +53,23 @@ class Cell:
 
 @dataclass
 class Measured:
-    """What came of a table, so far."""
+    """The results for a table so far."""
 
     seed: int
     candidates: dict[str, str] = field(default_factory=dict)
-    """What runs by each name, in the order of the table."""
+    """Descriptions of the candidates by name, in the order of the table."""
     samples: list[Sample] = field(default_factory=list)
     refused: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Why a candidate can't run here with so many bytes."""
+    """The reasons why candidates cannot run here, by name and size."""
     missing: list[str] = field(default_factory=list)
-    """What isn't here to be measured, and how to get it."""
+    """Candidates that are not installed, and how to install them."""
     interrupted: bool = False
     failed: str = ""
-    """What ended it, if it didn't come to its end by itself or by Ctrl-C."""
+    """The error that ended the measurement; empty if it finished or was interrupted."""
 
     @property
     def sizes(self) -> list[int]:
-        """Of what ran, the largest first."""
+        """The sizes that ran, the largest first."""
         return sorted({one.size for one in self.samples}, reverse=True)
 
     def of(self, name: str, size: int, *, warm: bool = False) -> list[Sample]:
@@ -79,7 +79,7 @@ class Measured:
 
 
 def as_run(machine: Mapping[str, str], seed: int, tables: Mapping[str, Measured]) -> Run:
-    """All of it, as results keep it."""
+    """The whole measurement, as it is stored in the results."""
     about = {
         name: {
             "candidates": one.candidates,
@@ -98,7 +98,7 @@ def as_run(machine: Mapping[str, str], seed: int, tables: Mapping[str, Measured]
 
 
 def of_run(run: Run) -> dict[str, Measured]:
-    """The same the other way round, by the name of the table."""
+    """The inverse of `as_run`, by the name of the table."""
     found = {
         table: Measured(run.machine["seed"], **about)
         for table, about in run.machine["tables"].items()
@@ -114,22 +114,22 @@ def of_run(run: Run) -> dict[str, Measured]:
 
 
 def sample(cell: Cell, number: int, scratch: Path) -> Sample | str:
-    """One run; or why it can't be."""
+    """One run; a string is the reason why it is not possible."""
     candidate, out = cell.candidate, scratch / "said"
     if candidate.writes:
         candidate.file.unlink(missing_ok=True)
-        # That the file system is done with the one before counts in no run.
+        # So that work of the file system for the previous file does not count.
         os.sync()
         candidate.file.touch()
     quick = prepare(candidate.file, candidate.size, warm=cell.warm, memory=candidate.memory)
     try:
         done = run(candidate.command, out)
-        said = candidate.said(out)
+        output = candidate.parse(out)
     except Failed as why:
-        # Who can't says so: this is something else, wrong bytes perhaps.
+        # A candidate that cannot run reports `refused`. This is another error, such as wrong bytes.
         sys.exit(f"{candidate.name}: {why}")
-    if isinstance(said, str):
-        return said
+    if isinstance(output, str):
+        return output
     return Sample(
         candidate.name,
         candidate.size,
@@ -139,16 +139,16 @@ def sample(cell: Cell, number: int, scratch: Path) -> Sample | str:
         done.cpu,
         done.peak,
         cached(candidate.file),
-        said.seconds,
-        said.cpu,
-        said.phases,
-        said.report,
+        output.seconds,
+        output.cpu,
+        output.phases,
+        output.report,
         quick,
     )
 
 
-def tried(cell: Cell, scratch: Path, same: Mapping[str, Any]) -> str | None:
-    """Why a candidate can't run here; ends this program where it reads wrong bytes."""
+def try_candidate(cell: Cell, scratch: Path, same: Mapping[str, Any]) -> str | None:
+    """The reason why a candidate cannot run here. Exits if it reads wrong bytes."""
     command, checks = cell.candidate.command, cell.candidate.checks
     checking = replace(cell.candidate, command=[*command, checks] if checks else command)
     one = sample(replace(cell, candidate=checking), 0, scratch)
@@ -161,7 +161,7 @@ def tried(cell: Cell, scratch: Path, same: Mapping[str, Any]) -> str | None:
 
 
 def progress(number: int, rounds: int, since: float) -> str:
-    """Which round begins, and how long it takes from here: those before it took `since` seconds."""
+    """The round that begins, and the time left, if the rounds so far took `since` seconds."""
     if number == 1:
         return f"round 1 of {rounds}"
     left = since / (number - 1) * (rounds - number + 1)
@@ -175,20 +175,20 @@ def measure(
     rounds: int,
     same: Mapping[str, Any],
 ) -> Iterator[Sample]:
-    """Each once, to see that it works and reads the right bytes; and then the rounds."""
+    """Runs each candidate once, to check that it reads the right bytes, and then the rounds."""
     draw = random.Random(measured.seed)
     measured.candidates |= {cell.candidate.name: cell.candidate.what for cell in cells}
-    # How far it is, and how long it takes from here.
+    # Shows the progress and the time left.
     left = len(cells) * (rounds + 1)
     with tqdm(total=left, disable=None, unit="run", leave=False) as bar:
         usable = []
         for cell in cells:
             bar.set_description(f"trying {cell.candidate.name}")
-            # By the first of its states.
+            # Only in the first of its states.
             if (cell.candidate.name, cell.candidate.size) in measured.refused:
                 bar.total = left = left - rounds - 1
                 continue
-            if why := tried(cell, scratch, same):
+            if why := try_candidate(cell, scratch, same):
                 measured.refused[cell.candidate.name, cell.candidate.size] = why
                 bar.total = left = left - rounds
             else:
@@ -197,13 +197,15 @@ def measure(
         began = time.monotonic()
         for number in range(1, rounds + 1):
             if bar.disable:
-                # A file or a pipe: how far it is, line by line.
+                # A file or a pipe gets a line for each round.
                 print(progress(number, rounds, time.monotonic() - began), file=sys.stderr)
             for cell in draw.sample(usable, len(usable)):
                 bar.set_description(f"round {number}: {cell.candidate.name}")
                 one = sample(cell, number, scratch)
                 if isinstance(one, str):
-                    sys.exit(f"{cell.candidate.name}: worked before, and now: {one}")
+                    sys.exit(
+                        f"{cell.candidate.name}: worked in an earlier round, but now fails: {one}"
+                    )
                 measured.samples.append(one)
                 bar.update()
                 yield one

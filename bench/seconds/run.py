@@ -1,4 +1,4 @@
-"""Measures tables, prints them, and writes what was measured."""
+"""Measures tables, prints them, and writes the results."""
 
 import importlib
 import json
@@ -16,7 +16,7 @@ from bench.seconds.tables import Job, Place, Result
 from bench.words import table
 
 TABLES = ("quick", "limit", "scale", "peers", "extras", "saves")
-"""Each is made by the module of that name: job(), what is to run, and results(), of what ran."""
+"""Each is a module of that name: job() lists the candidates, results() makes the tables."""
 INTERRUPTED = 130
 
 
@@ -28,7 +28,7 @@ def module(name: str) -> Any:
 def run_all(
     names: Sequence[str], place: Place, out: Path, seed: int, rounds: int | None, *, page: bool
 ) -> int:
-    """What this program ends with. With `page`, a report to look at lies beside the results."""
+    """Returns the exit status. With `page`, an HTML report is written next to the results."""
     about = facts.described(place.program, place.folder, place.scratch)
     for name, text in about.items():
         print(f"{name}: {text}")
@@ -54,10 +54,10 @@ def run_all(
     as_run(about, seed, measured).write(out)
     for result in found:
         runs.write_csv(out / f"{result.name}.csv", (result.head, result.rows))
-    print(f"\nEvery run: {out.resolve()}")
+    print(f"\nAll runs: {out.resolve()}")
     if page:
         traces = timeline(place) if "quick" in measured and not (interrupted or failed) else {}
-        # Only now: what this process holds counts as what those that it starts hold (getrusage).
+        # Imported only now: this process's memory counts in the peak of its children (getrusage).
         from bench.seconds import report
 
         path = report.write(report.Report(about, seed, measured, found, advice, traces), out)
@@ -66,7 +66,7 @@ def run_all(
 
 
 def tables(run: runs.Run) -> dict[str, runs.Rows]:
-    """Those of a run that was kept, by the names of their files."""
+    """The tables of a stored run, by the names of their files."""
     return {
         result.name: (result.head, result.rows)
         for name, measured in of_run(run).items()
@@ -75,21 +75,21 @@ def tables(run: runs.Run) -> dict[str, runs.Rows]:
 
 
 def measure_job(job: Job, measured: Measured, place: Place) -> None:
-    """Fills in what was measured, until the end or Ctrl-C."""
+    """Runs the job until its end or Ctrl-C, and stores the results in `measured`."""
     try:
         for _ in measure(job.cells, measured, place.scratch, job.rounds, job.same):
             pass
     except KeyboardInterrupt:
         measured.interrupted = True
-        print("\ninterrupted: what follows was measured until then", file=sys.stderr)
+        print("\ninterrupted: the results so far follow", file=sys.stderr)
     except SystemExit as why:
-        # It takes nothing away from what was measured.
+        # The results so far remain valid.
         measured.failed = str(why)
-        print(f"\nbench: cannot measure on: {why}", file=sys.stderr)
+        print(f"\nbench: the measurement failed: {why}", file=sys.stderr)
 
 
 def timeline(place: Place) -> dict[str, Any]:
-    """One more load, which writes down what it does when."""
+    """Runs another load with a trace."""
     size = quick.large(place)
     file, trace = quick.file_of(place, size), place.scratch / "trace.json"
     prepare(file, size)

@@ -1,4 +1,4 @@
-"""Saves side by side, and a recorder, each to the disk: `--table saves`."""
+"""Compares saves and recorders, each to the disk: `--table saves`."""
 
 import importlib.metadata
 import importlib.util
@@ -16,12 +16,12 @@ from bench.seconds.tables import Bars, Job, Place, Result
 from bench.words import compared, ratio, size_text, spread
 
 SIZES = tuple(4096 * MIB >> shift for shift in range(8))
-"""The smallest holds two of the largest buffers that are recorded."""
+"""Sizes of the file; the smallest is two of the largest recorded buffers."""
 SMALLEST = 64 * MIB
 
 
 def job(place: Place, rounds: int | None) -> Job:
-    # The file that is read, and the one that is written.
+    # Room for the file that is read, and the one that is written.
     disk = shutil.disk_usage(place.folder).free // 2 - 512 * MIB
     there = min(room(place), disk)
     size = next((size for size in SIZES if size <= there), SMALLEST)
@@ -35,7 +35,7 @@ def job(place: Place, rounds: int | None) -> Job:
     else:
         missing.append("fio: not installed; apt install fio")
     for name, way in WAYS.items():
-        if why := lacks(way):
+        if why := to_install(way):
             missing.append(f"{name}: not installed ({why})")
         else:
             command = script("save.py", name, str(noise), str(to))
@@ -44,8 +44,8 @@ def job(place: Place, rounds: int | None) -> Job:
     return Job([Cell(one) for one in every], rounds or ROUNDS, missing)
 
 
-def lacks(way: Way) -> str:
-    """What a way needs, and isn't there."""
+def to_install(way: Way) -> str:
+    """How to install what is missing for a package; empty if nothing is."""
     wanted = [one for one in (way.package, *way.needs) if importlib.util.find_spec(one) is None]
     return f"pip install {' '.join(wanted)}" if wanted else ""
 

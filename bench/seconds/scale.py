@@ -1,4 +1,4 @@
-"""Whether loads stay as fast: from small files to large ones, and beside one another."""
+"""Measures loads by file size, and two concurrent loads: `--table scale`."""
 
 import shutil
 import statistics
@@ -36,9 +36,9 @@ def results(measured: Measured) -> list[Result]:
 
 
 def room(place: Place) -> int:
-    """Bytes that a file may have that leaves no copy in the page cache."""
+    """The maximum size of a file that leaves no copy in the page cache."""
     files = place.folder.glob("*.noise")
-    # Those that are there need no more.
+    # Files that exist already need no more space.
     free = shutil.disk_usage(place.folder).free + sum(one.stat().st_size for one in files)
     there = min(free, meminfo("MemAvailable"))
     return there if place.most is None else min(there, place.most + MARGIN)

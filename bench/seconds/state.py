@@ -1,4 +1,4 @@
-"""The state of the machine in which each run begins."""
+"""Prepares the state in which each run begins."""
 
 import sys
 from pathlib import Path
@@ -10,36 +10,36 @@ WARM_TRIES = 5
 
 
 def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> bool:
-    """What happens right before each run: the cache state it asks for, and touched memory.
+    """Right before each run: brings the page cache into its state, and touches memory.
 
-    Returns whether memory is as quick as it was at best.
+    Returns whether allocation is as fast as the fastest so far.
     """
-    # A buffered read fills the page cache besides the buffer.
+    # A buffered read fills the page cache in addition to the buffer.
     memory = memory or 2 * size
     available = meminfo("MemAvailable")
     if available < memory + 256 * MIB:
         sys.exit(
-            f"comparing loads of {path} takes {memory / MIB + 256:,.0f} MiB of memory, "
+            f"comparing loads of {path} needs {memory / MIB + 256:,.0f} MiB of memory, but only "
             f"{available / MIB:,.0f} MiB are available"
         )
     if warm:
-        return warmed(path, size)
+        return warm_up(path, size)
     evict(path)
     quick = touch_memory(memory)
     if cached(path):
-        sys.exit(f"{path} came into the page cache just before a run: what else uses it?")
+        sys.exit(f"{path} was read into the page cache just before a run; stop what else uses it")
     return quick
 
 
-def warmed(path: Path, memory: int) -> bool:
-    """The file in the page cache, and so much memory touched: both at the same time.
+def warm_up(path: Path, memory: int) -> bool:
+    """Brings the file into the page cache, and touches memory, until both hold at the same time.
 
-    While the one is done, a system that takes memory back ahead of need may undo the other: cold
-    pages of the cache, or what was touched and is free, which goes back to the host.
+    Each step may undo the other, if the system reclaims cold pages of the cache early, or if the
+    host takes back memory that was touched and freed.
     """
     for _ in range(WARM_TRIES):
         fill_cache(path)
         quick = touch_memory(memory)
         if cached(path) >= path.stat().st_size:
             return quick
-    sys.exit(f"{path} doesn't stay in the page cache whole: too little memory for this comparison")
+    sys.exit(f"{path} does not stay in the page cache: too little memory for this comparison")

@@ -1,4 +1,4 @@
-"""What a table asks for, and what it makes of the answer."""
+"""Types for the modules that measure tables: their input, their jobs and their results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,40 +10,40 @@ from bench.seconds.rounds import Cell
 
 @dataclass(frozen=True)
 class Place:
-    """Where, and with which command, things are measured."""
+    """The folders, programs and limits of a measurement."""
 
     program: Sequence[str]
     """dmafile's command."""
     ways: Path
-    """ways.c, built."""
+    """The program built from ways.c."""
     folder: Path
-    """On the disk that is measured."""
+    """A folder on the disk that is measured."""
     scratch: Path
     most: int | None = None
-    """Bytes that a file may have."""
+    """The maximum size of a file, in bytes."""
     more: Mapping[str, str] = field(default_factory=dict)
-    """More candidates by name, each a line of ways.c."""
+    """Additional candidates by name, each a line of ways.c."""
 
 
 @dataclass(frozen=True)
 class Bars:
-    """A chart: one bar a row, with its spread; or several parts one on the other."""
+    """A chart: one bar for each row, with its spread, or bars stacked from parts."""
 
     title: str
     unit: str
     rows: Sequence[tuple[str, Sequence[float]]]
-    """Names, and what each round gave."""
+    """Names, and the values of all rounds."""
     parts: Sequence[tuple[str, Sequence[float]]] = ()
-    """Instead of them: parts by name, a figure for each of the rows."""
+    """For stacked bars: parts by name, with a value for each row."""
     more_is_better: bool = True
 
 
 @dataclass(frozen=True)
 class Result:
-    """A table, its charts, and what follows from it."""
+    """A table, its charts and notes."""
 
     name: str
-    """Of its files."""
+    """The name of its files."""
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -53,11 +53,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be measured for the tables of a module."""
+    """The measurements that the tables of a module need."""
 
     cells: Sequence[Cell]
     rounds: int
     missing: Sequence[str] = ()
-    """What isn't here to be measured, and how to get it."""
+    """Candidates that are not installed, and how to install them."""
     same: Mapping[str, Any] = field(default_factory=dict)
-    """What every candidate's report has to say when it checks the bytes."""
+    """Values that every candidate's report must have when it checks the bytes."""

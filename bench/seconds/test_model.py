@@ -12,7 +12,7 @@ from bench.seconds.model import Shape, header, make_model, tensors
 TINY = Shape(layers=2, hidden=24, key_value=6, intermediate=84, vocabulary=100)
 
 
-def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
+def test_safetensors_reads_the_generated_model(tmp_path: Path) -> None:
     path = tmp_path / "tiny.safetensors"
     make_model(path, TINY)
     content = path.read_bytes()
@@ -23,7 +23,7 @@ def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
     assert {tensor["dtype"] for tensor in found.values()} == {"BF16"}
     for tensor in found.values():
         assert len(tensor["data"]) == prod(tensor["shape"]) * 2
-    # All of it finite: an exponent of ones would be an infinity or no number.
+    # All numbers are finite: an exponent of ones would be an infinity or a NaN.
     high_bytes = b"".join(tensor["data"][1::2] for tensor in found.values())
     assert all(byte & 0x7F < 0x7F for byte in high_bytes)
 

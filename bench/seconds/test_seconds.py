@@ -1,4 +1,4 @@
-"""`make bench`: the parts that could mislead quietly, and all of it on small files."""
+"""`make bench`: the parts that could silently mislead, and whole runs with small files."""
 
 import html
 import importlib.util
@@ -21,7 +21,7 @@ from bench.__main__ import program
 from bench.candidates import BY_PAGE_CACHE, QUICK, READ, RECORDS, TO_DISK
 from bench.runs import MACHINE, ROOT, RUNS, Run
 from bench.seconds import memory
-from bench.seconds.commands import Said, bare, baseline, script, way
+from bench.seconds.commands import Output, bare, baseline, script, way
 from bench.seconds.files import MIB, cached, evict, file_system, fill_cache, make_file
 from bench.seconds.process import Failed, run
 from bench.seconds.programs.save import POOL
@@ -31,16 +31,16 @@ from bench.words import decided, ratios, spread, table
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder beside the code: the system's temporary one may be memory, which can't be cold."""
+    """A folder in the checkout: the temporary folder may be a tmpfs, whose files are never cold."""
     if file_system(ROOT) in ("tmpfs", "ramfs"):
-        pytest.skip("the checkout is in memory")
+        pytest.skip("the checkout is on a tmpfs")
     with tempfile.TemporaryDirectory(dir=ROOT, prefix=".bench-test-") as name:
         yield Path(name)
 
 
-def test_evicted_means_not_one_page_cached(folder: Path) -> None:
+def test_an_evicted_file_has_no_cached_page(folder: Path) -> None:
     path = folder / "file"
-    path.write_bytes(bytes(3 * MIB + 1))  # dirty, which evict has to deal with
+    path.write_bytes(bytes(3 * MIB + 1))  # dirty, so that evict must write it back
     fill_cache(path)
     assert cached(path) > 3 * MIB
     evict(path)
@@ -61,7 +61,7 @@ def test_a_file_is_made_once_and_whole(tmp_path: Path) -> None:
     made = path.read_bytes()
     assert len(made) == 4 + 40 * MIB
     assert made.startswith(b"head")
-    # No page is like another.
+    # All pages are different.
     pages = [made[start : start + 4096] for start in range(0, 40 * MIB, 4096)]
     assert len(set(pages)) == len(pages)
 
@@ -71,27 +71,27 @@ def test_a_file_is_made_once_and_whole(tmp_path: Path) -> None:
     assert list(islice(path.parent.iterdir(), 2)) == [path]
 
 
-def test_a_full_disk_is_said_before_writing(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_before_writing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with pytest.raises(SystemExit, match="make room"):
         make_file(path, b"", 1 << 60)
     assert not any(tmp_path.iterdir())
 
 
-def test_a_run_is_accounted_for_its_own_memory_and_time() -> None:
+def test_a_run_reports_its_own_memory_and_time() -> None:
     held = "x = bytearray(200 << 20)"
     spent = run([sys.executable, "-S", "-c", held])
     assert 200 * MIB < spent.peak < 300 * MIB
     assert 0 < spent.cpu < spent.wall + 0.1
 
 
-def test_a_peak_is_not_that_of_what_this_process_once_held() -> None:
+def test_a_peak_excludes_earlier_memory_of_this_process() -> None:
     held = b"x" * (600 * MIB)
     del held
     assert run(["true"]).peak < 600 * MIB
 
 
-def test_memory_that_does_not_become_quick_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "fastest_touch", 0.0)
     assert not memory.touch_memory(MIB)
     monkeypatch.setattr(memory, "fastest_touch", math.inf)
@@ -99,7 +99,7 @@ def test_memory_that_does_not_become_quick_is_told(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_failed_run_says_why() -> None:
-    with pytest.raises(Failed, match="ended with 3"):
+    with pytest.raises(Failed, match="exit status 3"):
         run(["sh", "-c", "exit 3"])
     with pytest.raises(Failed, match="No such file"):
         run(["no-such-command"])
@@ -112,12 +112,12 @@ def test_the_baseline_holds_the_whole_file(tmp_path: Path) -> None:
     assert subprocess.run([*baseline(path), "100001"], check=False).returncode == 0
 
 
-def test_spread_is_median_least_most() -> None:
+def test_spread_shows_median_minimum_and_maximum() -> None:
     assert spread([3.0, 1.0, 2.25, 9.0, 2.0]) == "2.25 [1.00–9.00]"
     assert spread([3.0, 1.0], digits=0) == "2 [1–3]"
 
 
-def test_table_lines_up() -> None:
+def test_columns_of_a_table_are_aligned() -> None:
     assert table(["", "GB/s"], [["read()", "1.25"], ["ours", "10.00"]]).splitlines() == [
         "|        |   GB/s |",
         "|:-------|-------:|",
@@ -126,16 +126,16 @@ def test_table_lines_up() -> None:
     ]
 
 
-def test_a_round_that_was_interrupted_counts_for_what_ran() -> None:
+def test_runs_of_an_interrupted_round_count() -> None:
     assert ratios([2.0, 3.0, 4.0], [1.0, 1.0]) == [2.0, 3.0]
 
 
-def test_an_order_that_changes_is_undecided() -> None:
+def test_candidates_that_change_order_are_undecided() -> None:
     assert decided([2.0, 3.0], [1.0, 2.0]) and decided([1.0, 2.0], [2.0, 3.0])
     assert not decided([2.0, 1.0], [1.0, 2.0])
 
 
-# Beginning with what `cargo test` has built; of the tree, where the programs are.
+# With the build of `cargo test`, from the root of the tree.
 BENCH = [sys.executable, "-m", "bench", "--profile=dev"]
 
 
@@ -158,7 +158,7 @@ def test_results_have_every_run(folder: Path) -> None:
     samples = [one for one in kept.samples if "refused" not in one]
     runs = Counter((one["candidate"], one["warm"]) for one in samples)
     assert runs["dmafile, memfd", False] == runs[READ, True] == runs["small pages", True] == 5, runs
-    # By turns: no candidate runs twice before all others have run.
+    # Each candidate runs once per round.
     orders = [
         [one["candidate"] for one in samples if one["round"] == number and not one["warm"]]
         for number in range(1, 6)
@@ -172,7 +172,7 @@ def test_results_have_every_run(folder: Path) -> None:
         direct = not lines[one["candidate"]].startswith("copy ")
         assert one["cached_after"] == 0 or one["warm"] or not direct, one
         assert 0 < one["seconds"] < one["wall"], one
-    # Nothing but data; the tables follow from the samples.
+    # Only data; the tables are computed from the samples.
     made = tables(kept)
     assert {path.name for path in out.iterdir()} == {
         MACHINE,
@@ -184,10 +184,10 @@ def test_results_have_every_run(folder: Path) -> None:
         assert table(head, rows) in done.stdout
     assert "round 1 of 5" in done.stderr and "round 5 of 5, 0.0 minutes left" in done.stderr
     assert "use `dmafile load" in done.stdout or "use read()" in done.stdout
-    assert f"Every run: {out}" in done.stdout
+    assert f"All runs: {out}" in done.stdout
 
 
-def test_a_report_stands_alone(folder: Path) -> None:
+def test_a_report_needs_no_other_files(folder: Path) -> None:
     done = bench(folder, "--report", "--seed=7")
     assert done.returncode == 0, done.stderr
     out = folder / "out"
@@ -195,7 +195,7 @@ def test_a_report_stands_alone(folder: Path) -> None:
     page = (out / "report.html").read_text()
     slow = sum(not one["quick_memory"] for one in samples)
     assert (f"before {slow} runs it never became" in page) == (slow > 0)
-    # It opens without a network.
+    # It needs no network.
     links = re.findall(r'(?:src|href)\s*=\s*"(?!#)([^"]*)"|url\((?!#)([^)]*)\)', page)
     assert not links, links
     assert page.count("<svg") == len(list(out.glob("*.png"))) > 3
@@ -224,11 +224,11 @@ def test_each_table_has_its_rows(folder: Path, name: str, rows: list[str]) -> No
         assert "torch.load: not installed (pip install torch)" in done.stdout
 
 
-@pytest.mark.skipif(not os.access(POOL, os.W_OK), reason="only root takes huge pages")
+@pytest.mark.skipif(not os.access(POOL, os.W_OK), reason="only root can reserve huge pages")
 def test_saves_are_compared_with_fio_and_the_page_cache(folder: Path) -> None:
     done = bench(folder, "--table=saves", "--seed=7")
     assert done.returncode == 0, done.stderr
-    # Trying a candidate has compared its bytes.
+    # The bytes of each candidate were compared when it was probed.
     for row in (*TO_DISK, *RECORDS, "`dmafile.numpy.save_file`", "`safetensors.numpy.save_file`"):
         assert f"\n| {row}" in done.stdout, done.stdout
     for one in Run.read(folder / "out").samples:
@@ -237,18 +237,18 @@ def test_saves_are_compared_with_fio_and_the_page_cache(folder: Path) -> None:
         assert one["seconds"] > 0, one
 
 
-def test_interrupted_it_keeps_what_was_measured(folder: Path) -> None:
+def test_an_interrupt_keeps_the_measurements(folder: Path) -> None:
     process = subprocess.Popen(
         [*BENCH, f"--dir={folder}", f"--out={folder / 'out'}", "--most=8", "--rounds=200"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # As in a terminal: not ignored, as it would be in a background job of a shell.
+        # As in a terminal; in a background job of a shell, SIGINT would be ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stderr is not None
-    # The first round is over: there is something to keep.
+    # After the first round, there are measurements to keep.
     for line in process.stderr:
         if line.startswith("round 2 of"):
             break
@@ -260,14 +260,14 @@ def test_interrupted_it_keeps_what_was_measured(folder: Path) -> None:
     assert {one["round"] for one in kept.samples if "round" in one} >= {1}
 
 
-def test_what_was_measured_outlives_a_failure(folder: Path) -> None:
-    # A number that isn't one ends ways.c.
+def test_a_failure_keeps_earlier_measurements(folder: Path) -> None:
+    # ways.c fails because of the invalid number.
     words = ["--table=extras", "--table=quick", "--candidate=odd=to=memfd gather=many"]
     done = bench(folder, *words, "--report")
     assert done.returncode == 1, done.stdout
-    assert "cannot measure on: odd: " in done.stderr and "many: not a number" in done.stderr
+    assert "the measurement failed: odd: " in done.stderr and "many: not a number" in done.stderr
     page = (folder / "out" / "report.html").read_text()
-    assert "It did not come to its end: odd: " in page and "10000 tensors" in page
+    assert "The measurement failed: odd: " in page and "10000 tensors" in page
 
 
 LINES = [
@@ -282,31 +282,31 @@ LINES = [
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_wrong_bytes_end_it(built: Path, folder: Path, tmp_path: Path, line: str) -> None:
+def test_wrong_bytes_are_an_error(built: Path, folder: Path, tmp_path: Path, line: str) -> None:
     path, other, said = folder / "file", folder / "other", tmp_path / "said"
     make_file(path, b"", 2 * MIB)
     candidate = way(built, "one", path, line)
     assert run([*candidate.command, candidate.checks], said).wall > 0
-    told = candidate.said(said)
-    assert isinstance(told, Said) and told.seconds > 0
-    assert set(told.phases) == {"create", "fill", "close"}
+    output = candidate.parse(said)
+    assert isinstance(output, Output) and output.seconds > 0
+    assert set(output.phases) == {"create", "fill", "close"}
     if line.startswith(("load ", "store ")):
-        assert told.report["bytes"] == 2 * MIB
+        assert output.report["bytes"] == 2 * MIB
     other.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(Failed, match="wrong bytes"):
         run([*candidate.command, str(other)], said)
     other.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(Failed, match="another size"):
+    with pytest.raises(Failed, match="different size"):
         run([*candidate.command, str(other)], said)
 
 
-def test_what_cannot_run_says_why(built: Path, tmp_path: Path) -> None:
+def test_an_unavailable_candidate_gives_the_reason(built: Path, tmp_path: Path) -> None:
     path = tmp_path / "file"
     make_file(path, b"", MIB)
     for line in ("copy to=heap method=heap-read io=direct", "load to=heap:none"):
         candidate = way(built, "one", path, line)
         run(candidate.command, tmp_path / "said")
-        why = candidate.said(tmp_path / "said")
+        why = candidate.parse(tmp_path / "said")
         assert isinstance(why, str) and len(why) > 10, why
     for line in ("burn to=memfd", "load to=memfd gather=many", "load to", "copy pace=high"):
         with pytest.raises(Failed):
@@ -316,11 +316,11 @@ def test_what_cannot_run_says_why(built: Path, tmp_path: Path) -> None:
 TRAP = "import os, sys; os.write(2, b'HIJACKED'); sys.exit(9)"
 
 
-def test_nothing_of_the_current_folder_is_run(
+def test_no_code_of_the_current_folder_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder of a model that was fetched may have any file."""
-    # No command of another dmafile, but this Python's module.
+    """The folder of a downloaded model may contain any file."""
+    # Use the module of this Python, not another dmafile command.
     monkeypatch.setenv("PATH", str(tmp_path))
     path = tmp_path / "model.noise"
     make_file(path, b"", MIB)
@@ -337,12 +337,12 @@ def test_nothing_of_the_current_folder_is_run(
         assert "HIJACKED" not in done.stderr, (command, done.stderr)
 
 
-def test_bad_usage_is_told() -> None:
+def test_usage_errors_are_reported() -> None:
     wrong = {
         ("--rounds=4",): "at least 5",
         ("--table=heap",): "invalid choice",
         ("--out=a", "--keep=b"): "cannot be combined",
-        ("--candidate=name",): "wanted NAME=",
+        ("--candidate=name",): "not of the form NAME=",
     }
     for words, said in wrong.items():
         done = subprocess.run([*BENCH, *words], cwd=ROOT, capture_output=True, text=True)

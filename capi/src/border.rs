@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_becomes_an_errno_and_a_sentence() {
+    fn a_panic_becomes_an_errno_and_a_message() {
         let failed = status(|| panic!("half past {}", 3));
         assert_eq!(failed, -libc::ENOTRECOVERABLE);
         assert_eq!(
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn options_have_the_names_of_the_header() {
+    fn messages_use_the_option_names_of_the_header() {
         let load = dmafile::Load::new("file").queue_depth(0);
         assert_eq!(status(|| Ok(load.check()?)), -libc::EINVAL);
         assert_eq!(sentence(), "queue_depth: 0 is out of range: 1 to 4096");
@@ -280,19 +280,19 @@ mod tests {
     }
 
     #[test]
-    fn a_destructor_that_panics_ends_at_the_border() {
+    fn a_panic_in_a_destructor_does_not_cross_the_c_boundary() {
         struct Bad;
         impl Drop for Bad {
             fn drop(&mut self) {
                 panic!("dropped");
             }
         }
-        // SAFETY: it was made for this.
+        // SAFETY: the pointer comes from Box::into_raw, as `free` requires.
         unsafe { free(Box::into_raw(Box::new(Bad))) };
     }
 
     #[test]
-    fn each_thread_has_its_own_sentence_and_success_keeps_it() {
+    fn each_thread_has_its_own_message_and_success_keeps_it() {
         status(|| Err(Failure::new(libc::EBUSY, "this thread", "it is")));
         std::thread::spawn(|| assert_eq!(sentence(), ""))
             .join()

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* What the programs here check with. */
+/* Shared by the C tests. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -25,7 +25,7 @@ static inline void broken(const char *what, const char *file, int line)
     exit(1);
 }
 
-/* Whether the sentence of the last failure has this in it. */
+/* Whether the message of the last failure contains this text. */
 static inline int says(const char *part)
 {
     char why[1024];

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What a C program can do with the library, right and wrong. Run by install.rs, also under valgrind.
+ * Valid and invalid uses of the library by a C program. Run by install.rs, also under valgrind.
  *
- *     exercise all FILE METHOD      every check; says what failed and exits with 1
- *     exercise cat FILE METHOD KIND the bytes to stdout, from memory and not by way of the library
+ *     exercise all FILE METHOD      every check; prints what failed and exits with 1
+ *     exercise cat FILE METHOD KIND the bytes to stdout, from memory and without the library
  *     exercise model PATH           a model, line by line
  *     exercise dmabufs FILE METHOD KIND COUNT
- *                                   memory that consists of COUNT dma-bufs, where there are any
+ *                                   memory that consists of COUNT dma-bufs, if there are any
  */
 #define _GNU_SOURCE
 
@@ -65,7 +65,7 @@ static void read_expected(void)
     close(fd);
 }
 
-/* Failures: the errno, the sentence, and NULL where a handle would be. */
+/* Failures: the errno, the message, and NULL instead of a handle. */
 static void failures(void)
 {
     struct dmafile_buffer *buffer = (struct dmafile_buffer *)&size;
@@ -77,7 +77,7 @@ static void failures(void)
     CHECK(dmafile_load("/no/such/file", &how, &buffer) == -ENOENT);
     CHECK(buffer == NULL);
     CHECK(says("cannot open: /no/such/file: No such file or directory (ENOENT); check the path"));
-    /* As snprintf: how long it is, cut where it does not fit. */
+    /* Like snprintf: returns the length, and truncates the text if it does not fit. */
     whole = dmafile_strerror_r(NULL, 0);
     CHECK(whole > 40 && dmafile_strerror_r(why, 8) == whole && strcmp(why, "cannot ") == 0);
     CHECK(dmafile_strerror_r(NULL, 8) == -EINVAL);
@@ -112,7 +112,7 @@ static void failures(void)
     how.offset = size;
     how.length = 1;
     CHECK(dmafile_load(file, &how, &buffer) == -EINVAL);
-    /* Options have the names of the header, not those of the command line. */
+    /* Messages use the option names of the header, not those of the command line. */
     CHECK(says(": offset ") && !says("--"));
     how = options(NULL);
     how.block = 4095;
@@ -129,7 +129,7 @@ static void failures(void)
     CHECK(dmafile_load(file, &how, &buffer) == -EINVAL && says("options.flags"));
 }
 
-/* A struct that is shorter, longer, or not told how long. */
+/* A struct with a smaller, a larger and no size. */
 static void sizes(void)
 {
     struct {
@@ -160,7 +160,7 @@ static void sizes(void)
     CHECK(dmafile_load(file, &newer.known, &buffer) == -E2BIG && says("does not know"));
 }
 
-/* NULL is an error wherever nothing else is said, and nothing to free. */
+/* NULL is an error unless documented otherwise; freeing NULL is a no-op. */
 static void nulls(void)
 {
     struct dmafile_model *model;
@@ -206,7 +206,7 @@ static void nulls(void)
     dmafile_model_free(NULL);
 }
 
-/* Pointers only where nobody else can write; access by copying everywhere. */
+/* Pointers only if no other process can write; access by copying always works. */
 static void access_(void)
 {
     struct dmafile_buffer *buffer = loaded("anon");
@@ -249,7 +249,7 @@ static void access_(void)
     free(some);
 }
 
-/* Only the wanted bytes go to a part of memory that is there; those around them stay. */
+/* Only the given part of existing memory is filled; the bytes around it do not change. */
 static void part_of_a_descriptor(void)
 {
     const size_t at = 8192 + 100, length = 5000, all = 4 * 8192;
@@ -284,7 +284,7 @@ static void part_of_a_descriptor(void)
     close(made);
 }
 
-/* The descriptor outlives the buffer that it is taken from. */
+/* The descriptor outlives its buffer. */
 static void descriptors(void)
 {
     struct dmafile_options how;
@@ -307,7 +307,7 @@ static void descriptors(void)
     munmap(map, size);
     close(fd);
 
-    /* Memory of the caller's own. */
+    /* Memory of the caller. */
     made = memfd_create("mine", MFD_CLOEXEC);
     CHECK(made >= 0 && ftruncate(made, (off_t)size + 100) == 0);
     snprintf(to, sizeof to, "fd:%d", made);
@@ -379,7 +379,7 @@ static void progress_and_cancel(void)
     dmafile_token_free(token);
 }
 
-/* Each thread loads for itself and fails for itself, and all of them read one buffer. */
+/* Loads and errors of threads are independent, and all threads read one buffer. */
 static void *thread(void *shared)
 {
     const struct dmafile_buffer *common = shared;
@@ -417,7 +417,7 @@ static void threads(void)
     dmafile_buffer_free(common);
 }
 
-/* A buffer made in one process and looked at in another: the same memory. */
+/* A buffer sent to another process is the same memory. */
 static void another_process(void)
 {
     struct dmafile_buffer *buffer;
@@ -436,7 +436,7 @@ static void another_process(void)
         buffer = loaded("memfd");
         CHECK(dmafile_buffer_send(buffer, pair[1]) == 0);
         CHECK(read(pair[1], &bye, 1) == 1);
-        /* What the receiver wrote is here. */
+        /* The sender sees what the receiver wrote. */
         CHECK(dmafile_buffer_read_at(buffer, 0, some, 5) == 0 && memcmp(some, "there", 5) == 0);
         dmafile_buffer_free(buffer);
         close(pair[1]);
@@ -455,7 +455,7 @@ static void another_process(void)
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     dmafile_buffer_free(buffer);
 
-    /* The sender has gone; and things that are no socket, or no buffer. */
+    /* A closed sender; and descriptors that are not a socket, or messages that are not a buffer. */
     CHECK(dmafile_buffer_receive(pair[0], &buffer) == -ECONNRESET && buffer == NULL);
     CHECK(dmafile_buffer_receive(-1, &buffer) == -EBADF);
     CHECK(dmafile_buffer_receive(987654, &buffer) == -EBADF);
@@ -485,12 +485,12 @@ static int all(void)
     progress_and_cancel();
     threads();
     another_process();
-    /* Nothing is left behind. */
+    /* No descriptor has leaked. */
     CHECK(open_files() == before);
     return 0;
 }
 
-/* By the descriptor or the pointer, so that what the library says of its bytes is not in it. */
+/* Through the descriptor or the pointer, independent of the library's own reader. */
 static int cat(const char *kind)
 {
     struct dmafile_buffer *buffer = loaded(kind);
@@ -523,7 +523,7 @@ static void read_all(const struct dmafile_buffer *buffer)
     free(some);
 }
 
-/* The dma-bufs are the memory, in their order, and its bytes are there by their own mappings. */
+/* The dma-bufs are the memory, in order; their mappings have its bytes. */
 static uint64_t map_all(const struct dmafile_buffer *buffer, size_t count)
 {
     uint64_t at = 0, offset = dmafile_buffer_offset(buffer), seen = 0;
@@ -559,7 +559,7 @@ static int dma_bufs(const char *kind, size_t count)
     CHECK(dmafile_buffer_dma_buf(buffer, count) == NULL && errno == ERANGE);
     CHECK(map_all(buffer, count) == size);
     read_all(buffer);
-    /* Across the end of the first, where there is another. */
+    /* Across the end of the first dma-buf, if there is another. */
     edge = dmafile_buffer_dma_buf(buffer, 0)->bytes - dmafile_buffer_offset(buffer);
     edge = count > 1 ? edge - 5 : 0;
     CHECK(dmafile_buffer_write_at(buffer, edge, "0123456789", 10) == 0);

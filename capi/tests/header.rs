@@ -1,4 +1,4 @@
-//! The header is what the source says, and so is the list of exported symbols.
+//! The header and the list of exported symbols match the source.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,7 +9,7 @@ fn read(name: &str) -> String {
     std::fs::read_to_string(Path::new(HERE).join(name)).unwrap()
 }
 
-/// With BLESS=1 it writes the header instead of comparing it.
+/// With BLESS=1, it writes the header instead of comparing it.
 #[test]
 fn the_header_is_generated_from_the_source() {
     let mut made = Vec::new();
@@ -24,12 +24,12 @@ fn the_header_is_generated_from_the_source() {
     }
     assert!(
         read("include/dmafile.h") == made,
-        "include/dmafile.h is not what src/ says: \
+        "include/dmafile.h does not match src/: \
          BLESS=1 cargo test -p dmafile-capi --test header"
     );
 }
 
-/// Words of a text that begin as our functions do, each followed by `after`.
+/// Words of a text that begin with `dmafile_` and are followed by `after`.
 fn words(text: &str, after: char) -> BTreeSet<&str> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let starts = text.match_indices("dmafile_").filter_map(|(at, _)| {
@@ -45,9 +45,9 @@ fn words(text: &str, after: char) -> BTreeSet<&str> {
 }
 
 #[test]
-fn every_function_is_exported() {
+fn every_declared_function_is_exported() {
     let header = read("include/dmafile.h");
-    // Comments call functions too.
+    // Comments also contain calls of functions.
     let code: String = header
         .lines()
         .filter(|line| !line.trim_start().starts_with(['*', '/']))
@@ -60,7 +60,7 @@ fn every_function_is_exported() {
 }
 
 #[test]
-fn every_function_says_whether_threads_may_call_it() {
+fn every_function_documents_thread_safety() {
     let header = read("include/dmafile.h");
     for block in header.split("/**").skip(1) {
         let (comment, code) = block.split_once("*/").unwrap();
@@ -72,7 +72,7 @@ fn every_function_says_whether_threads_may_call_it() {
             ["thread-safe", "thread may be using", "no load may be using"]
                 .iter()
                 .any(|words| says.contains(words)),
-            "{name} does not say"
+            "{name} does not document thread safety"
         );
     }
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Holds a file, takes it back, and asks for what cannot be. Run by install.rs, also under valgrind.
+ * Holds a file, takes it, and makes invalid requests. Run by install.rs, also under valgrind.
  *
  *     hold FILE SOCKET
  */
@@ -101,8 +101,8 @@ int main(int argc, char **argv)
     CHECK(dmafile_buffer_report_json(buffer) == NULL && errno == ENODATA);
 
     /*
-     * A child reads on, and its handles do nothing. It ends as another program, in which valgrind does not look
-     * for what belongs to threads of this one.
+     * A forked child can still read, and its handles do nothing. It executes another program at its end, so that
+     * valgrind does not report memory that belongs to threads of this program.
      */
     child = fork();
     if (child == 0) {
@@ -119,7 +119,7 @@ int main(int argc, char **argv)
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     CHECK(dmafile_hold_serving(holder) == 1);
 
-    /* What was taken stays. */
+    /* Taken memory stays. */
     dmafile_hold_stop(holder);
     CHECK(dmafile_buffer_data(buffer) != NULL);
     dmafile_held_free(held);

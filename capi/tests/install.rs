@@ -1,5 +1,5 @@
-//! The library as a C programmer meets it: installed, found by pkg-config, compiled against with every
-//! warning an error, run, also under valgrind.
+//! The library as a C programmer uses it: installed, found by pkg-config, compiled with all warnings as
+//! errors, and run, also under valgrind.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,10 +12,10 @@ use std::time::SystemTime;
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
-/// Not a multiple of anything that a block could be.
+/// Not a multiple of any block size.
 const LEN: usize = (3 << 20) + 4567;
 
-/// An installed library and programs made with it, or which tool is missing.
+/// An installed library and programs linked with it, or the name of a missing tool.
 static KIT: LazyLock<Result<Kit, String>> = LazyLock::new(Kit::make);
 
 fn kit() -> Option<&'static Kit> {
@@ -24,7 +24,7 @@ fn kit() -> Option<&'static Kit> {
 
 struct Kit {
     dir: PathBuf,
-    /// A file of noise, and the sum of its bytes.
+    /// A file of pseudo-random bytes, and their sum.
     file: PathBuf,
     sum: u64,
 }
@@ -37,8 +37,8 @@ impl Kit {
                 return Err(format!("{tool} {why}"));
             }
         }
-        // On the disk that holds the build; /tmp may be memory. What is static is never dropped, so the
-        // folder of the run before goes now.
+        // On the disk of the build folder; /tmp may be memory. Statics are never dropped, so this removes
+        // the folder of the previous run.
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("capi-install");
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
@@ -74,14 +74,14 @@ impl Kit {
         self.dir.join(name)
     }
 
-    /// `make TARGET` with a prefix of our own, and the archive that this test was built with.
+    /// `make TARGET` with a prefix of this test, and the archive that this test was built with.
     fn make_command(&self, target: &str) -> Command {
         let mut make = Command::new("make");
         make.args(["--silent", "-C", HERE, target])
             .arg(format!("ARCHIVE={}", archive().display()))
             .arg(format!("BUILD={}", self.path("build").display()))
             .arg(format!("PREFIX={}", self.path("usr").display()))
-            // What a make above us was told is not for this one.
+            // Variables of an outer make must not apply to this one.
             .env_remove("MAKEFLAGS")
             .env_remove("DESTDIR");
         make
@@ -114,7 +114,7 @@ impl Kit {
         command
     }
 
-    /// The same under valgrind, which fails it (9) for a bad access or a leak.
+    /// The same under valgrind, which exits with 9 after a bad access or a leak.
     fn checked(&self, name: &str) -> Command {
         let mut command = Command::new("valgrind");
         command
@@ -126,8 +126,8 @@ impl Kit {
     }
 }
 
-/// The archive that cargo has built for this test: its name has a hash, and the newest is what the
-/// source is now.
+/// The archive that Cargo has built for this test. Its name has a hash, and the newest one matches the current
+/// source.
 fn archive() -> PathBuf {
     let deps = std::env::current_exe().unwrap();
     let deps = deps.parent().unwrap();
@@ -141,7 +141,7 @@ fn archive() -> PathBuf {
     all.max_by_key(age).expect("cargo builds the staticlib")
 }
 
-/// Bytes that differ in every block.
+/// Pseudo-random bytes, different in every block.
 fn noise() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let next = |_| {
@@ -155,7 +155,7 @@ fn noise() -> Vec<u8> {
     bytes
 }
 
-/// Says, past the test harness, that something went untested; under CI=true it may not.
+/// Prints, past the test harness, what was not tested; with CI=true this is an error.
 fn skip(why: &str) {
     let name = std::thread::current()
         .name()
@@ -167,7 +167,7 @@ fn skip(why: &str) {
     std::io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
-/// Whether valgrind is there, and runs.
+/// Whether valgrind is installed and works.
 fn valgrind() -> bool {
     let runs = Command::new("valgrind").args(["--quiet", "true"]).output();
     let runs = runs.is_ok_and(|output| output.status.success());
@@ -177,7 +177,7 @@ fn valgrind() -> bool {
     runs
 }
 
-/// Drops a file from the page cache, so that it comes from the disk.
+/// Drops a file from the page cache, so that it is read from the disk.
 fn evict(path: &Path) {
     let mut dd = Command::new("dd");
     dd.arg(format!("if={}", path.display()))
@@ -194,7 +194,7 @@ fn words(output: &Output) -> Vec<String> {
     words.split_whitespace().map(str::to_string).collect()
 }
 
-/// Runs a command that has to succeed.
+/// Runs a command that must succeed.
 fn done(mut command: Command) -> Output {
     let output = command.output().unwrap();
     assert!(
@@ -226,7 +226,7 @@ fn exported() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_shared_library_exports_our_functions_by_version_and_nothing_else() {
+fn the_shared_library_exports_only_versioned_dmafile_functions() {
     let Some(kit) = kit() else { return };
     let library = kit.path("usr/lib/libdmafile.so");
     let mut nm = Command::new("nm");
@@ -241,7 +241,7 @@ fn the_shared_library_exports_our_functions_by_version_and_nothing_else() {
         .iter()
         .map(|name| format!("T {name}@@DMAFILE_0.1"))
         .collect();
-    // The version itself.
+    // The symbol of the version itself.
     wanted.insert("A DMAFILE_0.1".to_string());
     assert_eq!(symbols, wanted);
 
@@ -251,7 +251,7 @@ fn the_shared_library_exports_our_functions_by_version_and_nothing_else() {
     assert!(says.contains("Library soname: [libdmafile.so.0]"), "{says}");
     assert!(says.contains("Name: DMAFILE_0.1"), "{says}");
     assert!(!says.contains("TEXTREL"), "{says}");
-    // A program asks for the version, so that one with another ABI is not taken for it.
+    // A program requires the version, so that a library with another ABI is not used.
     let mut nm = Command::new("nm");
     nm.args(["-D", "--undefined-only", "--with-symbol-versions"])
         .arg(kit.path("load"));
@@ -260,7 +260,7 @@ fn the_shared_library_exports_our_functions_by_version_and_nothing_else() {
 }
 
 #[test]
-fn what_is_installed_is_found_and_can_be_removed() {
+fn the_installed_library_is_found_and_can_be_uninstalled() {
     let Some(kit) = kit() else { return };
     let lib = kit.path("usr/lib");
     let link = |name: &str| std::fs::read_link(lib.join(name)).unwrap();
@@ -269,7 +269,7 @@ fn what_is_installed_is_found_and_can_be_removed() {
     assert_eq!(link("libdmafile.so.0"), Path::new(&whole));
     assert_eq!(kit.pkg_config(&["--modversion"]), [VERSION]);
 
-    // A package is made elsewhere than where it will lie.
+    // Packages are built with DESTDIR, in another folder than their final one.
     let stage = kit.path("stage");
     let stage = |target| {
         let mut make = kit.make_command(target);
@@ -301,7 +301,7 @@ fn what_is_installed_is_found_and_can_be_removed() {
 }
 
 #[test]
-fn the_header_is_clean_in_c_and_in_cpp() {
+fn the_header_compiles_without_warnings_as_c_and_cpp() {
     let Some(kit) = kit() else { return };
     let header = kit.path("usr/include/dmafile.h");
     for (compiler, language, standards) in [
@@ -321,7 +321,7 @@ fn the_header_is_clean_in_c_and_in_cpp() {
 }
 
 #[test]
-fn the_bytes_are_those_of_the_file() {
+fn loaded_bytes_equal_the_file() {
     let Some(kit) = kit() else { return };
     let digest = sha256sum(&noise());
     let mut own = Command::new("sha256sum");
@@ -339,7 +339,7 @@ fn the_bytes_are_those_of_the_file() {
             assert_eq!(sha256sum(&done(cat).stdout), digest, "{method} {kind}");
         }
     }
-    // What the library says of them.
+    // The report and the digest of the library.
     evict(&kit.file);
     let mut load = kit.program("load");
     load.arg(&kit.file)
@@ -358,7 +358,7 @@ fn the_bytes_are_those_of_the_file() {
 }
 
 #[test]
-fn failures_have_a_sentence() {
+fn failures_have_a_message() {
     let Some(kit) = kit() else { return };
     for (program, name) in [("load", "load"), ("load++", "load++")] {
         let output = kit.program(program).arg("/no/such/file").output().unwrap();
@@ -377,7 +377,7 @@ fn failures_have_a_sentence() {
 }
 
 #[test]
-fn every_check_of_a_c_program_holds() {
+fn every_check_of_the_c_program_passes() {
     let Some(kit) = kit() else { return };
     for method in ["auto", "uring", "threads", "read"] {
         let mut all = kit.program("exercise");
@@ -387,7 +387,7 @@ fn every_check_of_a_c_program_holds() {
 }
 
 #[test]
-fn a_stream_brings_the_bytes_that_sha256sum_reads() {
+fn a_stream_delivers_the_bytes_of_the_file() {
     let Some(kit) = kit() else { return };
     for warm in [false, true] {
         if !warm {
@@ -407,9 +407,9 @@ fn a_stream_brings_the_bytes_that_sha256sum_reads() {
     }
 }
 
-/// On a double of the driver, which counts what is left when the program ends.
+/// With a double of the driver, which reports what the program has not released at its end.
 #[test]
-fn a_device_gets_back_what_it_gave() {
+fn a_device_load_releases_everything() {
     let Some(kit) = kit() else { return };
     let folder = kit.path("double");
     std::fs::create_dir_all(&folder).unwrap();
@@ -436,7 +436,7 @@ fn a_device_gets_back_what_it_gave() {
     assert!(left.starts_with(nothing), "{left}");
 }
 
-/// What record.c has recorded, in a new file.
+/// Runs record.c with a new file and checks the recording.
 fn recorded(kit: &Kit, mut record: Command) {
     let path = kit.path("recording");
     for name in ["recording", "recording.1"] {
@@ -471,7 +471,7 @@ fn a_c_program_records() {
 }
 
 #[test]
-fn a_c_program_takes_what_another_process_holds() {
+fn a_c_program_takes_memory_that_another_process_holds() {
     let Some(kit) = kit() else { return };
     let folder = socket("take");
     std::fs::create_dir(&folder).unwrap();
@@ -502,7 +502,7 @@ fn a_c_program_takes_what_another_process_holds() {
 }
 
 #[test]
-fn c_programs_hold_and_share() {
+fn c_programs_hold_and_share_memory() {
     let Some(kit) = kit() else { return };
     let folder = socket("shared");
     std::fs::create_dir(&folder).unwrap();
@@ -552,7 +552,7 @@ fn a_c_program_saves() {
     }
 }
 
-/// In a mount namespace, where anybody may have a file system of 1 MiB.
+/// In a user and mount namespace, in which every user can mount a file system of 1 MiB.
 #[test]
 fn a_full_disk_leaves_the_old_file() {
     let Some(kit) = kit() else { return };
@@ -573,7 +573,7 @@ fn a_full_disk_leaves_the_old_file() {
 }
 
 #[test]
-fn the_example_saves_and_brings_back() {
+fn the_example_saves_and_loads() {
     let Some(kit) = kit() else { return };
     let folder = folder(kit, "example");
     let to = folder.join("to");
@@ -610,12 +610,12 @@ fn the_example_saves_and_brings_back() {
     assert!(text(&output.stderr).contains("there is no such folder (ENOENT)"));
 }
 
-/// A place for a socket. Their paths are short, and that of the build may not be.
+/// A path for a socket. Such paths must be short, and that of the build folder may be long.
 fn socket(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("dmafile-{}-{name}", std::process::id()))
 }
 
-/// `load --receive`, once it waits; `send` sends it something; what it says then.
+/// Runs `load --receive`, calls `send` when it waits, and returns what it prints then.
 fn received(mut receiver: Command, socket: &Path, send: impl FnOnce()) -> String {
     let mut child = receiver
         .arg("--receive")
@@ -636,7 +636,7 @@ fn received(mut receiver: Command, socket: &Path, send: impl FnOnce()) -> String
 }
 
 #[test]
-fn a_buffer_goes_to_another_process() {
+fn a_buffer_is_sent_to_another_process() {
     let Some(kit) = kit() else { return };
     let sum = format!("bytes {LEN}\n");
     let socket = socket("plain");
@@ -655,10 +655,10 @@ fn a_buffer_goes_to_another_process() {
     assert!(from_rust.contains(&format!("sum {left}\n")), "{from_rust}");
 }
 
-/// io_uring among them: valgrind knows it. Not cachestat, which it refuses with a warning, and the
-/// engine finds out another way what is cached.
+/// Including io_uring, which valgrind supports. It refuses cachestat with a warning, and the engine then
+/// learns by sample reads what is cached.
 #[test]
-fn valgrind_finds_nothing() {
+fn valgrind_finds_no_error() {
     let Some(kit) = kit() else { return };
     if !valgrind() {
         return;
@@ -693,9 +693,9 @@ fn valgrind_finds_nothing() {
     });
 }
 
-/// The checks above would see a leak and a bad access.
+/// Proves that the checks above can fail.
 #[test]
-fn valgrind_would_find_something() {
+fn valgrind_detects_a_leak_and_a_bad_access() {
     let Some(kit) = kit() else { return };
     if !valgrind() {
         return;
@@ -724,7 +724,7 @@ fn valgrind_would_find_something() {
 }
 
 #[test]
-fn the_archive_links_too() {
+fn the_static_library_can_be_linked() {
     let Some(kit) = kit() else { return };
     let library = kit.path("usr/lib/libdmafile.a");
     let flags = kit.pkg_config(&["--cflags"]);
@@ -755,7 +755,7 @@ fn model(path: &Path) {
 }
 
 #[test]
-fn a_model_has_tensors() {
+fn a_c_program_reads_the_tensors_of_a_model() {
     let Some(kit) = kit() else { return };
     let path = kit.path("tiny.safetensors");
     model(&path);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What a C program can do with a recorder, right and wrong. Run by install.rs, also under valgrind.
+ * Valid and invalid uses of a recorder by a C program. Run by install.rs, also under valgrind.
  *
- *     record FILE       21 records of a memfd and of memory, and reads them
+ *     record FILE       records 21 buffers of a memfd and of memory, and reads them
  */
 #define _GNU_SOURCE
 
@@ -72,7 +72,7 @@ static void refused(const char *path)
     dmafile_recorder_free(NULL);
 }
 
-/* What main() has recorded. */
+/* Checks the records of main(). */
 static void read_back(const char *path)
 {
     static const char text[] = "memory of the caller";
@@ -108,7 +108,7 @@ static void read_back(const char *path)
     }
     CHECK(strcmp(dmafile_recording_record(recording, 0)->path, path) == 0);
     CHECK(strcmp(record->path + strlen(path), ".1") == 0);
-    /* A record is a part of a file, which loads into memory that devices share. */
+    /* A record is a part of a file, which can be loaded like any other. */
     memset(&how, 0, sizeof how);
     how.size = sizeof how;
     how.offset = record->offset;
@@ -125,7 +125,7 @@ static void read_back(const char *path)
     dmafile_recording_free(recording);
 }
 
-/* Damages the last record, which then cannot be read. */
+/* Damages the last record, after which it cannot be read. */
 static void damage(const char *path)
 {
     const struct dmafile_record *record;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What a C program can do with saves and snapshots, right and wrong. Run by install.rs, also under
+ * Valid and invalid uses of saves and snapshots by a C program. Run by install.rs, also under
  * valgrind.
  *
  *     save FOLDER         every check, in an empty folder
- *     save --full FOLDER  saves of several parts to a folder that has room for none of them
+ *     save --full FOLDER  saves several parts to a folder without room for any of them
  */
 #define _GNU_SOURCE
 
@@ -31,7 +31,7 @@ static struct dmafile_save_options options(void)
     return made;
 }
 
-/* A memfd with so many of the bytes. */
+/* A memfd with this many of the bytes. */
 static int memory(size_t len)
 {
     int fd = memfd_create("memory", MFD_CLOEXEC);
@@ -40,7 +40,7 @@ static int memory(size_t len)
     return fd;
 }
 
-/* Whether a file has these bytes and no others. */
+/* Whether a file has exactly these bytes. */
 static int holds(const char *path, const void *expected, size_t len)
 {
     unsigned char *found = malloc(len + 1);
@@ -64,7 +64,7 @@ static int files(const char *folder)
     return count - 2;
 }
 
-/* The bytes of `bytes`, in three places. */
+/* Describes the bytes as three parts. */
 static void in_parts(struct dmafile_part parts[3], int fd)
 {
     memset(parts, 0, 3 * sizeof *parts);
@@ -105,7 +105,7 @@ static void parts(void)
     CHECK(strstr(report, "\"io\":\"buffered\"") && strstr(report, "\"sync\":false"));
     dmafile_report_free(report);
     CHECK(dmafile_save(parts, 3, to, NULL, NULL) == (int64_t)BYTES && holds(to, bytes, BYTES));
-    /* Nothing at all makes an empty file. */
+    /* No parts make an empty file. */
     CHECK(dmafile_save(NULL, 0, to, NULL, NULL) == 0 && holds(to, "", 0));
     CHECK(dmafile_save(parts, 3, to, NULL, NULL) == (int64_t)BYTES && files(".") == 1);
     close(fd);
@@ -342,7 +342,7 @@ static void snapshots(void)
     CHECK(same(kept, bytes + 4096, 5000));
     dmafile_buffer_free(kept);
 
-    /* What is refused leaves the snapshot as it was. */
+    /* Refused saves do not change the snapshot. */
     how = options();
     how.flags = DMAFILE_SAVE_IN_PLACE;
     CHECK(dmafile_snapshot_save(sources, 3, "snapshot", &how, &report) == -EINVAL && report == NULL);
@@ -391,7 +391,7 @@ static void snapshots(void)
     close(empty);
 }
 
-/* TO is there, and there is no room beside it. */
+/* TO exists, and there is no room for a second file. */
 static void full(void)
 {
     struct dmafile_part parts[3];

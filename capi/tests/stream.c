@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Streams a file through a ring, and asks for what cannot be. Run by install.rs, also under valgrind.
+ * Streams a file through a ring, and makes invalid requests. Run by install.rs, also under valgrind.
  *
  *     stream cat FILE      writes its bytes to the standard output
- *     stream checks FILE   without a driver of a GPU
- *     stream device FILE   with the double of one
+ *     stream checks FILE   without a GPU driver
+ *     stream device FILE   with the double of a GPU driver
  */
 #include "check.h"
 
@@ -22,7 +22,7 @@ static struct dmafile_options small(void)
     return how;
 }
 
-/* Reads on while one slot is out, as a program that copies does. */
+/* Keeps one slot while it takes the next, as a program that copies does. */
 static void cat(const char *file)
 {
     struct dmafile_options how = small();
@@ -46,7 +46,7 @@ static void cat(const char *file)
     dmafile_stream_close(stream);
 }
 
-/* All of it, to its end. */
+/* The whole stream. */
 static int through(const char *file, const struct dmafile_options *how, const char *device)
 {
     struct dmafile_stream *stream;
@@ -94,7 +94,7 @@ static void checks(const char *file)
     CHECK(through(file, &how, NULL) == -ECANCELED);
     dmafile_token_free(token);
 
-    /* Closed early: before anything is asked for, and with slots out. */
+    /* Closed early: before the first slot is taken, and while slots are taken. */
     how = small();
     for (count = 0; count < 3; count++) {
         int left = count;

@@ -330,6 +330,10 @@ pub struct LoadArgs {
     #[arg(help_heading = OUTPUT)]
     pub json: Option<Option<PathBuf>>,
 
+    /// Also print the plan, the reason for each choice, and the phases
+    #[arg(long, short, conflicts_with = "quiet", help_heading = OUTPUT)]
+    pub verbose: bool,
+
     /// Suppress text and progress (errors and JSON are still written)
     #[arg(long, short, help_heading = OUTPUT)]
     pub quiet: bool,
@@ -584,6 +588,10 @@ pub struct SaveArgs {
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     #[arg(help_heading = OUTPUT)]
     pub json: Option<Option<PathBuf>>,
+
+    /// Also print the plan, the reason for each choice, and the phases
+    #[arg(long, short, conflicts_with = "quiet", help_heading = OUTPUT)]
+    pub verbose: bool,
 
     /// Suppress text and progress (errors and JSON are still written)
     #[arg(long, short, help_heading = OUTPUT)]
@@ -932,12 +940,12 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn definitions_are_sound() {
+    fn the_clap_definitions_are_valid() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn an_offset_is_what_follows_the_last_at() {
+    fn the_offset_follows_the_last_at_sign() {
         let place = |to: &str| {
             let cli = Cli::try_parse_from(["dmafile", "save", "--from", "file", to]).unwrap();
             let Command::Save(args) = cli.command else {
@@ -959,7 +967,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_units() {
+    fn times_have_units_and_modes_are_octal() {
         for (text, ms) in [
             ("500ms", 500),
             ("60s", 60_000),

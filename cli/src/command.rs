@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_path_takes_each_of_its_places() {
+    fn every_placeholder_is_replaced_by_the_path() {
         let path = Path::new("/run/a b/{}");
         for (word, want) in [
             ("{}", "/run/a b/{}"),

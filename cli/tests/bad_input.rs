@@ -1,4 +1,4 @@
-//! What is no file, or no range of one, or no memory to fill: one clear line each.
+//! Invalid files, ranges and target descriptors: each is refused with one clear line.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::process::Command;
 const REGULAR: &str = "name a regular file or a block device";
 
 #[test]
-fn missing() {
+fn a_missing_file_is_an_error() {
     let dir = Dir::new();
     let line = "No such file or directory (ENOENT); check the path";
     for path in ["missing", "no/such/folder/file"] {
@@ -26,7 +26,7 @@ fn missing() {
 }
 
 #[test]
-fn path_through_a_file() {
+fn a_path_through_a_file_is_an_error() {
     let dir = Dir::new();
     dir.file("file", 10);
     assert_eq!(
@@ -36,7 +36,7 @@ fn path_through_a_file() {
 }
 
 #[test]
-fn name_too_long() {
+fn a_name_that_is_too_long_is_an_error() {
     let dir = Dir::new();
     let name = "x".repeat(256);
     assert_eq!(
@@ -46,7 +46,7 @@ fn name_too_long() {
 }
 
 #[test]
-fn directory() {
+fn a_folder_without_a_model_is_refused() {
     let dir = Dir::new();
     fs::create_dir(dir.path("folder")).unwrap();
     assert_eq!(
@@ -56,7 +56,7 @@ fn directory() {
 }
 
 #[test]
-fn fifo_is_refused_without_waiting_for_a_writer() {
+fn a_fifo_is_refused_without_waiting_for_a_writer() {
     let dir = Dir::new();
     end(Command::new("mkfifo").arg(dir.path("fifo"))).ok();
     assert_eq!(
@@ -66,9 +66,9 @@ fn fifo_is_refused_without_waiting_for_a_writer() {
 }
 
 #[test]
-fn socket() {
+fn a_socket_is_refused() {
     let dir = Dir::new();
-    // A socket's address has room for 107 bytes; the path of the build may be longer.
+    // The address of a socket holds 107 bytes; the path of the build folder may be longer.
     let folder = File::open(dir.path("")).unwrap();
     let address = format!("/proc/self/fd/{}/socket", folder.as_raw_fd());
     let _listener = UnixListener::bind(address).unwrap();
@@ -79,7 +79,7 @@ fn socket() {
 }
 
 #[test]
-fn character_device() {
+fn a_character_device_is_refused() {
     let dir = Dir::new();
     for device in ["/dev/zero", "/dev/null"] {
         assert_eq!(
@@ -90,7 +90,7 @@ fn character_device() {
 }
 
 #[test]
-fn files_made_up_while_they_are_read() {
+fn files_that_proc_and_sysfs_generate_are_refused() {
     let dir = Dir::new();
     for (path, fs) in [
         ("/proc/self/status", "proc"),
@@ -105,7 +105,7 @@ fn files_made_up_while_they_are_read() {
 }
 
 #[test]
-fn symlink_loop() {
+fn a_loop_of_symbolic_links_is_an_error() {
     let dir = Dir::new();
     symlink("there", dir.path("here")).unwrap();
     symlink("here", dir.path("there")).unwrap();
@@ -117,7 +117,7 @@ fn symlink_loop() {
 }
 
 #[test]
-fn empty() {
+fn an_empty_file_is_refused() {
     let dir = Dir::new();
     dir.file("empty", 0);
     assert_eq!(
@@ -127,7 +127,7 @@ fn empty() {
 }
 
 #[test]
-fn unreadable() {
+fn a_file_without_read_permission_is_an_error() {
     let dir = Dir::new();
     let secret = dir.file("secret", 10);
     fs::set_permissions(secret, Permissions::from_mode(0o0)).unwrap();
@@ -140,7 +140,7 @@ fn unreadable() {
 }
 
 #[test]
-fn folder_that_may_not_be_entered() {
+fn a_folder_without_search_permission_is_an_error() {
     let dir = Dir::new();
     fs::create_dir(dir.path("closed")).unwrap();
     dir.file("closed/file", 10);
@@ -156,7 +156,7 @@ fn folder_that_may_not_be_entered() {
 }
 
 #[test]
-fn range_outside_the_file() {
+fn a_range_past_the_end_of_the_file_is_refused() {
     let dir = Dir::new();
     dir.file("file", 5000);
     for (args, what) in [
@@ -186,7 +186,7 @@ fn range_outside_the_file() {
 }
 
 #[test]
-fn descriptor_that_is_not_open() {
+fn a_closed_descriptor_is_refused() {
     let dir = Dir::new();
     dir.file("file", 5000);
     for fd in ["fd:99", "fd:2147483647", "fd:-1"] {
@@ -206,7 +206,7 @@ fn descriptor_that_is_not_open() {
     }
 }
 
-/// A memfd of `bytes`, none of them zero.
+/// A memfd of `bytes` bytes, none of which is zero.
 fn dirty_memfd(bytes: u64) -> File {
     let file = common::memfd(bytes);
     file.write_all_at(&vec![0xaa; bytes as usize], 0).unwrap();
@@ -227,7 +227,7 @@ fn into(dir: &Dir, args: &str, target: &File) -> Command {
 }
 
 #[test]
-fn descriptor_that_is_no_memfd() {
+fn a_descriptor_of_a_regular_file_or_device_is_refused() {
     let dir = Dir::new();
     let file = dir.file("file", 5000);
     let regular = File::options().read(true).write(true).open(&file).unwrap();
@@ -242,7 +242,7 @@ fn descriptor_that_is_no_memfd() {
 }
 
 #[test]
-fn descriptor_that_is_too_small_is_left_alone() {
+fn a_memfd_that_is_too_small_is_refused_and_unchanged() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let small = dirty_memfd(4999);
@@ -257,7 +257,7 @@ fn descriptor_that_is_too_small_is_left_alone() {
 }
 
 #[test]
-fn descriptor_that_is_sealed_against_writing() {
+fn a_memfd_sealed_against_writing_is_refused() {
     let dir = Dir::new();
     dir.file("file", 5000);
     for seals in [libc::F_SEAL_WRITE, libc::F_SEAL_FUTURE_WRITE] {
@@ -272,7 +272,7 @@ fn descriptor_that_is_sealed_against_writing() {
 }
 
 #[test]
-fn descriptor_that_was_opened_for_reading_only() {
+fn a_read_only_descriptor_is_refused() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let writable = dirty_memfd(8192);
@@ -286,7 +286,7 @@ fn descriptor_that_was_opened_for_reading_only() {
 }
 
 #[test]
-fn descriptor_is_filled_and_what_lies_behind_is_zeroed() {
+fn a_memfd_is_filled_and_the_rest_of_it_is_zeroed() {
     let dir = Dir::new();
     let size = 5 * MIB + 123;
     let file = dir.file("file", size);
@@ -306,7 +306,7 @@ fn descriptor_is_filled_and_what_lies_behind_is_zeroed() {
         let target = dirty_memfd(6 * MIB);
         end(&mut into(&dir, &format!("--quiet {args}"), &target)).ok();
         let path = format!("/proc/self/fd/{}", target.as_raw_fd());
-        // The child opens the path of its own descriptor, which has the same number.
+        // In a child, /proc/self would be that of the child.
         let copy = dir.path("copy");
         fs::copy(path, &copy).unwrap();
         assert_eq!(
@@ -321,7 +321,7 @@ fn descriptor_is_filled_and_what_lies_behind_is_zeroed() {
 }
 
 #[test]
-fn output_that_cannot_be_written() {
+fn an_output_file_that_cannot_be_written_is_an_error() {
     let dir = Dir::new();
     dir.file("file", 5000);
     fs::create_dir(dir.path("folder")).unwrap();

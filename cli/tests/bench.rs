@@ -1,5 +1,5 @@
-//! `dmafile bench`: what it prints, what it leaves behind, and what it never runs. Not how fast
-//! anything is.
+//! `dmafile bench`: its output, what it leaves behind, and what it must not run. No test asserts
+//! a time.
 
 mod common;
 
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const SIZE: u64 = 5 * MIB;
 const WAYS: [&str; 3] = ["dmafile", "memfd", "private"];
 
-/// A folder of downloaded models may hold anything, and Python looks into the current folder first.
+/// A folder of downloaded models may contain anything, and Python imports from the current folder first.
 #[test]
 fn python_of_the_current_folder_is_never_run() {
     let dir = Dir::new();
@@ -26,7 +26,7 @@ fn python_of_the_current_folder_is_never_run() {
     assert_eq!(dir.names(), before, "{ended:?}");
 }
 
-/// The states that can be measured on the disk of the build.
+/// The states that can be measured on the disk of the build folder.
 fn states(json: &Value) -> &'static [&'static str] {
     match json["direct_refused"].is_null() {
         true => &["cold", "warm"],
@@ -41,7 +41,7 @@ fn median(mut numbers: Vec<f64>) -> f64 {
 }
 
 #[test]
-fn json_has_every_sample_and_the_table_follows_from_them() {
+fn json_has_every_sample_and_a_table_computed_from_them() {
     let dir = Dir::new();
     let ended = dir.run("bench --size 5M --json --quiet").ok();
     assert_eq!((ended.stderr.as_str(), dir.names().len()), ("", 0));
@@ -58,7 +58,7 @@ fn json_has_every_sample_and_the_table_follows_from_them() {
     assert!(rounds >= 5, "{rounds} rounds");
     let samples = json["samples"].as_array().unwrap();
     let states = states(&json);
-    // Other processes may keep a state from being reached; that is said then.
+    // Other processes may prevent a state from being reached; a note says so.
     let whole = json["notes"] == json!([]);
     if whole {
         assert_eq!(samples.len(), rounds * states.len() * WAYS.len());
@@ -72,7 +72,7 @@ fn json_has_every_sample_and_the_table_follows_from_them() {
         assert_eq!(BTreeSet::from_iter(&ways), BTreeSet::from_iter(&WAYS));
         orders.insert(ways);
     }
-    // Ten orders or more, of six.
+    // Ten or more draws from six possible orders.
     assert!(orders.len() > 1 || !whole, "{orders:?}");
     for sample in samples {
         let number = |key: &str| sample[key].as_f64().unwrap();
@@ -112,14 +112,14 @@ fn json_has_every_sample_and_the_table_follows_from_them() {
     }
 }
 
-/// The lines of the table: behind the headings, up to the blank line.
+/// The lines of the table: after the headings, up to the blank line.
 fn table(text: &str) -> Vec<&str> {
     let lines = text.lines().skip_while(|line| !line.starts_with("CACHE"));
     lines.skip(1).take_while(|line| !line.is_empty()).collect()
 }
 
 #[test]
-fn text_is_one_table_of_the_file_that_is_named() {
+fn text_is_one_table_for_the_given_file() {
     let dir = Dir::new();
     let path = dir.file("a model", SIZE);
     let before = fs::read(&path).unwrap();
@@ -148,15 +148,15 @@ fn text_is_one_table_of_the_file_that_is_named() {
     assert!(fs::read(&path).unwrap() == before, "the file has changed");
 }
 
-/// cachestat(2) is refused to those who may not write the file.
+/// cachestat(2) is refused to users without write permission on the file.
 #[test]
-fn file_of_another_user_is_measured() {
+fn a_file_of_another_user_is_measured() {
     let dir = Dir::new();
     let path = dir.file("file", SIZE);
     fs::set_permissions(path, fs::Permissions::from_mode(0o444)).unwrap();
     let mut command = dir.dmafile("bench file --json");
     let json = end(run_as(&mut command, NOBODY)).ok().json();
-    // What is not known for certain may be left out, and that is said.
+    // A state that cannot be verified may be left out; a note says so.
     let (table, notes) = (&json["table"], &json["notes"]);
     for state in states(&json) {
         let lines = table.as_array().unwrap().iter();
@@ -167,7 +167,7 @@ fn file_of_another_user_is_measured() {
 }
 
 #[test]
-fn file_that_is_never_cold_is_measured_warm_and_that_is_said() {
+fn a_file_in_tmpfs_is_measured_warm_only_and_the_output_says_so() {
     let memory = Path::new("/dev/shm");
     let file = tempfile::NamedTempFile::new_in(memory).unwrap();
     fs::write(file.path(), common::content(0, SIZE as usize)).unwrap();
@@ -183,7 +183,7 @@ fn file_that_is_never_cold_is_measured_warm_and_that_is_said() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_one_line() {
+fn an_error_is_one_line() {
     let dir = Dir::new();
     dir.file("file", 5000);
     dir.file("empty", 0);
@@ -223,7 +223,7 @@ fn what_cannot_be_measured_is_one_line() {
     assert!(line.contains("(EFBIG)"), "{line}");
 }
 
-/// Starts a measurement that takes seconds, and comes back with the first process that it started.
+/// Starts a measurement that takes seconds; returns it with the first process that it started.
 fn begin(dir: &Dir) -> (Running, PathBuf) {
     let mut running = start(&mut dir.dmafile("bench --size 64M"));
     let children = format!("/proc/{0}/task/{0}/children", running.pid());
@@ -240,7 +240,7 @@ fn begin(dir: &Dir) -> (Running, PathBuf) {
 }
 
 #[test]
-fn interrupted_it_leaves_neither_file_nor_process() {
+fn an_interrupt_leaves_no_file_and_no_process() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGKILL] {
         let dir = Dir::new();
         let (running, child) = begin(&dir);
@@ -256,19 +256,19 @@ fn interrupted_it_leaves_neither_file_nor_process() {
             );
         }
         assert_eq!(dir.names(), [""; 0], "{signal}");
-        eventually("its run has ended", || {
-            // A process that nobody waits for has no descriptors any more.
+        eventually("the process of the run has ended", || {
+            // A process that has ended, but has not been waited for, has no descriptors.
             fs::read_link(child.join("fd/0")).is_err()
         });
     }
 }
 
-/// From a terminal all of its processes get the signal.
+/// A terminal sends the signal to the whole process group.
 #[test]
-fn interrupted_with_its_processes_it_is_one_line() {
+fn an_interrupt_of_the_process_group_prints_one_line() {
     let dir = Dir::new();
     let (running, _) = begin(&dir);
-    // SAFETY: it has a group of its own, and has not been waited for.
+    // SAFETY: it leads its own process group, and has not been waited for.
     assert_eq!(unsafe { libc::kill(-running.pid(), libc::SIGINT) }, 0);
     let ended = running.end();
     assert!(ended.line(130).ends_with("(ECANCELED)"), "{ended:?}");

@@ -1,5 +1,4 @@
-//! What scripts depend on: the words, the streams, the exit statuses and the hand-over of
-//! `shared/DESIGN.md`, "The command line".
+//! What scripts depend on: the text, the streams, the exit statuses, and how COMMAND gets the buffer.
 
 mod common;
 
@@ -18,7 +17,7 @@ const PHASES: [&str; 9] = [
 ];
 
 #[test]
-fn command_inherits_the_wanted_bytes_and_zeros_around_them() {
+fn command_inherits_the_range_with_zeros_around_it() {
     let dir = Dir::new();
     let size = 9 * MIB + 1234;
     let file = dir.file("file", size);
@@ -80,7 +79,7 @@ fn every_method_and_mode_hands_over_the_same_bytes() {
 }
 
 #[test]
-fn exit_status_of_command_is_passed_through() {
+fn the_exit_status_of_command_is_passed_through() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let run = |script: &str| {
@@ -94,13 +93,13 @@ fn exit_status_of_command_is_passed_through() {
 }
 
 #[test]
-fn command_that_is_not_there_is_127_and_one_that_cannot_run_is_126() {
+fn exit_status_is_127_if_command_is_missing_and_126_if_it_cannot_run() {
     let dir = Dir::new();
     dir.file("file", 5000);
     fs::create_dir(dir.path("folder")).unwrap();
     let line = |command: &str, status| {
         let mut command = dir.dmafile(&format!("load file --quiet -- {command}"));
-        // A folder of PATH that may not be entered would answer EACCES.
+        // A folder in PATH without search permission would cause EACCES.
         dir.refusal(command.env("PATH", "/usr/bin:/bin"), status)
     };
     assert_eq!(
@@ -137,7 +136,7 @@ fn command_keeps_arguments_environment_folder_and_stdin() {
 }
 
 #[test]
-fn command_gets_its_signals_as_we_got_ours() {
+fn command_starts_with_the_original_signal_mask_and_dispositions() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let masks = |command: &mut Command| {
@@ -145,7 +144,7 @@ fn command_gets_its_signals_as_we_got_ours() {
         let mask = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
             let mask = u64::from_str_radix(line.unwrap().trim(), 16).unwrap();
-            // The C library keeps signals 32 and 33 to itself.
+            // The C library reserves signals 32 and 33.
             mask & 0x7fff_ffff
         };
         [mask("SigBlk:"), mask("SigIgn:")]
@@ -155,7 +154,7 @@ fn command_gets_its_signals_as_we_got_ours() {
 }
 
 #[test]
-fn command_inherits_one_descriptor_and_no_more() {
+fn command_inherits_only_the_descriptor_of_the_buffer() {
     let dir = Dir::new();
     dir.file("file", 5 * MIB);
     let list = |command: &mut Command| {
@@ -228,7 +227,7 @@ fn usage_errors_are_one_line_and_exit_2() {
 }
 
 #[test]
-fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
+fn parse_errors_name_the_valid_values_and_exit_2() {
     let dir = Dir::new();
     dir.file("file", 5000);
     for (args, part) in [
@@ -271,7 +270,7 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
         assert!(line.contains(part), "{args}: {line}");
         assert!(line.ends_with("; see dmafile --help"), "{args}: {line}");
     }
-    // Each is said once, and what clap would try is kept.
+    // The message names each value once, and keeps clap's suggestion.
     let methods = "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
                    copy-file-range, heap-read, premap";
     for (args, line) in [
@@ -317,7 +316,7 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
 }
 
 #[test]
-fn block_that_is_no_multiple_of_the_alignment_is_a_usage_error() {
+fn a_block_that_is_not_a_multiple_of_the_alignment_is_a_usage_error() {
     let dir = Dir::new();
     dir.file("file", 5000);
     if !reads_directly(&dir) {
@@ -330,9 +329,9 @@ fn block_that_is_no_multiple_of_the_alignment_is_a_usage_error() {
     );
 }
 
-/// Where there is a node, tests/vm/test_loads.py has the tests.
+/// With /dev/udmabuf, tests/vm/test_loads.py tests it.
 #[test]
-fn without_udmabuf_the_remedy_is_named() {
+fn without_udmabuf_the_error_names_a_remedy() {
     let dir = Dir::new();
     dir.file("file", 5000);
     if std::path::Path::new("/dev/udmabuf").exists() {
@@ -346,7 +345,7 @@ fn without_udmabuf_the_remedy_is_named() {
 }
 
 #[test]
-fn without_the_module_its_kind_and_its_method_are_refused_with_the_remedy() {
+fn without_dmafile_ko_its_kind_and_its_method_are_refused_with_a_remedy() {
     if std::path::Path::new("/dev/dmafile").exists() {
         return skip("dmafile.ko is loaded");
     }
@@ -380,7 +379,7 @@ fn without_the_module_its_kind_and_its_method_are_refused_with_the_remedy() {
 }
 
 #[test]
-fn a_dma_buf_is_the_best_one_or_says_why_there_is_none() {
+fn dma_buf_selects_an_available_kind_or_says_why_there_is_none() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let nodes = ["/dev/dmafile", "/dev/udmabuf", "/dev/dma_heap/system"];
@@ -408,7 +407,7 @@ fn a_dma_buf_is_the_best_one_or_says_why_there_is_none() {
 }
 
 #[test]
-fn a_heap_that_is_not_there_is_refused_with_the_remedy() {
+fn a_missing_heap_is_refused_with_a_remedy() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let line = dir.refuses("file --to heap:none", 1);
@@ -421,7 +420,7 @@ fn a_heap_that_is_not_there_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn method_that_cannot_serve_a_pair_says_so() {
+fn a_method_that_does_not_support_the_mode_or_kind_is_refused() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let tail = "(EOPNOTSUPP); leave --method and --io to auto, or see `dmafile explain`";
@@ -442,15 +441,15 @@ fn method_that_cannot_serve_a_pair_says_so() {
 }
 
 #[test]
-fn json_is_one_object_with_every_key_of_the_contract() {
+fn json_is_one_object_with_every_documented_key() {
     let dir = Dir::new();
     let size = 6 * MIB + 1;
     dir.file("file", size);
     let ended = dir.run("load file --json").ok();
     assert_eq!(ended.stdout.lines().count(), 1);
     assert!(
-        ended.stderr.starts_with("plan\n"),
-        "text gives way: {ended:?}"
+        ended.stderr.starts_with("loaded 6.00 MiB in "),
+        "text does not go to stderr: {ended:?}"
     );
     let report = ended.json();
     assert_eq!(report["bytes"], size);
@@ -489,7 +488,7 @@ fn json_is_one_object_with_every_key_of_the_contract() {
 }
 
 #[test]
-fn json_goes_to_a_path_and_text_stays() {
+fn json_goes_to_a_path_and_text_still_goes_to_stdout() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let ended = dir.run("load file --json=report.json").ok();
@@ -513,7 +512,7 @@ fn json_goes_to_a_path_and_text_stays() {
 }
 
 #[test]
-fn quiet_silences_text_but_neither_errors_nor_json() {
+fn quiet_suppresses_text_but_not_errors_or_json() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let ended = dir.run("load file --quiet").ok();
@@ -526,10 +525,10 @@ fn quiet_silences_text_but_neither_errors_nor_json() {
 }
 
 #[test]
-fn text_shows_plan_reasons_phases_and_rate() {
+fn text_shows_the_plan_reasons_phases_and_rate() {
     let dir = Dir::new();
     dir.file("file", 5 * MIB);
-    let ended = dir.run("load file").ok();
+    let ended = dir.run("load file --verbose").ok();
     assert_eq!(ended.stderr, "");
     let mut parts = vec![
         "plan\n",
@@ -542,14 +541,52 @@ fn text_shows_plan_reasons_phases_and_rate() {
     for part in parts {
         assert!(ended.stdout.contains(part), "{part:?}: {}", ended.stdout);
     }
-    // In front of COMMAND, stdout belongs to it.
-    let ended = dir.run("load file -- echo mine").ok();
+    // With a COMMAND, stdout belongs to it.
+    let ended = dir.run("load file -v -- echo mine").ok();
     assert_eq!(ended.stdout, "mine\n");
     assert!(ended.stderr.starts_with("plan\n"), "{ended:?}");
+    dir.refusal(&mut dir.dmafile("load file -v -q"), 2);
 }
 
 #[test]
-fn trace_is_valid_and_accounts_for_every_byte() {
+fn a_load_and_a_save_print_one_line_each() {
+    let dir = Dir::new();
+    dir.file("file", 5 * MIB);
+    let line = |args: &str| {
+        let text = dir.run(args).ok().stdout;
+        assert_eq!(text.lines().count(), 1, "{text}");
+        text
+    };
+    let text = line("load file --io direct --pages base");
+    assert!(text.starts_with("loaded 5.00 MiB in "), "{text}");
+    assert!(text.ends_with(" direct; memfd on base pages\n"), "{text}");
+    let text = line("save --from file copy");
+    assert!(text.starts_with("saved 5.00 MiB in "), "{text}");
+    assert!(text.ends_with("; on the disk\n"), "{text}");
+    // A digest is a result.
+    let text = dir.run("load file --verify crc32c").ok().stdout;
+    let digest = text.lines().nth(1).unwrap();
+    assert!(
+        digest.starts_with("  crc32c ") && digest.ends_with(" (computed)"),
+        "{text}"
+    );
+    // Bytes that went different ways are counted.
+    let sparse = dir.file("sparse", MIB);
+    File::options()
+        .append(true)
+        .open(&sparse)
+        .unwrap()
+        .set_len(4 * MIB)
+        .unwrap();
+    let text = line("load sparse --io direct");
+    assert!(
+        text.contains("1.00 MiB direct, 3.00 MiB of holes; memfd "),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_trace_is_valid_and_accounts_for_every_byte() {
     let dir = Dir::new();
     let size = 21 * MIB + 5;
     dir.file("file", size);
@@ -587,9 +624,9 @@ fn trace_is_valid_and_accounts_for_every_byte() {
 }
 
 #[test]
-fn verify_computes_what_others_compute() {
+fn digests_equal_those_of_other_programs() {
     let dir = Dir::new();
-    // Several extents, a hole among them, and an odd end.
+    // Several extents with a hole between them, and an unaligned end.
     let file = dir.file("file", 9 * MIB);
     let size = 14 * MIB + 3;
     let handle = File::options().write(true).open(&file).unwrap();
@@ -611,7 +648,7 @@ fn verify_computes_what_others_compute() {
             assert!(text.contains(&ours), "{ours} is not in {text}");
         }
     }
-    // The check values of the algorithms' own specifications.
+    // Check values from the specifications of the algorithms.
     fs::write(dir.path("digits"), "123456789").unwrap();
     fs::write(dir.path("abc"), "abc").unwrap();
     assert_eq!(digest("crc32c", "digits"), "e3069283");
@@ -623,7 +660,7 @@ fn verify_computes_what_others_compute() {
 }
 
 #[test]
-fn wrong_digest_fails_and_command_is_not_run() {
+fn a_wrong_digest_is_an_error_and_command_does_not_run() {
     let dir = Dir::new();
     dir.file("file", 5 * MIB + 9);
     for algorithm in ["crc32c", "xxh3", "blake3", "sha256"] {
@@ -651,7 +688,7 @@ fn wrong_digest_fails_and_command_is_not_run() {
 }
 
 #[test]
-fn explain_moves_nothing() {
+fn explain_reads_nothing_into_the_page_cache() {
     let dir = Dir::new();
     let file = dir.file("file", 8 * MIB);
     let before = cached(&file);
@@ -676,16 +713,16 @@ fn explain_moves_nothing() {
     assert_eq!(
         before.unwrap_or(0),
         0,
-        "a disk whose page cache cannot be dropped"
+        "the page cache of this disk cannot be dropped"
     );
-    // What a load refuses, the plan refuses too.
+    // `explain` refuses what `load` refuses.
     let line = dir.refusal(&mut dir.dmafile("explain missing"), 1);
     assert!(line.starts_with("cannot open: missing: "), "{line}");
     dir.refusal(&mut dir.dmafile("explain file --block 0"), 2);
 }
 
 #[test]
-fn explain_prints_only_what_will_be_used() {
+fn explain_prints_only_the_settings_that_the_load_uses() {
     let dir = Dir::new();
     dir.file("file", 8 * MIB);
     let lines = |args: &str| {
@@ -724,7 +761,7 @@ fn explain_prints_only_what_will_be_used() {
 }
 
 #[test]
-fn direct_load_leaves_nothing_in_the_page_cache() {
+fn a_direct_load_leaves_nothing_in_the_page_cache() {
     let dir = Dir::new();
     let file = dir.file("file", 8 * MIB + 100);
     if !reads_directly(&dir) {
@@ -737,7 +774,7 @@ fn direct_load_leaves_nothing_in_the_page_cache() {
 }
 
 #[test]
-fn what_sits_in_the_page_cache_is_copied_from_it() {
+fn a_cached_file_is_copied_from_the_page_cache() {
     let dir = Dir::new();
     let file = dir.file("file", 12 * MIB);
     let _warm = Warm::range(&File::open(&file).unwrap(), 0..12 * MIB);
@@ -752,7 +789,7 @@ fn what_sits_in_the_page_cache_is_copied_from_it() {
 }
 
 #[test]
-fn doctor_says_of_each_check_what_it_found() {
+fn doctor_reports_the_result_of_every_check() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let checks = dir.run("doctor file --json").ok().json()["checks"].clone();
@@ -794,7 +831,7 @@ fn doctor_says_of_each_check_what_it_found() {
 }
 
 #[test]
-fn doctor_tells_an_ordinary_user_its_limits() {
+fn doctor_shows_an_ordinary_user_the_memlock_limit() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let mut command = dir.dmafile("doctor file --json");
@@ -816,7 +853,7 @@ fn doctor_tells_an_ordinary_user_its_limits() {
 }
 
 #[test]
-fn completions_come_from_the_definitions() {
+fn completions_have_every_subcommand_option_and_value() {
     let dir = Dir::new();
     for shell in ["bash", "zsh", "fish"] {
         let ended = dir.run(&format!("completions {shell}")).ok();
@@ -833,7 +870,7 @@ fn completions_come_from_the_definitions() {
 }
 
 #[test]
-fn manual_has_a_page_a_subcommand() {
+fn the_manual_has_one_page_per_subcommand() {
     let dir = Dir::new();
     fs::create_dir(dir.path("man")).unwrap();
     let ended = dir.run("man man").ok();
@@ -861,11 +898,11 @@ fn manual_has_a_page_a_subcommand() {
             "{text}"
         );
     }
-    // What a page refers to is there.
+    // Every page that the main page refers to exists.
     let main = page("dmafile.1");
     let names = fs::read_dir(dir.path("man")).unwrap().count();
     assert_eq!(main.matches("(1)\n").count() + 1, names, "{main}");
-    // What is printed without a folder is one page.
+    // Without a folder, one page is printed.
     let ended = dir.run("man").ok();
     assert_eq!(
         (ended.stdout.as_str(), ended.stderr.as_str()),
@@ -877,7 +914,7 @@ fn manual_has_a_page_a_subcommand() {
 }
 
 #[test]
-fn help_of_load_has_its_options_in_order_of_need() {
+fn load_help_groups_options_with_the_most_needed_first() {
     let help = Dir::new().run("load --help").ok().stdout;
     let headings = [
         "What to load:",
@@ -901,7 +938,7 @@ fn help_of_load_has_its_options_in_order_of_need() {
 }
 
 #[test]
-fn help_and_version_are_answers_and_no_errors() {
+fn help_and_version_go_to_stdout_with_status_0() {
     let dir = Dir::new();
     for what in ["--help", "load --help", "--version"] {
         let ended = dir.run(what).ok();
@@ -913,7 +950,7 @@ fn help_and_version_are_answers_and_no_errors() {
 }
 
 #[test]
-fn escape_codes_are_for_terminals() {
+fn escape_codes_are_written_only_to_terminals() {
     let dir = Dir::new();
     dir.file("file", 5 * MIB);
     for args in [
@@ -960,7 +997,7 @@ fn progress_is_shown_on_a_terminal_unless_quiet() {
 }
 
 #[test]
-fn content_differs_from_block_to_block() {
+fn every_block_of_the_test_content_is_different() {
     let whole = content(0, 64 << 10);
     let mut blocks: Vec<_> = whole.chunks(512).collect();
     blocks.sort_unstable();

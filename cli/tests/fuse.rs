@@ -1,5 +1,5 @@
-//! Files that misbehave, on a file system of our own: what is loaded is right, or one line says
-//! what went wrong and where.
+//! Files with faults, on a FUSE file system of the test: the loaded bytes are correct, or one line
+//! says what went wrong and where.
 
 mod common;
 #[path = "common/faulty.rs"]
@@ -21,7 +21,7 @@ fn good_copy(bytes: u64) -> (Dir, String) {
     (dir, digest)
 }
 
-/// Loads `m/file` whole with these arguments; the reasons that were given.
+/// Loads `m/file` whole with these arguments; returns the reasons of the plan.
 fn loads(faults: Faults, args: &str) -> Option<String> {
     let (dir, digest) = good_copy(SIZE);
     let _mounted = mount(&dir, SIZE, faults)?;
@@ -31,7 +31,7 @@ fn loads(faults: Faults, args: &str) -> Option<String> {
     Some(loaded.reasons())
 }
 
-/// The line with which a load of `m/file` fails.
+/// The error line of a load of `m/file`, which must fail.
 fn fails(faults: Faults, args: &str) -> Option<String> {
     let dir = Dir::new();
     let _mounted = mount(&dir, SIZE, faults)?;
@@ -39,15 +39,15 @@ fn fails(faults: Faults, args: &str) -> Option<String> {
     Some(dir.refusal(&mut command, 1))
 }
 
-/// Every method that serves such a file.
+/// Every method that can load a file on FUSE.
 fn methods() -> impl Iterator<Item = &'static str> {
     METHODS.into_iter().filter(|method| *method != "uring")
 }
 
-/// io_uring goes on with a short read by itself, and reads the first bytes of a file without a
-/// page cache of its own again (Linux 6.18).
+/// io_uring continues a short read by itself and, if the file bypasses the page cache, reads its first
+/// bytes again (Linux 6.18).
 #[test]
-fn io_uring_is_kept_away() {
+fn io_uring_is_not_used_on_fuse() {
     let why = "io_uring may repeat bytes of a FUSE file after a short read";
     let Some(reasons) = loads(GOOD, "") else {
         return;
@@ -65,7 +65,7 @@ fn io_uring_is_kept_away() {
 }
 
 #[test]
-fn without_faults_every_method_loads_it() {
+fn every_method_loads_a_file_without_faults() {
     for method in methods() {
         if loads(GOOD, &format!("--method {method}")).is_none() {
             return;
@@ -74,7 +74,7 @@ fn without_faults_every_method_loads_it() {
 }
 
 #[test]
-fn nonsense_about_holes_means_that_all_is_data() {
+fn a_file_with_nonsense_hole_data_is_loaded_whole() {
     let faults = Faults {
         nonsense_holes: true,
         ..GOOD
@@ -83,7 +83,7 @@ fn nonsense_about_holes_means_that_all_is_data() {
 }
 
 #[test]
-fn direct_refused_at_open() {
+fn o_direct_refused_at_open_falls_back_to_buffered() {
     let faults = Faults {
         no_direct_open: true,
         ..GOOD
@@ -106,7 +106,7 @@ fn direct_refused_at_open() {
 }
 
 #[test]
-fn direct_refused_at_the_first_read() {
+fn direct_io_refused_at_the_first_read_falls_back_to_buffered() {
     let faults = Faults {
         no_direct_read_from: Some(1),
         ..GOOD
@@ -121,8 +121,8 @@ fn direct_refused_at_the_first_read() {
 }
 
 #[test]
-fn direct_refused_at_a_later_read() {
-    // The first read tries for the alignment.
+fn direct_io_refused_at_a_later_read_falls_back_to_buffered() {
+    // The first read probes the alignment.
     for first in [2, 3, 7] {
         let faults = Faults {
             no_direct_read_from: Some(first),
@@ -147,7 +147,7 @@ fn direct_refused_at_a_later_read() {
 }
 
 #[test]
-fn broken_in_the_middle_names_the_place() {
+fn a_read_error_names_the_offset_of_the_block() {
     let broken_at = 3 * MIB + 5 * 4 * KIB;
     let faults = Faults {
         broken_at: Some(broken_at),
@@ -164,7 +164,7 @@ fn broken_in_the_middle_names_the_place() {
         "--method splice",
         "--verify sha256",
     ] {
-        // Blocks of a page, so that a block is as small as a place can be.
+        // One page per block, so that the offset in the message is exact.
         let Some(line) = fails(faults, &format!("{args} --block 4K --queue-depth 1")) else {
             return;
         };
@@ -180,7 +180,7 @@ fn broken_in_the_middle_names_the_place() {
 }
 
 #[test]
-fn broken_inside_a_block_names_the_page_where_pages_are_read() {
+fn a_buffered_read_error_inside_a_block_names_the_page() {
     let broken_at = 3 * MIB + 5 * 4 * KIB;
     let faults = Faults {
         broken_at: Some(broken_at),
@@ -197,7 +197,7 @@ fn broken_inside_a_block_names_the_page_where_pages_are_read() {
 }
 
 #[test]
-fn broken_at_the_first_byte() {
+fn a_read_error_at_the_first_byte_is_reported() {
     let faults = Faults {
         broken_at: Some(0),
         ..GOOD
@@ -212,8 +212,8 @@ fn broken_at_the_first_byte() {
 }
 
 #[test]
-fn short_reads_are_gone_on_with() {
-    // Whole pages, odd pieces, and pieces smaller than any alignment.
+fn short_reads_are_continued() {
+    // Whole pages, unaligned pieces, and pieces smaller than any alignment.
     for (at_most, length) in [(12 * KIB, SIZE), (5001, SIZE), (100, 64 * KIB)] {
         let dir = Dir::new();
         let bytes = length - 7;
@@ -237,7 +237,7 @@ fn short_reads_are_gone_on_with() {
             let loaded = dir.loaded(&mut load(args));
             assert_eq!(loaded.digest, digest, "at most {at_most}: {args}");
         }
-        // Here the kernel may take a short answer for the end of the file.
+        // In these methods, the kernel may mistake a short read for the end of the file.
         for method in ["sendfile", "splice"] {
             let ended = end(&mut load(&format!("--quiet --method {method}")));
             if ended.status.success() {
@@ -262,7 +262,7 @@ fn short_reads_are_gone_on_with() {
 }
 
 #[test]
-fn cut_short_while_it_is_loaded() {
+fn a_file_that_shrinks_during_a_load_is_an_error() {
     for (at, to) in [
         (MIB, 2 * MIB),
         (2 * MIB, MIB + 1),
@@ -301,7 +301,7 @@ fn cut_short_while_it_is_loaded() {
 }
 
 #[test]
-fn grown_while_it_is_loaded_counts_as_it_was_when_opened() {
+fn growth_after_open_is_not_loaded() {
     let (dir, digest) = good_copy(SIZE);
     for method in methods() {
         for at in [0, 3 * MIB] {
@@ -322,14 +322,14 @@ fn grown_while_it_is_loaded_counts_as_it_was_when_opened() {
     }
 }
 
-/// It is larger from its first read on.
+/// The file grows at the first read.
 const GROWING: Faults = Faults {
     resized: Some((0, SIZE + MIB)),
     ..GOOD
 };
 
 #[test]
-fn what_grew_lies_not_behind_the_end_of_a_memfd() {
+fn growth_during_a_load_leaves_zeros_past_the_end_of_a_memfd() {
     for method in methods() {
         let dir = Dir::new();
         let Some(_mounted) = mount(&dir, SIZE, GROWING) else {
@@ -347,13 +347,13 @@ fn what_grew_lies_not_behind_the_end_of_a_memfd() {
         assert_eq!(data, expected, "{method}");
         assert!(
             rest.iter().all(|&byte| byte == 0),
-            "{method}: bytes behind the end"
+            "{method}: bytes past the end are not zero"
         );
     }
 }
 
 #[test]
-fn what_grew_lies_not_behind_the_bytes_in_a_larger_memfd() {
+fn growth_during_a_load_leaves_zeros_in_the_rest_of_a_larger_memfd() {
     for method in methods() {
         let dir = Dir::new();
         let Some(_mounted) = mount(&dir, SIZE, GROWING) else {
@@ -372,12 +372,12 @@ fn what_grew_lies_not_behind_the_bytes_in_a_larger_memfd() {
     }
 }
 
-/// The last page of a file as it is in memory, behind its end too.
+/// The last page of a file as it is in memory, including the bytes past its end.
 fn last_page(file: &File) -> Vec<u8> {
     let size = file.metadata().unwrap().len();
     assert_eq!(size, SIZE);
     let at = (size - size % 4096) as libc::off_t;
-    // SAFETY: a fresh mapping of one page, copied and unmapped before anybody else knows of it.
+    // SAFETY: a new mapping of one page, which is copied and unmapped here.
     unsafe {
         let (prot, flags) = (libc::PROT_READ, libc::MAP_SHARED);
         let page = libc::mmap(
@@ -396,8 +396,8 @@ fn last_page(file: &File) -> Vec<u8> {
 }
 
 #[test]
-fn interrupted_while_the_disk_is_slow() {
-    // Four requests at a time, a quarter of a second each: longer in all than any patience.
+fn an_interrupt_cancels_a_load_from_a_slow_disk() {
+    // Four requests at a time, 250 ms each: the whole load would take more than a minute.
     let size = 80 * MIB;
     let faults = Faults {
         pause: Duration::from_millis(250),
@@ -421,7 +421,7 @@ fn interrupted_while_the_disk_is_slow() {
 }
 
 #[test]
-fn larger_than_memory_is_refused_early() {
+fn a_file_larger_than_memory_is_refused_before_the_first_read() {
     let dir = Dir::new();
     let faults = Faults {
         broken_at: Some(0),
@@ -438,7 +438,7 @@ fn larger_than_memory_is_refused_early() {
     assert!(line.starts_with(&start) && line.ends_with(end), "{line}");
     let plan = dir.refusal(&mut dir.dmafile("explain m/file"), 1);
     assert!(plan.starts_with(&start), "{plan}");
-    // Tried all the same, it meets the disk's error.
+    // Without the check, the load gets as far as the read error.
     let before = mounted.reads();
     let mut command = dir.dmafile("load m/file --quiet --no-memory-check --pages 4k");
     let line = dir.refusal(&mut command, 1);

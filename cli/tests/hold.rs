@@ -1,4 +1,4 @@
-//! `dmafile hold`, `take`, `holds` and `release`: what is taken is the file, whatever happens to its holder.
+//! `dmafile hold`, `take`, `holds` and `release`: takers get the bytes of the file, whatever happens to its holder.
 
 mod common;
 #[path = "../../engine/tests/common/models.rs"]
@@ -17,7 +17,7 @@ use std::process::Command;
 const LEN: u64 = 3 * MIB + 77;
 const SOCKET: &str = "run/socket";
 
-/// A folder with one for sockets, that only its owner can write to.
+/// A folder with a subfolder for sockets, which only its owner can write to.
 fn new_dir() -> Dir {
     let dir = Dir::new();
     let run = dir.path("run");
@@ -26,7 +26,7 @@ fn new_dir() -> Dir {
     dir
 }
 
-/// A holder that serves, and what it printed then.
+/// A holder that is ready, and the line that it printed.
 struct Holder(Running, Value);
 
 impl Holder {
@@ -38,7 +38,7 @@ impl Holder {
         Self(running, line.unwrap_or_else(|_| panic!("{stdout}{stderr}")))
     }
 
-    /// Waits for an end with status 0, with one line printed in all.
+    /// Waits until it ends with status 0, having printed one line in all.
     fn ends(self) {
         let ended = self.0.end().ok();
         assert_eq!(ended.stdout.lines().count(), 1, "{ended:?}");
@@ -57,13 +57,13 @@ fn take(dir: &Dir, name: &str, command: &[&str]) -> Command {
     take
 }
 
-/// SHA-256 of the only file that is taken, by another program.
+/// SHA-256 of the only file of a hold, computed by another program.
 fn taken(dir: &Dir, name: &str) -> String {
     let ended = end(&mut take(dir, name, &["sha256sum", "{}"])).ok();
     ended.stdout.split(' ').next().unwrap().to_string()
 }
 
-/// A taker that has the file, and checks it when [`Waiting::sum`] says so.
+/// A taker that has the file, and computes its checksum when [`Waiting::sum`] is called.
 struct Waiting(Running, PathBuf);
 
 impl Waiting {
@@ -158,7 +158,7 @@ fn a_file_is_held_taken_and_released() {
 }
 
 #[test]
-fn several_files_are_a_folder() {
+fn several_files_are_taken_as_a_folder() {
     let dir = new_dir();
     let sums = ["a", "b"].map(|name| {
         let bytes = LEN + u64::from(name.as_bytes()[0]);
@@ -173,7 +173,7 @@ fn several_files_are_a_folder() {
     );
     drop(holder);
 
-    // A model comes with what lies beside it.
+    // A model is held with the other files in its folder.
     let model = dir.path("model");
     fs::create_dir(&model).unwrap();
     models::sharded(
@@ -214,7 +214,7 @@ fn a_signal_ends_a_holder_and_removes_its_socket() {
 }
 
 #[test]
-fn a_signal_ends_a_load() {
+fn a_signal_ends_a_holder_during_its_load() {
     let dir = new_dir();
     let file = dir.file("file", 256 * MIB);
     if !reads_directly(&dir) {
@@ -224,7 +224,7 @@ fn a_signal_ends_a_load() {
     let interrupted = || {
         let mut hold = dir.dmafile(&format!("hold --at {SOCKET} {} {slowly}", file.display()));
         let mut running = start(&mut hold);
-        // What it reads before is the program itself.
+        // Before that, it only reads its own program file.
         running.until(|running| {
             let io = fs::read_to_string(format!("/proc/{}/io", running.pid())).unwrap_or_default();
             let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
@@ -242,7 +242,7 @@ fn a_signal_ends_a_load() {
 }
 
 #[test]
-fn takers_keep_what_a_killed_holder_held() {
+fn takers_keep_the_memory_of_a_killed_holder() {
     let dir = new_dir();
     let want = sha256(&dir.file("file", LEN), 0, LEN);
     let holder = hold(&dir, "file --folder links");
@@ -253,7 +253,7 @@ fn takers_keep_what_a_killed_holder_held() {
     holder.0.signal(libc::SIGKILL);
     holder.0.end();
     assert_eq!(takers.pop().unwrap().sum(), want);
-    // The socket is left, without a holder, and so are the links.
+    // The socket and the links of the killed holder remain.
     assert!(dir.path(SOCKET).exists() && dir.path("links").exists());
     let line = dir.refusal(&mut take(&dir, "file", &["true"]), 1);
     assert!(line.contains("its holder has ended"), "{line}");
@@ -265,7 +265,7 @@ fn takers_keep_what_a_killed_holder_held() {
 }
 
 #[test]
-fn a_changed_file_is_shown_and_can_be_replaced() {
+fn a_changed_file_is_reported_and_can_be_replaced() {
     let dir = new_dir();
     let old = sha256(&dir.file("file", LEN), 0, LEN);
     let first = hold(&dir, "file");
@@ -327,7 +327,7 @@ fn a_taker_waits_for_its_holder() {
     drop(holder);
 }
 
-/// The socket of a holder that is asked, and never answers.
+/// The socket of a holder that never answers a request.
 struct Silent(OwnedFd);
 
 impl Silent {
@@ -359,11 +359,11 @@ fn a_signal_ends_a_take() {
         let ended = running.end();
         assert!(ended.line(130).ends_with("(ECANCELED)"), "{ended:?}");
     };
-    // Nothing is held there. SIGTERM is the last that it prepares for.
+    // Nothing is held there. SIGTERM is the last signal whose handler it installs.
     let mut running = take("-- echo ran");
     running.until(|running| caught(running.pid(), libc::SIGTERM));
     ends(running, libc::SIGINT);
-    // The holder doesn't answer, for longer than a test may take.
+    // The holder does not answer.
     let holder = Silent::listen(&dir);
     for (signal, command) in [(libc::SIGINT, "-- echo ran"), (libc::SIGTERM, "")] {
         let running = take(command);
@@ -375,11 +375,11 @@ fn a_signal_ends_a_take() {
 #[test]
 fn sockets_are_found_by_their_names() {
     let dir = Dir::new();
-    // Another user may not be able to enter the folder of the build.
+    // Another user may lack permission to enter the build folder.
     let home = tempfile::tempdir().unwrap();
     fs::write(home.path().join("file"), common::content(0, LEN as usize)).unwrap();
     let want = sha256(&home.path().join("file"), 0, LEN);
-    // Root's sockets are in /run, which is the machine's.
+    // Sockets of root are in /run, which the whole machine shares.
     let user = own_user(0);
     if is_root() {
         std::os::unix::fs::chown(home.path(), Some(user), Some(user)).unwrap();
@@ -406,7 +406,7 @@ fn sockets_are_found_by_their_names() {
 }
 
 #[test]
-fn the_socket_decides_which_users_may_take() {
+fn permissions_of_the_socket_decide_which_users_may_take() {
     if !is_root() {
         return skip("only root runs commands as other users");
     }
@@ -440,7 +440,7 @@ fn the_socket_decides_which_users_may_take() {
     drop(holder);
     fs::remove_file(dir.path(SOCKET)).unwrap();
 
-    // A user's group has its number here.
+    // In this test, the group of a user has the number of the user.
     let holder = hold(&dir, &format!("file --group {member}"));
     assert_eq!(mode(), 0o660);
     gets_it(member);
@@ -476,7 +476,7 @@ fn the_socket_decides_which_users_may_take() {
 }
 
 #[test]
-fn what_makes_no_sense_is_one_line() {
+fn invalid_requests_are_refused_in_one_line() {
     let dir = new_dir();
     dir.file("file", LEN);
     dir.file("run/file", LEN);

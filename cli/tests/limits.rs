@@ -1,4 +1,4 @@
-//! Limits: a load keeps within them, or says which one it meets.
+//! Resource limits: a load stays within them, or names the one that it exceeds.
 
 mod common;
 
@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 #[test]
-fn little_lockable_memory_means_plain_buffers() {
+fn low_memlock_falls_back_to_unregistered_buffers() {
     let dir = Dir::new();
     let file = dir.file("file", 20 * MIB);
     if !reads_directly(&dir) {
         return;
     }
-    // What others of the same user have locked counts too.
+    // Memory locked by other processes of the same user counts too, so this user has no others.
     let uid = own_user(2);
     let run = |args: &str, locked| {
         let mut command = dir.load(&format!("file --io direct {args}"));
@@ -41,7 +41,7 @@ fn little_lockable_memory_means_plain_buffers() {
         let told = reasons.contains(&few) || (locked == 0 && reasons.contains(none));
         assert!(told, "{reasons}");
     }
-    // What fits into the limit is registered, from the first window to the last.
+    // Buffers that fit into the limit are registered, from the first window to the last.
     for (args, locked) in [
         ("--block 4K --queue-depth 2 --pages 4k", 256 * KIB),
         ("--block 64K --queue-depth 4 --pages 4k", 2 * MIB),
@@ -56,19 +56,19 @@ fn little_lockable_memory_means_plain_buffers() {
     }
 }
 
-/// The size of a transparent huge page; of a base page where there are none.
+/// The size of a transparent huge page, or of a base page if the kernel has none.
 fn huge_page() -> u64 {
     let size = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
     size.map_or(4 * KIB, |size| size.trim().parse().unwrap())
 }
 
 #[test]
-fn few_descriptors_are_enough_or_named() {
+fn a_low_limit_on_open_files_loads_or_is_named() {
     let dir = Dir::new();
     let file = dir.file("file", 9 * MIB);
     let digest = sha256(&file, 0, 9 * MIB);
     let (mut loads, mut refusals) = (0, 0);
-    // The loader needs the first one after stdin, stdout and stderr.
+    // After stdin, stdout and stderr, the dynamic loader needs one.
     for files in 4..20 {
         for args in [
             "",
@@ -111,7 +111,7 @@ fn few_descriptors_are_enough_or_named() {
 }
 
 #[test]
-fn address_space_is_enough_or_named() {
+fn a_low_limit_on_address_space_loads_or_is_named() {
     let dir = Dir::new();
     let file = dir.file("file", 64 * MIB);
     let digest = sha256(&file, 0, 64 * MIB);
@@ -147,7 +147,7 @@ fn address_space_is_enough_or_named() {
 }
 
 #[test]
-fn limit_on_file_size_is_named_and_kills_nobody() {
+fn a_limit_on_file_size_is_an_error_without_a_signal() {
     let dir = Dir::new();
     let file = dir.file("file", 9 * MIB);
     let run = |args: &str, most| {
@@ -176,7 +176,7 @@ fn limit_on_file_size_is_named_and_kills_nobody() {
 }
 
 #[test]
-fn descriptor_larger_than_the_limit_on_file_size_kills_nobody() {
+fn a_memfd_above_the_limit_on_file_size_causes_no_signal() {
     let dir = Dir::new();
     dir.file("file", 2 * MIB);
     for method in common::METHODS {
@@ -192,7 +192,7 @@ fn descriptor_larger_than_the_limit_on_file_size_kills_nobody() {
 }
 
 #[test]
-fn without_a_second_thread_one_does_all_of_it() {
+fn a_load_works_when_no_thread_can_be_created() {
     let dir = Dir::new();
     let file = dir.file("file", 9 * MIB);
     let digest = sha256(&file, 0, 9 * MIB);
@@ -208,9 +208,9 @@ fn without_a_second_thread_one_does_all_of_it() {
     {
         let mut command = dir.dmafile(&format!("load file --quiet {args}"));
         common::evict(&File::open(&file).unwrap());
-        // A COMMAND that needs no second process.
+        // This COMMAND needs no second process.
         command.args(["--", "sh", "-c", "exec sha256sum /proc/self/fd/$DMAFILE_FD"]);
-        // A user with no other process.
+        // This user has no other process.
         run_as(&mut command, own_user(1));
         let ended = end(limit(&mut command, libc::RLIMIT_NPROC, 1)).ok();
         assert!(ended.stdout.starts_with(&digest), "{args}: {ended:?}");
@@ -221,11 +221,11 @@ fn pool() -> u64 {
     fs::read_to_string(POOL).unwrap().trim().parse().unwrap()
 }
 
-/// A larger pool; dropped, it has its size again.
+/// A larger pool; it gets its old size back when this is dropped.
 struct Grown(u64);
 
 impl Grown {
-    /// None where we may not, or memory is too scattered.
+    /// None without permission, or if memory is too fragmented.
     fn by(pages: u64) -> Option<Self> {
         let before = pool();
         fs::write(POOL, (before + pages).to_string()).ok()?;
@@ -241,9 +241,9 @@ impl Drop for Grown {
 }
 
 #[test]
-fn pool_without_room_is_named_and_auto_goes_without() {
+fn a_hugetlb_pool_that_is_too_small_is_named_and_auto_does_not_use_it() {
     let dir = Dir::alone_with_pool();
-    // Data at both ends, and more in between than the pool holds; holes count there.
+    // Data at both ends, and a hole between them that is larger than the pool: it needs pool pages too.
     let size = pool() * 2 * MIB + 64 * MIB;
     let file = dir.file("file", MIB);
     let handle = File::options().write(true).open(&file).unwrap();
@@ -268,7 +268,7 @@ fn pool_without_room_is_named_and_auto_goes_without() {
 }
 
 #[test]
-fn pool_with_room_is_used() {
+fn a_hugetlb_pool_with_enough_pages_is_used() {
     let dir = Dir::alone_with_pool();
     let Some(_grown) = Grown::by(16) else {
         return skip("the pool of huge pages cannot be grown");
@@ -313,12 +313,12 @@ fn pool_with_room_is_used() {
 /// A cgroup that allows less of the pool than the pool holds; removed when dropped.
 struct PoolLimit {
     group: PathBuf,
-    /// The controller was switched on for it.
+    /// The file by which the controller was enabled, if it was.
     switched: Option<PathBuf>,
 }
 
 impl PoolLimit {
-    /// None where we may not make one.
+    /// None without permission to make one.
     fn new(bytes: u64) -> Option<Self> {
         let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
         let has = |file: PathBuf| fs::read_to_string(file).is_ok_and(|on| on.contains("hugetlb"));
@@ -352,7 +352,7 @@ impl Drop for PoolLimit {
 }
 
 #[test]
-fn pool_that_a_cgroup_keeps_from_us_is_done_without() {
+fn auto_does_not_use_hugetlb_pages_that_a_cgroup_forbids() {
     let dir = Dir::alone_with_pool();
     let (Some(_grown), Some(limit)) = (Grown::by(16), PoolLimit::new(8 * MIB)) else {
         return skip("no pool of huge pages, or no cgroup that limits it");
@@ -366,10 +366,10 @@ fn pool_that_a_cgroup_keeps_from_us_is_done_without() {
         command
     };
     for to in ["memfd", "anon"] {
-        // The limit is seen, and `auto` leaves the pool alone.
+        // `auto` sees the limit and does not use the pool.
         let mut command = confined(dir.dmafile(&format!("load file --json --to {to}")), false);
         assert_ne!(end(&mut command).ok().json()["pages"], "huge");
-        // In a container it is met when the pages come.
+        // In a container, the limit is only met when the pages are allocated.
         let mut command = confined(
             dir.dmafile(&format!("load file --quiet --to {to} --pages huge")),
             true,
@@ -389,7 +389,7 @@ fn pool_that_a_cgroup_keeps_from_us_is_done_without() {
     );
 }
 
-/// Has a command run where cgroups cannot be seen.
+/// Makes a command run without a view of cgroups.
 fn hide_cgroups(command: &mut Command) {
     // SAFETY: system calls between fork and exec; all strings are constants.
     unsafe {
@@ -402,11 +402,11 @@ fn hide_cgroups(command: &mut Command) {
     }
 }
 
-/// A memory cgroup below our own, removed when dropped.
+/// A memory cgroup below that of this process, removed when dropped.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// None where we may not make one.
+    /// None without permission to make one.
     fn new(limit: u64) -> Option<Self> {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap();
         let place = |line: &str| {
@@ -427,7 +427,7 @@ impl Cgroup {
     }
 }
 
-/// Has a command run in a cgroup.
+/// Makes a command run in a cgroup.
 fn confine(command: &mut Command, group: &Path) {
     let procs = File::options()
         .write(true)
@@ -446,13 +446,13 @@ fn confine(command: &mut Command, group: &Path) {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // An early end of `new` has made it and nothing else; processes in it have been waited for.
+        // It may not exist, if `new` failed; processes in it have been waited for.
         let _ = fs::remove_dir(&self.0);
     }
 }
 
 #[test]
-fn file_larger_than_the_limit_of_a_cgroup_is_refused_early() {
+fn a_file_above_the_memory_limit_of_a_cgroup_is_refused_early() {
     let Some(group) = Cgroup::new(64 * MIB) else {
         return skip("no memory cgroup can be made");
     };
@@ -472,7 +472,7 @@ fn file_larger_than_the_limit_of_a_cgroup_is_refused_early() {
                        anyway with --no-memory-check";
     assert!(line.contains(group.0.to_str().unwrap()), "{line}");
     assert!(line.ends_with(end_of_line), "{line}");
-    // What fits is loaded; holes take no memory.
+    // A range that fits is loaded; holes take no memory.
     let mut command = dir.load("file --length 20M --offset 5");
     confine(&mut command, &group.0);
     assert_eq!(dir.loaded(&mut command).digest, sha256(&file, 5, 20 * MIB));

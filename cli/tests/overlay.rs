@@ -1,6 +1,6 @@
-//! Stacked file systems, whose upper half promises what the lower half does not keep: an overlay
-//! over squashfs, as containers have it, one over a FUSE file system of our own, and a block device
-//! on that one.
+//! Stacked file systems, whose upper layer reports capabilities that the lower layer lacks: an overlay
+//! over squashfs, as in containers, an overlay over a FUSE file system of the test, and a block device
+//! on that file system.
 
 mod common;
 #[path = "common/faulty.rs"]
@@ -15,8 +15,8 @@ use std::process::Command;
 
 const SIZE: u64 = 9 * MIB + 123;
 
-/// A folder in which this thread may mount, for itself alone; what it has mounted is unmounted
-/// when dropped, the last first.
+/// A folder in which this thread mounts, in its own mount namespace. Dropping it unmounts in
+/// reverse order.
 struct Mounts {
     dir: Dir,
     places: Vec<PathBuf>,
@@ -26,21 +26,21 @@ impl Drop for Mounts {
     fn drop(&mut self) {
         for place in self.places.iter().rev() {
             let place = std::ffi::CString::new(place.as_os_str().as_bytes()).unwrap();
-            // SAFETY: unmounts a place that was mounted here; busy or not, it vanishes.
+            // SAFETY: unmounts a mount of this test, even a busy one.
             unsafe { libc::umount2(place.as_ptr(), libc::MNT_DETACH) };
         }
     }
 }
 
 impl Mounts {
-    /// None, and said aloud, where nothing can be mounted.
+    /// None, with a message, if nothing can be mounted.
     fn new() -> Option<Self> {
         if !common::is_root() {
             common::skip("only root can mount");
             return None;
         }
         if let Err(error) = common::own_mounts() {
-            common::skip(&format!("no mounts of our own: {error}"));
+            common::skip(&format!("no mount namespace: {error}"));
             return None;
         }
         Some(Self {
@@ -104,7 +104,7 @@ fn over_squashfs() -> Option<(Mounts, String)> {
 }
 
 #[test]
-fn overlay_over_squashfs_is_loaded_through_the_page_cache() {
+fn an_overlay_over_squashfs_is_loaded_through_the_page_cache() {
     let Some((mounts, digest)) = over_squashfs() else {
         return;
     };
@@ -118,7 +118,7 @@ fn overlay_over_squashfs_is_loaded_through_the_page_cache() {
 }
 
 #[test]
-fn overlay_over_squashfs_refuses_direct_reads_in_one_line() {
+fn direct_io_on_an_overlay_over_squashfs_is_refused_in_one_line() {
     let Some((mounts, _)) = over_squashfs() else {
         return;
     };
@@ -137,8 +137,8 @@ fn overlay_over_squashfs_refuses_direct_reads_in_one_line() {
 }
 
 #[test]
-fn overlay_over_fuse_is_read_right_and_not_by_a_ring() {
-    // io_uring would repeat bytes here: see `no_uring` in the engine's plan.
+fn an_overlay_over_fuse_is_loaded_without_io_uring() {
+    // io_uring would repeat bytes here: see `no_uring` in engine/src/plan/ladder.rs.
     let faults = Faults {
         at_most: Some(64 * KIB),
         ..GOOD
@@ -163,8 +163,8 @@ fn overlay_over_fuse_is_read_right_and_not_by_a_ring() {
     assert!(line.contains("may be on FUSE"), "{line}");
 }
 
-/// A block device whose blocks come from the faulty file system: what a ring reads directly, and
-/// which fails as a disk does.
+/// A block device whose blocks come from the faulty file system: io_uring reads it directly, and it
+/// fails like a disk.
 struct Disk {
     device: String,
     mounts: Mounts,
@@ -172,7 +172,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// None, and said aloud, where there can be none.
+    /// None, with a message, if there can be none.
     fn new(faults: Faults) -> Option<Self> {
         let mounts = Mounts::new()?;
         let faulty = faulty::mount(&mounts.dir, SIZE, faults)?;
@@ -203,7 +203,7 @@ impl Drop for Disk {
 }
 
 #[test]
-fn ring_loads_a_block_device() {
+fn io_uring_loads_a_block_device() {
     let Some(disk) = Disk::new(GOOD) else {
         return;
     };
@@ -221,7 +221,7 @@ fn ring_loads_a_block_device() {
 }
 
 #[test]
-fn ring_meets_a_broken_block() {
+fn an_io_uring_read_error_names_the_offset() {
     let broken_at = 3 * MIB + 5 * 4 * KIB;
     let faults = Faults {
         broken_at: Some(broken_at),
@@ -244,14 +244,14 @@ fn ring_meets_a_broken_block() {
         let byte = line
             .strip_prefix(&place)
             .and_then(|rest| rest.strip_suffix(why));
-        // The device may read a little more at once than was asked for.
+        // The device may read a little more at once than was requested.
         let byte: u64 = byte.unwrap_or_else(|| panic!("{line}")).parse().unwrap();
         assert!(broken_at - byte < 128 * KIB && byte <= broken_at, "{line}");
     }
 }
 
 #[test]
-fn ring_is_interrupted_while_the_disk_is_slow() {
+fn an_interrupt_cancels_an_io_uring_load_from_a_slow_disk() {
     let faults = Faults {
         pause: std::time::Duration::from_millis(500),
         ..GOOD
@@ -277,7 +277,7 @@ fn ring_is_interrupted_while_the_disk_is_slow() {
 }
 
 #[test]
-fn file_system_can_be_unmounted_as_soon_as_its_file_is_loaded() {
+fn command_can_unmount_the_file_system_of_the_loaded_file() {
     let Some(mut mounts) = Mounts::new() else {
         return;
     };
@@ -292,7 +292,7 @@ fn file_system_can_be_unmounted_as_soon_as_its_file_is_loaded() {
     }
     mounts.dir.file("disk/file", SIZE);
     for method in common::METHODS {
-        // COMMAND runs while the buffer is in its hands: by then nothing else is held.
+        // When COMMAND runs, only the buffer may still be open.
         let args = format!("load disk/file --quiet --method {method} -- umount disk");
         let ended = end(&mut mounts.dir.dmafile(&args));
         assert!(ended.status.success(), "{method}: {ended:?}");

@@ -1,4 +1,4 @@
-//! `dmafile load MODEL -- COMMAND … {}`: a path that any program opens, and what is left of it afterwards.
+//! `dmafile load MODEL -- COMMAND … {}`: any program can open the path, and nothing of it remains afterwards.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::process::Command;
 
 const LEN: u64 = 5 * MIB + 77;
 
-/// A folder for the folders of paths, so that those of other tests are not taken for this one's.
+/// A folder for the folders of links, separate from those of other tests.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -23,7 +23,7 @@ impl Temporary {
         Self(path)
     }
 
-    /// `dmafile load ARGS -- COMMAND`, whose path is in here.
+    /// `dmafile load ARGS -- COMMAND`, whose path is in this folder.
     fn load(&self, dir: &Dir, args: &str, command: &[&str]) -> Command {
         let mut load = dir.dmafile(&format!("load {args} --quiet --"));
         load.args(command).env("TMPDIR", &self.0);
@@ -35,13 +35,13 @@ impl Temporary {
         fs::read_dir(&self.0).unwrap().next().is_none()
     }
 
-    /// What removes a folder does so when COMMAND has ended, and nobody waits for it.
+    /// A cleanup process removes the folder after COMMAND has ended; nothing waits for that process.
     fn gets_empty(&self) {
         eventually("the folder is gone", || self.is_empty());
     }
 }
 
-/// The first words of lines, which `sha256sum` puts before names.
+/// The digest in each line of `sha256sum`.
 fn digests(text: &str) -> Vec<&str> {
     text.lines()
         .map(|line| line.split(' ').next().unwrap())
@@ -49,7 +49,7 @@ fn digests(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn programs_open_the_memory_by_its_path() {
+fn programs_open_the_memory_by_path() {
     let dir = Dir::new();
     let temporary = Temporary::new(&dir);
     let file = dir.file("model.gguf", LEN);
@@ -60,7 +60,7 @@ fn programs_open_the_memory_by_its_path() {
         ended.stdout
     };
     assert_eq!(digests(&printed(&["sha256sum", "{}"])), [&want]);
-    // Inside an argument, and more than once; in a program without the descriptor as well.
+    // Inside an argument, and more than once; also in a program without the descriptor.
     let script = r#"
         case $0 in */model.gguf) ;; *) exit 3;; esac
         [ "$0" = "$DMAFILE_PATH" ] && [ "$1" = "--in=$0+$0" ] || exit 4
@@ -76,12 +76,12 @@ fn programs_open_the_memory_by_its_path() {
     assert_eq!(kind, format!("{LEN}:regular file"));
     let rest = rest.replace("\nx", "\n");
     assert_eq!(digests(&rest), [&want; 4], "{text}");
-    // It was memory that the program wrote to.
+    // The program wrote to memory, not to the file.
     assert_eq!(sha256(&file, 0, LEN), want);
 }
 
 #[test]
-fn a_range_and_memory_that_exists_have_a_path() {
+fn a_range_and_an_existing_memfd_have_a_path() {
     let dir = Dir::new();
     let temporary = Temporary::new(&dir);
     let file = dir.file("file", LEN);
@@ -93,13 +93,13 @@ fn a_range_and_memory_that_exists_have_a_path() {
     assert_eq!(sum(range), sha256(&file, MIB, 70_001));
     let memory = memfd(LEN);
     let fd = memory.as_raw_fd();
-    // SAFETY: changes a flag of a descriptor of this test's own.
+    // SAFETY: changes a flag of a descriptor that this test owns.
     assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }, 0);
     assert_eq!(sum(&format!("file --to fd:{fd}")), sha256(&file, 0, LEN));
 }
 
 #[test]
-fn without_a_place_the_variable_is_the_path() {
+fn the_variable_has_the_path_if_command_has_no_placeholder() {
     let dir = Dir::new();
     let temporary = Temporary::new(&dir);
     let file = dir.file("file", LEN);
@@ -111,12 +111,12 @@ fn without_a_place_the_variable_is_the_path() {
     let text = run("file");
     assert_eq!(digests(&text)[0], sha256(&file, 0, LEN));
     assert!(text.contains("/fd/") && temporary.is_empty(), "{text}");
-    // With other bytes before them there is none, nor that of a dmafile around this one.
+    // Other bytes precede this range in memory, so there is no path; an inherited variable is removed.
     assert!(run("file --offset 1").ends_with("none\n"));
 }
 
 #[test]
-fn command_is_the_process_that_it_was_and_has_no_child() {
+fn command_replaces_the_process_and_has_no_child() {
     let dir = Dir::new();
     let temporary = Temporary::new(&dir);
     dir.file("file", LEN);
@@ -141,7 +141,7 @@ fn command_is_the_process_that_it_was_and_has_no_child() {
     temporary.gets_empty();
 }
 
-/// The processes that will remove a folder, or one below it: their folders in /proc.
+/// The /proc folders of the cleanup processes of a folder, or of a subfolder.
 fn removers(folder: &Path) -> Vec<PathBuf> {
     let needle = folder.to_str().unwrap();
     let all = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
@@ -153,9 +153,9 @@ fn removers(folder: &Path) -> Vec<PathBuf> {
     pids.map(|entry| entry.path()).collect()
 }
 
-/// A signal to that group may come before the process that removes the folder has its own session.
+/// A signal to that group may come before the cleanup process has its own session.
 #[test]
-fn what_removes_the_folder_is_never_in_the_process_group_of_command() {
+fn the_cleanup_process_is_not_in_the_process_group_of_command() {
     let dir = Dir::new();
     let temporary = Temporary::new(&dir);
     dir.file("file", LEN);
@@ -177,9 +177,9 @@ fn what_removes_the_folder_is_never_in_the_process_group_of_command() {
     temporary.gets_empty();
 }
 
-/// It would not be given back before COMMAND has ended, which may close it long before.
+/// Otherwise the memory would stay until COMMAND has ended, even if COMMAND closed it long before.
 #[test]
-fn what_removes_the_folder_holds_no_memory_and_ends_last() {
+fn the_cleanup_process_holds_no_memory_and_outlives_command() {
     let dir = Dir::new();
     let temporary = Temporary::new(&dir);
     dir.file("file", LEN);
@@ -209,11 +209,11 @@ fn what_removes_the_folder_holds_no_memory_and_ends_last() {
     }
     running.end();
     temporary.gets_empty();
-    eventually("nothing stays", || remover().is_empty());
+    eventually("the cleanup process has ended", || remover().is_empty());
 }
 
 #[test]
-fn the_folder_is_where_one_can_be_made() {
+fn the_folder_is_made_in_the_first_usable_place() {
     let dir = Dir::new();
     let temporary = Temporary::new(&dir);
     dir.file("file", LEN);
@@ -233,7 +233,7 @@ fn the_folder_is_where_one_can_be_made() {
 }
 
 #[test]
-fn what_has_no_path_is_refused_before_anything_is_loaded() {
+fn memory_without_a_path_is_refused_before_the_load() {
     let dir = Dir::new();
     let temporary = Temporary::new(&dir);
     dir.file("file", LEN);
@@ -261,7 +261,7 @@ fn what_has_no_path_is_refused_before_anything_is_loaded() {
 }
 
 #[test]
-fn hugetlb_pages_are_taken_where_they_are_asked_for_only() {
+fn hugetlb_pages_are_used_only_on_request() {
     if !is_root() {
         return skip("only root changes the pool of huge pages");
     }
@@ -276,7 +276,7 @@ fn hugetlb_pages_are_taken_where_they_are_asked_for_only() {
             .unwrap()
     };
     let before = pool();
-    // Beside those that others have.
+    // In addition to the pages that other processes use.
     fs::write(POOL, (before + 4).to_string()).unwrap();
     let run = |args: &str| {
         let script = "stat -Lc %s $0; head -c $DMAFILE_BYTES $0 | sha256sum; tail -c +$((DMAFILE_BYTES + 1)) $0 | tr -d '\\0' | wc -c";
@@ -294,7 +294,7 @@ fn hugetlb_pages_are_taken_where_they_are_asked_for_only() {
         (&LEN.to_string(), &want[..])
     );
     if got < before + 4 {
-        return skip("no huge pages could be had");
+        return skip("no huge pages are available");
     }
     let huge = lines(&huge.ok().stdout);
     assert_eq!(

@@ -1,4 +1,4 @@
-//! `dmafile pins` beside a process that pins and locks known memory.
+//! `dmafile pins` with a process that pins and locks known memory.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// Set for the child in which [`the_process`] pins.
+/// Set for the child process in which [`the_pinning_process`] pins memory.
 const PINS: &str = "DMAFILE_TEST_PINS";
 /// Slots of its ring; the second one stays empty.
 const SLOTS: u32 = 4;
@@ -17,7 +17,7 @@ const SLOTS: u32 = 4;
 const BUFFERS: [u64; 2] = [3, 5];
 /// Pages that are locked.
 const LOCKED: u64 = 7;
-/// Its limit on both together, unless it has a lower one.
+/// Its limit on pinned and locked memory together, unless its hard limit is lower.
 const LIMIT: u64 = 6 * MIB;
 
 /// An ordinary user, for tests that run as root.
@@ -32,7 +32,7 @@ fn page() -> u64 {
         .unwrap()
 }
 
-/// Base pages, all there.
+/// Base pages, all of them allocated.
 fn pages(count: u64) -> *mut u8 {
     let len = (count * page()) as usize;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -48,10 +48,10 @@ fn pages(count: u64) -> *mut u8 {
     }
 }
 
-/// Not a test but the process that they look at: a process of its own, so that its numbers are
-/// exact. It says what it did, and goes on at each line that it is sent.
+/// Not a test, but the process that the tests inspect: a separate process, so that its numbers are
+/// exact. It reports each step, and continues at each line that it receives.
 #[test]
-fn the_process() {
+fn the_pinning_process() {
     if std::env::var_os(PINS).is_none() {
         return;
     }
@@ -75,7 +75,7 @@ fn the_process() {
         let done = unsafe { ring.submitter().register_buffers_update(slot, &[iov], None) };
         match done {
             Ok(()) => {}
-            // What else this user pins counts too.
+            // Other pins of this user count too.
             Err(error) => return say(&format!("no room below the limit: {error}")),
         }
     }
@@ -92,7 +92,7 @@ fn the_process() {
     go_on();
 }
 
-/// The soft limit of this process on locked memory; None is no limit.
+/// The soft limit of this process on locked memory; None means no limit.
 fn memlock() -> Option<u64> {
     let mut limits = libc::rlimit {
         rlim_cur: 0,
@@ -104,7 +104,7 @@ fn memlock() -> Option<u64> {
     Some(limits.rlim_cur).filter(|&limit| limit != libc::RLIM_INFINITY)
 }
 
-/// Whether this is root over everything that these tests look at: not that of a container.
+/// Whether this is root with the needed capabilities in the initial user namespace, not in a container.
 fn rules() -> bool {
     let (ipc_lock, sys_ptrace) = (1 << 14, 1 << 19);
     let status = fs::read_to_string("/proc/self/status").unwrap();
@@ -117,22 +117,22 @@ fn rules() -> bool {
         && users.is_ok_and(|link| link.as_os_str() == "user:[4026531837]")
 }
 
-/// [`the_process`], which ends with this.
+/// [`the_pinning_process`]; dropping this kills it.
 struct Pinning {
     child: Child,
     stdin: ChildStdin,
     said: BufReader<std::process::ChildStderr>,
-    /// Where its buffers are, and what its limit is.
+    /// The addresses of its buffers, and its limit.
     facts: Value,
 }
 
 impl Pinning {
-    /// A process of user `uid`; None, and the test is skipped, where it cannot pin.
+    /// A process of user `uid`; None, and the test is skipped, if it cannot pin.
     fn start(uid: u32) -> Option<Self> {
-        // Found by a user who may not enter the folder of the build.
+        // Another user may lack permission to enter the build folder.
         let mut command = Command::new("/proc/self/exe");
         command
-            .args(["--exact", "the_process", "--nocapture"])
+            .args(["--exact", "the_pinning_process", "--nocapture"])
             .env(PINS, "1")
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -191,7 +191,7 @@ impl Drop for Pinning {
     }
 }
 
-/// `dmafile pins ARGS --json`, by user `uid`.
+/// `dmafile pins ARGS --json`, run by user `uid`.
 fn pins(args: &str, uid: u32) -> Value {
     let mut command = Dir::new().dmafile(&format!("pins {args} --json"));
     command.current_dir("/");
@@ -209,7 +209,7 @@ fn process(pins: &Value) -> Value {
 }
 
 #[test]
-fn shown_is_what_a_process_pins_and_nothing_once_it_let_go() {
+fn pins_of_a_process_are_shown_until_it_releases_them() {
     let Some(mut pinning) = Pinning::start(user()) else {
         return;
     };
@@ -266,7 +266,7 @@ fn shown_is_what_a_process_pins_and_nothing_once_it_let_go() {
     assert!(held.iter().all(|one| one["pid"] == pinning.pid()), "{json}");
 
     pinning.release();
-    // Older kernels unpin some time after they said so.
+    // Older kernels unpin some time after the call returns.
     eventually("unpinned", || process(&pins(&pid, user()))["pinned"] == 0);
     let shown = process(&pins(&pid, user()));
     assert_eq!(shown["locked"], 0);
@@ -276,7 +276,7 @@ fn shown_is_what_a_process_pins_and_nothing_once_it_let_go() {
 }
 
 #[test]
-fn without_a_number_all_that_pin_are_listed_with_their_users() {
+fn without_a_pid_all_pinning_processes_and_their_users_are_listed() {
     let (Some(mut one), Some(two)) = (Pinning::start(user()), Pinning::start(user())) else {
         return;
     };
@@ -300,7 +300,7 @@ fn without_a_number_all_that_pin_are_listed_with_their_users() {
     let json = pins(&one.pid().to_string(), user());
     assert!(of_user(&json).unwrap()["pinned"].as_u64().unwrap() >= both);
     if is_root() {
-        // Root's capability is gone with root.
+        // `run_as` dropped CAP_IPC_LOCK, so all pins are charged.
         assert!(of_user(&json).unwrap()["charged"].as_u64().unwrap() >= both);
     }
     one.release();
@@ -311,7 +311,7 @@ fn without_a_number_all_that_pin_are_listed_with_their_users() {
 }
 
 #[test]
-fn processes_of_others_are_counted_and_what_is_public_of_them_is_shown() {
+fn unreadable_processes_are_counted_and_their_public_data_is_shown() {
     let own;
     let pid = if is_root() {
         let Some(pinning) = Pinning::start(0) else {
@@ -344,7 +344,7 @@ fn processes_of_others_are_counted_and_what_is_public_of_them_is_shown() {
 }
 
 #[test]
-fn root_sees_the_processes_of_others_and_which_of_them_a_limit_binds() {
+fn root_sees_all_processes_and_whether_a_limit_applies_to_them() {
     if !rules() {
         return skip("not root, or with less than all of its capabilities");
     }
@@ -373,9 +373,9 @@ fn root_sees_the_processes_of_others_and_which_of_them_a_limit_binds() {
     }
 }
 
-/// It has every capability, but over its own user namespace only.
+/// This root has every capability, but only in its own user namespace.
 #[test]
-fn limits_bind_the_root_of_a_user_namespace() {
+fn limits_apply_to_the_root_of_a_user_namespace() {
     let dir = Dir::new();
     let inside = |script: &str| {
         let mut command = Command::new("unshare");
@@ -402,10 +402,10 @@ fn limits_bind_the_root_of_a_user_namespace() {
 }
 
 #[test]
-fn said_is_that_proc_hides_processes() {
+fn hidepid_is_reported() {
     let dir = Dir::new();
-    // A /proc of its own, because the option holds for all mounts of one. The first process in
-    // it, the shell, stays root.
+    // A separate /proc, because the option applies to all mounts of the same one. Its first process,
+    // the shell, stays root.
     let ask = |args: &str| {
         let script = "mount -o remount,hidepid=2 /proc && exec 3<\"$0\" || exit 77
             setpriv --reuid 65534 --regid 65534 --clear-groups /proc/self/fd/3 pins $1; exit $?";
@@ -440,9 +440,9 @@ fn said_is_that_proc_hides_processes() {
 }
 
 #[test]
-fn number_of_no_process_is_an_error() {
+fn a_pid_without_a_process_is_an_error() {
     let dir = Dir::new();
-    // Linux gives no number above 4194304 (PID_MAX_LIMIT).
+    // Linux assigns no PID above 4194304 (PID_MAX_LIMIT).
     for pid in [0, 4_194_305, u32::MAX] {
         for json in ["", "--json"] {
             let line = dir.refusal(&mut dir.dmafile(&format!("pins {pid} {json}")), 1);
@@ -458,7 +458,7 @@ fn number_of_no_process_is_an_error() {
 }
 
 #[test]
-fn counters_of_the_machine_are_those_of_the_kernel() {
+fn system_counters_equal_those_in_proc_vmstat() {
     let counter = |name: &str| {
         let text = fs::read_to_string("/proc/vmstat").unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -485,14 +485,14 @@ fn counters_of_the_machine_are_those_of_the_kernel() {
 }
 
 #[test]
-fn pins_of_a_process_are_among_those_of_the_machine() {
+fn system_counters_include_the_pins_of_a_process() {
     let Some(_pinning) = Pinning::start(user()) else {
         return;
     };
     if pins("", user())["system"]["pages"].is_null() {
         return skip("this kernel does not count pins");
     }
-    // Processors hand in their counts about once a second.
+    // CPUs add their counts to the global ones about once a second.
     eventually("counted", || {
         let pages = pins("", user())["system"]["pages"].as_u64().unwrap();
         pages >= BUFFERS.iter().sum::<u64>()

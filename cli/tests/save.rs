@@ -1,5 +1,5 @@
-//! `dmafile save` as scripts see it: the words, the exit statuses, and a file that is the old one or the
-//! new one whatever happens meanwhile.
+//! `dmafile save` as scripts see it: the text, the exit statuses, and a file that is always the old or
+//! the new one, whatever happens during the save.
 
 mod common;
 
@@ -16,10 +16,10 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// More than a window of registered memory, and not whole blocks.
+/// More than a window of registered memory, and not a multiple of the block size.
 const SIZE: u64 = 66 * MIB + 77;
 
-/// A memfd that commands inherit, with what files of these tests hold.
+/// A memfd that commands inherit, with the content of [`Dir::file`].
 fn memory(bytes: u64) -> File {
     let file = memfd(bytes);
     file.write_all_at(&content(0, bytes as usize), 0).unwrap();
@@ -31,7 +31,7 @@ fn save(dir: &Dir, memory: &File, args: &str) -> Command {
     dir.dmafile(&format!("save --from fd:{} {args}", memory.as_raw_fd()))
 }
 
-/// An old file of 5,000 bytes, none of which a new one has.
+/// Writes and returns an old file of 5,000 bytes, which differ from those of any new file.
 fn old(dir: &Dir, name: &str) -> Vec<u8> {
     let bytes = vec![0xff; 5000];
     fs::write(dir.path(name), &bytes).unwrap();
@@ -52,7 +52,7 @@ fn every_source_is_saved_and_reported() {
     ] {
         let args = format!("save --from {from} to --json --verify sha256");
         let mut command = dir.dmafile(&args);
-        // A regular file of which nothing has been read.
+        // stdin is a regular file at offset 0.
         command.stdin(File::open(&source).unwrap());
         let ended = end(&mut command).ok();
         let report = ended.json();
@@ -70,7 +70,7 @@ fn every_source_is_saved_and_reported() {
         assert!(ended.stderr.contains("saved "), "{from}: {ended:?}");
         assert_eq!(dir.names(), ["source", "to"], "{from}");
     }
-    // A part of memory, and one that a pipe must have.
+    // A part of memory, and a length for stdin.
     let args = "--length 1M --quiet to";
     let from = format!("save --from fd:{number}@4097 {args}");
     let ended = dir.run(&from).ok();
@@ -85,7 +85,7 @@ fn every_source_is_saved_and_reported() {
 }
 
 #[test]
-fn the_plan_is_shown_and_nothing_moves() {
+fn explain_shows_the_plan_and_writes_nothing() {
     let dir = Dir::new();
     dir.file("source", 3 * MIB);
     let bytes = old(&dir, "to");
@@ -102,13 +102,13 @@ fn the_plan_is_shown_and_nothing_moves() {
     }
     assert_eq!(fs::read(dir.path("to")).unwrap(), bytes);
     assert_eq!(dir.names(), ["source", "to"]);
-    // A file may be called that.
+    // `explain save` also explains the load of a file that is named "save".
     dir.file("save", 5000);
     assert!(dir.run("explain save").ok().stdout.contains("4.88 KiB"));
 }
 
 #[test]
-fn it_is_used_wrongly_with_status_2() {
+fn usage_errors_have_status_2() {
     let dir = Dir::new();
     dir.file("source", 5000);
     for args in [
@@ -127,8 +127,8 @@ fn it_is_used_wrongly_with_status_2() {
     assert!(line.starts_with(says), "{line}");
 }
 
-/// Killed at any moment: the file is the old one or the new one, and what is left behind goes with the
-/// next save.
+/// Kills saves at many moments: the file is the old or the new one, and the next save removes what the
+/// kill left behind.
 fn killed(prepare: impl Fn(Command) -> Command, leaves_names: bool) {
     const KILLS: u64 = 50;
     let dir = Dir::new();
@@ -143,7 +143,7 @@ fn killed(prepare: impl Fn(Command) -> Command, leaves_names: bool) {
     for kill in 0..KILLS {
         fs::write(dir.path("to"), &before).unwrap();
         let running = start(&mut prepare(save(&dir, &memory, "to --quiet")));
-        // Moments that cover all of it, however fast the machine is.
+        // Moments that cover the whole save, however fast the machine is.
         std::thread::sleep(lasts.mul_f64(kill as f64 / KILLS as f64));
         running.signal(libc::SIGKILL);
         running.end();
@@ -155,7 +155,7 @@ fn killed(prepare: impl Fn(Command) -> Command, leaves_names: bool) {
         }
     }
     if leaves_names && !seen_left {
-        skip("no kill came while there was a name beside the place");
+        skip("no kill came while a temporary name existed");
     }
     end(&mut prepare(save(&dir, &memory, "to --quiet"))).ok();
     assert_eq!(sha256(&dir.path("to"), 0, SIZE), new);
@@ -168,7 +168,7 @@ fn a_kill_leaves_the_old_file_or_the_new_one() {
 }
 
 #[test]
-fn a_kill_leaves_what_the_next_save_clears_away() {
+fn the_next_save_removes_what_a_kill_left() {
     killed(
         |command| refuse(command, &no_nameless(), libc::EOPNOTSUPP),
         true,
@@ -176,15 +176,15 @@ fn a_kill_leaves_what_the_next_save_clears_away() {
 }
 
 #[test]
-fn names_beside_the_place_that_nobody_uses_are_cleared_away() {
+fn unused_temporary_names_are_removed() {
     let dir = Dir::new();
     let memory = memory(5000);
     for name in [".to.dmafile-0", ".to.dmafile-3", ".to.dmafile-15"] {
         fs::write(dir.path(name), b"left").unwrap();
     }
-    // Of another save that is under way; and what is no file is nobody's to remove.
+    // A locked file belongs to another save in progress. A folder is not removed either.
     let used = File::create(dir.path(".to.dmafile-1")).unwrap();
-    // SAFETY: a lock on an open file, given back when it is closed.
+    // SAFETY: a lock on an open file, released when the file is closed.
     done(unsafe { libc::flock(used.as_raw_fd(), libc::LOCK_EX) }).unwrap();
     fs::create_dir(dir.path(".to.dmafile-2")).unwrap();
     fs::write(dir.path(".other.dmafile-0"), b"another place's").unwrap();
@@ -203,17 +203,17 @@ fn names_beside_the_place_that_nobody_uses_are_cleared_away() {
             [".other.dmafile-0", ".to.dmafile-1", ".to.dmafile-2", "to"]
         );
     }
-    // Names as long as they can be.
+    // A name of the maximum length.
     let long = "n".repeat(255);
     end(&mut save(&dir, &memory, &long)).ok();
     end(&mut save(&dir, &memory, &long)).ok();
     assert_eq!(fs::read(dir.path(&long)).unwrap(), content(0, 5000));
 }
 
-/// What each call that fails says. The file is as it was, and nothing is left, with and without files
-/// that have no name.
+/// Each failing system call has its message, leaves the old file, and leaves nothing else behind, with
+/// and without O_TMPFILE.
 #[test]
-fn failures_leave_the_old_file() {
+fn a_failed_system_call_leaves_the_old_file() {
     let dir = Dir::new();
     let memory = memory(3 * MIB + 5);
     let bytes = old(&dir, "to");
@@ -258,24 +258,24 @@ fn failures_leave_the_old_file() {
             assert_eq!(fs::read(dir.path("to")).unwrap(), bytes, "{line}");
         }
     }
-    // What was not asked for is not waited for.
+    // With --no-sync, fsync(2) is not called.
     let command = save(&dir, &memory, "to --no-sync --json");
     let ended = end(&mut refuse(command, &any(libc::SYS_fsync), libc::EIO)).ok();
     assert_eq!(ended.json()["sync"], false);
-    // A part of a file has no owner and no name to keep: its bytes are synced.
+    // A write into a part of a file only syncs bytes: it changes neither an owner nor a name.
     let command = save(&dir, &memory, "to@0 --quiet");
     let mut command = refuse(command, &any(libc::SYS_fdatasync), libc::EIO);
     assert!(end(&mut command).line(1).contains("cannot sync: to: "));
 }
 
-/// The file is synced before it takes its place, and its folder afterwards: each of these fails the save
-/// where the disk says that it has failed.
+/// The file is synced before it is renamed, and its folder afterwards. If either sync fails, so does the
+/// save.
 #[test]
 fn the_file_and_its_folder_are_synced() {
     let dir = Dir::new();
     dir.file("source", 3 * MIB + 5);
     let (mut file, mut folder) = (0, 0);
-    // One of these is the file's, and one the folder's.
+    // One of these descriptors is the file's, and one the folder's.
     for fd in 3..32 {
         let bytes = old(&dir, "to");
         let mut command = dir.dmafile("save --from source to --quiet");
@@ -299,12 +299,12 @@ fn the_file_and_its_folder_are_synced() {
     assert_eq!((file, folder), (1, 1));
 }
 
-/// Has a command inherit none of what other tests have open at the moment, so that its descriptors have the
-/// same numbers each time.
+/// Makes a command inherit none of the descriptors of other tests, so that its own have the same numbers
+/// each time.
 fn alone(command: &mut Command) {
     let close = || {
         for fd in 3..1024 {
-            // SAFETY: says of a descriptor, if it is one, that it ends with the next exec.
+            // SAFETY: makes exec close this descriptor, if it is open.
             unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
         }
         Ok(())
@@ -314,7 +314,7 @@ fn alone(command: &mut Command) {
 }
 
 #[test]
-fn what_a_file_system_or_sandbox_lacks_is_done_otherwise() {
+fn missing_system_calls_have_a_fallback() {
     let dir = Dir::new();
     let memory = memory(3 * MIB + 5);
     let want = content(0, 3 * MIB as usize + 5);
@@ -330,7 +330,7 @@ fn what_a_file_system_or_sandbox_lacks_is_done_otherwise() {
     let (report, reasons) = saved(&any(libc::SYS_io_uring_setup), libc::EPERM, "to");
     assert_eq!(report["method"], "threads");
     assert!(reasons.contains("io_uring is refused (EPERM)"), "{reasons}");
-    // What has to pass through blocks is written from there by threads, in order where that counts.
+    // Sources that need bounce buffers are written from them by threads, in order where that matters.
     for from in ["source", "-"] {
         let source = dir.file("source", 3 * MIB + 5);
         let digest = sha256(&source, 0, 3 * MIB + 5);
@@ -360,13 +360,13 @@ fn what_a_file_system_or_sandbox_lacks_is_done_otherwise() {
 }
 
 #[test]
-fn a_signal_ends_it_with_130() {
+fn a_signal_ends_a_save_with_status_130() {
     let dir = Dir::new();
     let bytes = old(&dir, "to");
     for calls in [vec![], no_nameless()] {
         for signal in [libc::SIGINT, libc::SIGTERM] {
             let (read, mut write) = std::io::pipe().unwrap();
-            let mut command = refuse(dir.dmafile("save --from - to"), &calls, libc::EOPNOTSUPP);
+            let mut command = refuse(dir.dmafile("save -v --from - to"), &calls, libc::EOPNOTSUPP);
             let mut running = start(command.stdin(read));
             write.write_all(&vec![7; 3 * MIB as usize]).unwrap();
             running.until_written("if refused");
@@ -386,7 +386,7 @@ fn a_signal_ends_it_with_130() {
 }
 
 #[test]
-fn limits_on_file_size_are_errors_and_no_signals() {
+fn a_limit_on_file_size_is_an_error_without_a_signal() {
     let dir = Dir::new();
     let memory = memory(3 * MIB);
     let source = dir.file("source", 3 * MIB);
@@ -409,9 +409,9 @@ fn limits_on_file_size_are_errors_and_no_signals() {
 }
 
 #[test]
-fn folders_and_files_that_may_not_be_changed() {
+fn missing_permissions_are_errors_and_a_kept_owner_is_kept() {
     if !is_root() {
-        return skip("needs root to be somebody else");
+        return skip("needs root to become another user");
     }
     let dir = Dir::new();
     let memory = memory(5000);
@@ -424,7 +424,7 @@ fn folders_and_files_that_may_not_be_changed() {
         line.contains("(EACCES); ask for write permission in its folder"),
         "{line}"
     );
-    // A file of somebody else that all may write to: its owner could not stay.
+    // A file of another user that everyone may write to: its owner could not be kept.
     let bytes = old(&dir, "to");
     fs::set_permissions(dir.path("to"), Permissions::from_mode(0o666)).unwrap();
     let line = dir.refusal(run_as(&mut save(&dir, &memory, "to --quiet"), NOBODY), 1);
@@ -432,7 +432,7 @@ fn folders_and_files_that_may_not_be_changed() {
         line.contains("cannot keep its owner and permissions"),
         "{line}"
     );
-    // One that they may not.
+    // One without write permission.
     fs::set_permissions(dir.path("to"), Permissions::from_mode(0o644)).unwrap();
     let line = dir.refusal(run_as(&mut save(&dir, &memory, "to --quiet"), NOBODY), 1);
     assert!(
@@ -440,7 +440,7 @@ fn folders_and_files_that_may_not_be_changed() {
         "{line}"
     );
     assert_eq!(fs::read(dir.path("to")).unwrap(), bytes);
-    // An owner that stays, where that can be.
+    // Root keeps the owner of the file.
     std::os::unix::fs::chown(dir.path("to"), Some(NOBODY), Some(NOBODY)).unwrap();
     end(&mut save(&dir, &memory, "to --quiet")).ok();
     let now = fs::metadata(dir.path("to")).unwrap();
@@ -493,19 +493,19 @@ fn a_full_file_system_is_found_before_the_first_write() {
         line.contains("small/to: No space left on device (ENOSPC); free space"),
         "{line}"
     );
-    // A stream that turns out to be too long.
+    // A stream that is too long.
     let mut command = dir.dmafile("save --from - small/to --quiet");
     command.stdin(File::open(format!("/proc/self/fd/{}", large.as_raw_fd())).unwrap());
     let line = dir.refusal(&mut command, 1);
     assert!(line.contains("(ENOSPC)"), "{line}");
     assert_eq!(fs::read(&to).unwrap(), b"old");
     assert_eq!(names(&dir.path("small")), 1);
-    // What fits does, and says that it lies in memory.
+    // A source that fits is saved, and the report says that tmpfs is memory.
     let report = end(&mut save(&dir, &small, "small/to --json")).ok().json();
     assert!(fs::read(&to).unwrap() == content(0, 2 * MIB as usize));
     assert_eq!(report["io"], "buffered");
     assert!(common::reasons(&report).contains("tmpfs keeps its files in memory"));
-    // A file there is memory, too, and read where it is.
+    // As a source, a file on tmpfs is memory too, and is not copied first.
     let report = dir.run("save --from small/to copy --json").ok().json();
     assert_eq!(report["method"], "uring", "{report}");
     assert!(fs::read(dir.path("copy")).unwrap() == content(0, 2 * MIB as usize));
@@ -520,9 +520,9 @@ fn a_full_file_system_is_found_before_the_first_write() {
     assert!(line.contains("(EROFS)"), "{line}");
 }
 
-/// Saves to one place at the same time: each whole, and the last one stays.
+/// Concurrent saves to the same file: each is whole, and the last one remains.
 #[test]
-fn several_at_once_do_not_meet() {
+fn concurrent_saves_to_one_file_do_not_mix() {
     let dir = Dir::new();
     let sizes = [3 * MIB + 1, 5 * MIB + 2, 7 * MIB + 3];
     let memories = sizes.map(memory);
@@ -541,7 +541,7 @@ fn several_at_once_do_not_meet() {
     }
 }
 
-/// ext4 as a FUSE file system at `m`, by a program that ends when it is unmounted.
+/// ext4 on FUSE at `m`, served by a program that ends when it is unmounted.
 fn fuse(dir: &Dir) -> Option<Running> {
     if !is_root() {
         skip("only root mounts");
@@ -582,7 +582,7 @@ fn a_fuse_file_system_takes_every_source_whole() {
         for args in ["", "--io direct", "--io buffered", "--method threads"] {
             let part = format!("--from fd:{} --length {size}", memory.as_raw_fd());
             for from in [&part[..], "--from source", "--from -"] {
-                // A part of a file that is read first is no method's alone.
+                // Other sources than memory need bounce buffers, not this method alone.
                 if from != part && args == "--method threads" {
                     continue;
                 }
@@ -593,7 +593,7 @@ fn a_fuse_file_system_takes_every_source_whole() {
                 command.stdin(cat.stdout.take().unwrap());
                 let ended = end(&mut command).ok();
                 assert_eq!(ended.stderr, "", "{what}");
-                // The pipe is nobody's any more.
+                // Closes the last reader of the pipe.
                 drop(command);
                 cat.wait().unwrap();
                 let to = dir.path("m/to");

@@ -1,4 +1,4 @@
-//! System calls that a sandbox refuses: the load goes another way and says why.
+//! System calls that a sandbox refuses: the load falls back to another method and says why.
 
 mod common;
 
@@ -10,7 +10,7 @@ const SIZE: u64 = 9 * MIB + 99;
 /// cachestat(2) has this number on every architecture that shares asm-generic/unistd.h.
 const CACHESTAT: i64 = 451;
 
-/// Loads where system calls answer `errno`, checks the bytes, and gives report and reasons.
+/// Loads with system calls that fail with `errno`, checks the bytes, and returns report and reasons.
 fn load(args: &str, calls: &[Call], errno: i32) -> (serde_json::Value, String) {
     let dir = Dir::new();
     let file = dir.file("file", SIZE);
@@ -22,7 +22,7 @@ fn load(args: &str, calls: &[Call], errno: i32) -> (serde_json::Value, String) {
 }
 
 #[test]
-fn without_io_uring_threads_read() {
+fn without_io_uring_threads_read_the_file() {
     for (errno, name) in [(libc::EPERM, "EPERM"), (libc::ENOSYS, "ENOSYS")] {
         let (report, reasons) = load("", &any(libc::SYS_io_uring_setup), errno);
         assert_eq!(report["method"], "threads");
@@ -31,9 +31,9 @@ fn without_io_uring_threads_read() {
     }
 }
 
-/// Kernels from 5.1 to 5.5 have a ring that knows no plain reads, and cannot be asked either.
+/// In kernels 5.1 to 5.5, io_uring has no plain reads, and no probe for them.
 #[test]
-fn ring_that_knows_no_reads_is_left_for_threads() {
+fn io_uring_without_plain_reads_falls_back_to_threads() {
     let (report, reasons) = load("", &any(libc::SYS_io_uring_register), libc::EINVAL);
     assert_eq!(
         (&report["method"], &report["io"]),
@@ -44,7 +44,7 @@ fn ring_that_knows_no_reads_is_left_for_threads() {
 }
 
 #[test]
-fn uring_that_was_asked_for_is_refused_where_there_is_none() {
+fn method_uring_is_refused_if_io_uring_is_not_available() {
     let dir = Dir::new();
     dir.file("file", SIZE);
     let ask = dir.dmafile("load file --method uring");
@@ -60,7 +60,7 @@ fn uring_that_was_asked_for_is_refused_where_there_is_none() {
 }
 
 #[test]
-fn doctor_names_the_filter() {
+fn doctor_names_the_seccomp_filter() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let ask = dir.dmafile("doctor file --json");
@@ -88,7 +88,7 @@ fn doctor_names_the_filter() {
 }
 
 #[test]
-fn ring_that_cannot_be_entered_gives_way() {
+fn a_refused_io_uring_enter_falls_back_to_threads() {
     let (report, reasons) = load("", &any(libc::SYS_io_uring_enter), libc::EPERM);
     assert_eq!(report["method"], "threads", "{reasons}");
     let why = "not uring direct: io_uring is refused (EPERM)\n";
@@ -96,13 +96,13 @@ fn ring_that_cannot_be_entered_gives_way() {
 }
 
 #[test]
-fn buffers_that_cannot_be_registered_are_read_into_plainly() {
+fn a_refused_buffer_registration_falls_back_to_plain_buffers() {
     let dir = Dir::new();
     let file = dir.file("file", SIZE);
     if !common::reads_directly(&dir) {
         return;
     }
-    // So little in flight that every limit on pinned memory allows it.
+    // So few bytes in flight that every limit on pinned memory allows them.
     let command = dir.load("file --method uring --block 4K --queue-depth 2");
     let mut command = refuse(command, &any(libc::SYS_io_uring_register), libc::EPERM);
     let loaded = dir.loaded(&mut command);
@@ -114,12 +114,12 @@ fn buffers_that_cannot_be_registered_are_read_into_plainly() {
 }
 
 #[test]
-fn copies_into_memory_that_are_refused_are_named() {
+fn a_refused_copy_file_range_is_an_error_with_a_remedy() {
     let dir = Dir::new();
     dir.file("file", SIZE);
     let copy = any(libc::SYS_copy_file_range);
     for (errno, name) in [
-        // What kernels without such copies answer, and filters.
+        // The errors of kernels without such copies, and of filters.
         (libc::EXDEV, "EXDEV"),
         (libc::EPERM, "EPERM"),
         (libc::ENOSYS, "ENOSYS"),
@@ -133,7 +133,7 @@ fn copies_into_memory_that_are_refused_are_named() {
 }
 
 #[test]
-fn o_direct_that_is_refused_at_open_leaves_the_page_cache() {
+fn o_direct_refused_at_open_falls_back_to_buffered() {
     for (errno, name) in [(libc::EINVAL, "EINVAL"), (libc::EPERM, "EPERM")] {
         let (report, reasons) = load("", &open_direct(), errno);
         assert_eq!(report["io"], "buffered");
@@ -159,7 +159,7 @@ fn o_direct_that_is_refused_at_open_leaves_the_page_cache() {
 }
 
 #[test]
-fn without_cachestat_residency_is_learned_by_peeking() {
+fn without_cachestat_sample_reads_show_residency() {
     let dir = Dir::new();
     let file = dir.file("file", SIZE);
     let digest = sha256(&file, 0, SIZE);
@@ -171,7 +171,7 @@ fn without_cachestat_residency_is_learned_by_peeking() {
             assert_eq!(loaded.digest, digest);
             loaded
         };
-        // A look leaves nothing behind that the next one would take for more.
+        // Sample reads leave no pages in the cache that would mislead the next load.
         for _ in 0..3 {
             let cold = run();
             let why = format!("RWF_NOWAIT (cachestat: {name}): no sample is cached\n");
@@ -187,7 +187,7 @@ fn without_cachestat_residency_is_learned_by_peeking() {
 }
 
 #[test]
-fn stranger_to_the_file_learns_residency_by_peeking() {
+fn sample_reads_show_residency_to_a_user_without_write_permission() {
     if !common::is_root() {
         return common::skip("needs root to become another user");
     }
@@ -209,7 +209,7 @@ fn stranger_to_the_file_learns_residency_by_peeking() {
 }
 
 #[test]
-fn without_madvise_reads_allocate() {
+fn without_madvise_the_reads_allocate_pages() {
     for (errno, name) in [
         (libc::EINVAL, "EINVAL"),
         (libc::ENOSYS, "ENOSYS"),
@@ -229,7 +229,7 @@ fn without_madvise_reads_allocate() {
 }
 
 #[test]
-fn every_other_call_that_only_helps_may_fail() {
+fn optional_system_calls_may_fail() {
     for number in [
         libc::SYS_fadvise64,
         libc::SYS_eventfd2,
@@ -242,7 +242,7 @@ fn every_other_call_that_only_helps_may_fail() {
 }
 
 #[test]
-fn calls_that_a_load_cannot_do_without_are_named() {
+fn a_refused_required_system_call_is_an_error() {
     let dir = Dir::new();
     let file = dir.file("file", SIZE);
     for (number, args, part) in [
@@ -277,14 +277,14 @@ fn calls_that_a_load_cannot_do_without_are_named() {
 }
 
 #[test]
-fn where_a_copy_out_of_the_ring_is_refused_buffered_reads_serve() {
+fn a_refused_process_vm_readv_falls_back_to_buffered_reads() {
     let dir = Dir::new();
     let file = dir.file("file", SIZE);
     let digest = sha256(&file, 0, SIZE);
     common::evict(&fs::File::open(&file).unwrap());
-    // Its owner may cut it short, so that nothing is stored there directly; and at an odd place.
+    // Its owner may truncate it and the offset is unaligned, so direct reads use bounce buffers.
     let memory = common::memfd(SIZE + 1);
-    let mut command = dir.dmafile("load file --to fd:0@1");
+    let mut command = dir.dmafile("load file -v --to fd:0@1");
     command.stdin(memory.try_clone().unwrap());
     let ended = end(&mut refuse(
         command,

@@ -28,7 +28,7 @@ fn text_lists_the_tensors() {
 }
 
 #[test]
-fn columns_are_as_wide_as_what_is_seen() {
+fn columns_are_aligned_by_display_width() {
     let dir = Dir::new();
     let mut written = tensors("a", 1, 1000);
     for name in ["ä", "漢字"] {
@@ -36,7 +36,7 @@ fn columns_are_as_wide_as_what_is_seen() {
     }
     safetensors(&dir.path("a.safetensors"), &written);
     let text = dir.run("show a.safetensors").ok().stdout;
-    // A Chinese character is as wide as two others.
+    // A Chinese character takes two columns.
     for line in [
         "\na.0.w     U8  [1000]    1000 bytes",
         "\nä.0.w     U8  [20000]  20000 bytes",
@@ -47,7 +47,7 @@ fn columns_are_as_wide_as_what_is_seen() {
 }
 
 #[test]
-fn json_says_where_each_tensor_lies() {
+fn json_gives_the_location_of_each_tensor() {
     let dir = Dir::new();
     let shards = [tensors("a", 2, 3_000_000), tensors("b", 2, 1000)];
     fs::create_dir(dir.path("m")).unwrap();
@@ -68,7 +68,7 @@ fn json_says_where_each_tensor_lies() {
         }
         let some = dir.run(&format!("show {path} --tensor b.* --json")).ok();
         assert_eq!(some.json()["tensors"].as_array().unwrap().len(), 2);
-        // The bytes are there in what COMMAND inherits, whole or chosen.
+        // COMMAND finds the bytes there, whether all tensors are loaded or one.
         for chosen in ["", "--tensor b.1.w"] {
             let last = &list[3];
             let (at, bytes) = (
@@ -92,7 +92,7 @@ fn json_says_where_each_tensor_lies() {
 }
 
 #[test]
-fn what_is_no_model_gets_one_line() {
+fn model_errors_are_one_line() {
     let dir = Dir::new();
     dir.file("noise", 5000);
     let bad = |args: &str, status, want: &str| {
@@ -126,9 +126,9 @@ fn what_is_no_model_gets_one_line() {
     );
 }
 
-/// A name is a stranger's: a terminal must not obey it.
+/// Names come from untrusted files: they must not control the terminal.
 #[test]
-fn control_characters_are_shown_and_not_obeyed() {
+fn control_characters_in_names_are_escaped() {
     let dir = Dir::new();
     let mut written = tensors("a", 1, 1000);
     written[0].0 = "a\\u001b[2Jb".to_string();
@@ -148,7 +148,7 @@ fn control_characters_are_shown_and_not_obeyed() {
     assert!(!line.contains('\u{1b}'), "{line}");
 }
 
-/// A path is bytes: what is no UTF-8 of it is replaced in JSON, and is no reason to fail.
+/// A path is bytes: JSON replaces what is not UTF-8, and the command does not fail.
 #[test]
 fn paths_need_not_be_utf8() {
     use std::os::unix::ffi::OsStrExt;

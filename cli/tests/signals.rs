@@ -1,4 +1,4 @@
-//! Signals in the middle of a load, and an output that nobody reads.
+//! Signals during a load, and output streams that are closed or full.
 
 mod common;
 
@@ -11,14 +11,14 @@ const SIZE: u64 = 256 * MIB;
 /// Reads that take seconds in all: a page each, one after the other.
 const SLOWLY: &str = "--io direct --block 4K --queue-depth 1 --pages 4k";
 
-/// Starts a load that takes its time, and comes back when it has begun.
+/// Starts a slow load; returns when it has begun.
 fn begin(dir: &Dir, args: &str) -> Running {
-    let mut running = start(&mut dir.dmafile(&format!("load file {SLOWLY} {args}")));
+    let mut running = start(&mut dir.dmafile(&format!("load file -v {SLOWLY} {args}")));
     running.until_written("plan\n");
     running
 }
 
-/// A file that is slow to load; None where there is no direct I/O to be slow.
+/// A file that is slow to load; None without direct I/O, which makes it slow.
 fn slow_file() -> Option<Dir> {
     let dir = Dir::new();
     dir.file("file", SIZE);
@@ -26,7 +26,7 @@ fn slow_file() -> Option<Dir> {
 }
 
 #[test]
-fn interrupted_in_the_middle_is_130_and_one_line() {
+fn an_interrupted_load_exits_130_with_one_line() {
     let Some(dir) = slow_file() else { return };
     for (signal, method) in [
         (libc::SIGINT, "uring"),
@@ -54,7 +54,7 @@ fn interrupted_in_the_middle_is_130_and_one_line() {
     }
 }
 
-/// What a shell does for a job in the background of a script, and nohup for SIGHUP.
+/// As a shell does for a background job of a script, and nohup for SIGHUP.
 fn ignoring_sigint(command: &mut Command) -> &mut Command {
     // SAFETY: signal(2) may be called between fork and exec.
     unsafe {
@@ -66,14 +66,14 @@ fn ignoring_sigint(command: &mut Command) -> &mut Command {
 }
 
 #[test]
-fn a_signal_that_was_ignored_stays_so() {
+fn an_ignored_signal_stays_ignored() {
     let Some(dir) = slow_file() else { return };
     let args = format!("load file {SLOWLY} --quiet --length 1M -- sh -c");
     let mut command = dir.dmafile(&args);
     let ended = end(ignoring_sigint(&mut command).arg("kill -INT $$; echo goes on"));
     assert_eq!(ended.ok().stdout, "goes on\n");
 
-    let mut command = dir.dmafile(&format!("load file {SLOWLY} --length 32M"));
+    let mut command = dir.dmafile(&format!("load file -v {SLOWLY} --length 32M"));
     let mut running = start(ignoring_sigint(&mut command));
     running.until_written("plan\n");
     running.signal(libc::SIGINT);
@@ -106,7 +106,7 @@ fn shared_by_all() -> u64 {
 }
 
 #[test]
-fn killed_in_the_middle_leaves_nothing() {
+fn a_killed_load_leaves_no_files_or_memory() {
     let Some(dir) = slow_file() else { return };
     let before = shared_by_all();
     let rounds = 6;
@@ -124,23 +124,24 @@ fn killed_in_the_middle_leaves_nothing() {
             assert_eq!(dir.names(), ["file"], "{method}");
         }
     }
-    // Others may put their files there.
+    // Other programs may have files there.
     let names = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let mut names = names.map(|entry| entry.file_name().into_string().unwrap_or_default());
     assert!(
         !names.any(|name| name.contains("dmafile")),
         "left in /dev/shm"
     );
-    // Each round held at least 128 MiB. Others use memory too, and the kernel takes its time.
-    common::eventually("memory is given back", || {
+    // Each round held at least 128 MiB. Other programs use memory too, and the kernel frees it with a
+    // delay.
+    common::eventually("the memory is freed", || {
         shared_by_all() < before + rounds * 128 * MIB
     });
 }
 
 #[test]
-fn stopped_continued_and_signalled_all_the_time_it_loads_the_same_bytes() {
+fn a_load_survives_repeated_stop_continue_and_other_signals() {
     let dir = Dir::new();
-    // A checksum of so much takes longer than to come here and send a signal.
+    // A checksum of so many bytes takes longer than sending a signal.
     let size = 64 * MIB + 17;
     let file = dir.file("file", size);
     let digest = sha256(&file, 0, size);
@@ -163,8 +164,7 @@ fn stopped_continued_and_signalled_all_the_time_it_loads_the_same_bytes() {
     }
 }
 
-/// Starts a load whose trace goes to a FIFO that nobody reads, and comes back when the bytes are
-/// in memory.
+/// Starts a load whose trace goes to a FIFO without a reader; returns when the bytes are in memory.
 fn begin_held_up(dir: &Dir, args: &str) -> Running {
     end(Command::new("mkfifo").arg(dir.path("fifo"))).ok();
     let mut running = start(&mut dir.dmafile(&format!("load file --trace fifo {args}")));
@@ -173,11 +173,11 @@ fn begin_held_up(dir: &Dir, args: &str) -> Running {
 }
 
 #[test]
-fn second_interrupt_ends_at_once() {
+fn a_second_interrupt_ends_the_process_at_once() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let mut running = begin_held_up(&dir, "");
-    // Signals that come together count once.
+    // Signals of one kind that are pending together count once.
     running.until(|running| {
         running.signal(libc::SIGINT);
         false
@@ -186,7 +186,7 @@ fn second_interrupt_ends_at_once() {
 }
 
 #[test]
-fn interrupted_after_the_last_byte_command_is_not_run() {
+fn command_does_not_run_after_an_interrupt() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let running = begin_held_up(&dir, "-- echo ran");
@@ -200,7 +200,7 @@ fn interrupted_after_the_last_byte_command_is_not_run() {
     assert!(ended.stderr.ends_with(line), "{ended:?}");
 }
 
-/// Everything that is written to stdout.
+/// Commands that write to stdout.
 const TALKERS: [&str; 11] = [
     "load file",
     "load file --json",
@@ -216,7 +216,7 @@ const TALKERS: [&str; 11] = [
 ];
 
 #[test]
-fn stdout_that_cannot_be_written_is_one_line_and_exit_1() {
+fn an_unwritable_stdout_is_one_line_and_exit_1() {
     let dir = Dir::new();
     dir.file("file", 5000);
     for args in TALKERS {
@@ -238,7 +238,7 @@ fn stdout_that_cannot_be_written_is_one_line_and_exit_1() {
 }
 
 #[test]
-fn stderr_that_nobody_reads_changes_no_exit_status() {
+fn a_closed_stderr_pipe_does_not_change_the_exit_status() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let status = |args: &str| {
@@ -254,7 +254,7 @@ fn stderr_that_nobody_reads_changes_no_exit_status() {
     assert_eq!(status("load file --quiet -- true"), Some(0));
 }
 
-/// A script with `$0` being the command, where descriptors are closed.
+/// Runs a script that closes descriptors; `$0` is the command.
 fn closed(dir: &Dir, script: &str) -> common::Ended {
     let mut command = Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_dmafile")]);
@@ -263,7 +263,7 @@ fn closed(dir: &Dir, script: &str) -> common::Ended {
 }
 
 #[test]
-fn with_its_standard_streams_closed_the_buffer_does_not_take_their_place() {
+fn the_buffer_does_not_reuse_a_closed_standard_descriptor() {
     let dir = Dir::new();
     let file = dir.file("file", 5 * MIB);
     let script = r#"
@@ -280,7 +280,7 @@ fn with_its_standard_streams_closed_the_buffer_does_not_take_their_place() {
 }
 
 #[test]
-fn with_stdout_closed_errors_are_still_told() {
+fn errors_are_printed_with_stdout_closed() {
     let dir = Dir::new();
     let ended = closed(&dir, r#""$0" load missing --json >&-"#);
     assert!(ended.line(1).starts_with("cannot open: missing: "));

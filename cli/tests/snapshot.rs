@@ -1,5 +1,5 @@
-//! `dmafile save` of several sources and `dmafile load` of their folder, as scripts see them: what comes back,
-//! and that there is a whole snapshot in the folder whatever happens to a saver.
+//! `dmafile save` of several sources and `dmafile load` of their folder, as scripts see them: the loaded bytes
+//! are correct, and the folder always has a whole snapshot, whatever happens to a saver.
 
 mod common;
 
@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Bytes of the two sources: more than a window of registered memory, and not whole blocks.
+/// Sizes of the two sources: more than a window of registered memory, and not a multiple of the block size.
 const SIZES: [u64; 2] = [66 * MIB + 77, 3 * MIB + 5];
 const MANIFEST: &str = "dmafile-snapshot.json";
 
@@ -23,7 +23,7 @@ const MANIFEST: &str = "dmafile-snapshot.json";
 struct Pair([(File, String); 2]);
 
 impl Pair {
-    /// No two have the same bytes, of whatever number.
+    /// No two sources have the same bytes, in any pair.
     fn of(dir: &Dir, number: u64) -> Self {
         Self::sized(dir, number, SIZES)
     }
@@ -73,7 +73,7 @@ const EACH: &str = r#"
         number=$((number + 1))
     done"#;
 
-/// What the snapshot in the folder `to` has, as a command finds it that it is handed to.
+/// What a COMMAND gets from the snapshot in the folder `to`.
 fn loaded(dir: &Dir, args: &str) -> Digests {
     let mut command = dir.dmafile(&format!("load to --quiet {args}"));
     command.args(["--", "sh", "-c", EACH]);
@@ -97,7 +97,7 @@ fn names(dir: &Dir) -> Vec<String> {
     names
 }
 
-/// The snapshot in the folder is this pair, and nothing else is there.
+/// Asserts that the folder has the snapshot of this pair, and nothing else.
 fn is_just(dir: &Dir, pair: &Pair) {
     assert_eq!(loaded(dir, ""), pair.digests());
     let names = names(dir);
@@ -112,7 +112,7 @@ fn with_folder() -> Dir {
 }
 
 #[test]
-fn what_is_saved_is_handed_over() {
+fn command_gets_every_saved_source() {
     let dir = with_folder();
     let pair = Pair::of(&dir, 0);
     let file = dir.file("source", 5000);
@@ -170,12 +170,13 @@ fn what_is_saved_is_handed_over() {
         loaded(&dir, "--pages 4k --method threads --io buffered"),
         want
     );
-    // Without a command it is a rehearsal.
+    // Without a COMMAND, the snapshot is loaded and checked only.
     let ended = dir.run("load to").ok();
     assert!(ended.stdout.contains("snapshot 1 loaded: "), "{ended:?}");
     assert_eq!(dir.run("load to --quiet --to anon").ok().stdout, "");
 
-    // One source with a name is a snapshot, too; in a file's place a name may have an equals sign.
+    // One source with a name is a snapshot too. If the target is a file, the source may have "=" in its
+    // name.
     let mut command = dir.dmafile(&format!("save --from fd:{b}=only to --quiet"));
     end(&mut command).ok();
     assert_eq!(names(&dir), [MANIFEST, "only.2.dmafile"]);
@@ -185,7 +186,7 @@ fn what_is_saved_is_handed_over() {
 }
 
 #[test]
-fn plans_are_shown_and_nothing_moves() {
+fn explain_shows_plans_and_writes_nothing() {
     let dir = with_folder();
     let pair = Pair::sized(&dir, 0, [MIB, 0]);
     for args in ["--explain", "--explain --verify blake3"] {
@@ -210,7 +211,7 @@ fn plans_are_shown_and_nothing_moves() {
 }
 
 #[test]
-fn it_is_used_wrongly_with_status_2() {
+fn usage_errors_have_status_2() {
     let dir = with_folder();
     let pair = Pair::sized(&dir, 0, [5000, 5000]);
     end(&mut pair.save(&dir, "--quiet")).ok();
@@ -240,7 +241,7 @@ fn it_is_used_wrongly_with_status_2() {
     let args = format!("load to --quiet --to fd:{}", target.as_raw_fd());
     let line = dir.refusal(&mut dir.dmafile(&args), 2);
     assert!(line.contains("cannot take more than one source"), "{line}");
-    // Without a name it is no source of a snapshot.
+    // A source without a name cannot be part of a snapshot.
     let line = dir.refusal(&mut dir.dmafile("save --from x to"), 1);
     assert!(line.contains("it is a folder (EISDIR)"), "{line}");
     let line = dir.refusal(&mut dir.dmafile("save --from x=a --from x=b no"), 1);
@@ -275,10 +276,10 @@ fn a_damaged_file_is_named() {
     assert!(line.starts_with(says), "{line}");
 }
 
-/// Each call that fails says so, and leaves the snapshot before, and nothing else; with and without files
-/// that have no name.
+/// Each failing system call has its message, leaves the previous snapshot, and leaves nothing else behind,
+/// with and without O_TMPFILE.
 #[test]
-fn failures_leave_the_snapshot_before() {
+fn a_failed_system_call_leaves_the_previous_snapshot() {
     let dir = with_folder();
     let sizes = [3 * MIB + 5, 70 * KIB + 1];
     let (old, new) = (Pair::sized(&dir, 0, sizes), Pair::sized(&dir, 1, sizes));
@@ -293,7 +294,7 @@ fn failures_leave_the_snapshot_before() {
         ),
         (libc::SYS_fsync, libc::EIO, "cannot sync: to/a.2.dmafile: "),
         (libc::SYS_ftruncate, libc::EFBIG, "(EFBIG); raise the limit"),
-        // Nothing but the manifest replaces anything, where files need no name.
+        // With O_TMPFILE, only the manifest is renamed.
         (libc::SYS_renameat, libc::EIO, "cannot write: to/"),
         (
             libc::SYS_fchmod,
@@ -329,7 +330,7 @@ fn failures_leave_the_snapshot_before() {
             is_just(&dir, &old);
         }
     }
-    // Old files that cannot be removed are the next save's.
+    // The next save removes old files that could not be removed.
     let command = new.save(&dir, "--json");
     let ended = end(&mut refuse(command, &any(libc::SYS_unlinkat), libc::EACCES)).ok();
     let reasons = common::reasons(&ended.json());
@@ -343,19 +344,19 @@ fn failures_leave_the_snapshot_before() {
     let reasons = common::reasons(&ended.json());
     assert!(reasons.contains("removed 2 files: "), "{reasons}");
     is_just(&dir, &old);
-    // What was not asked for is not waited for.
+    // With --no-sync, fsync(2) is not called.
     let command = new.save(&dir, "--no-sync --json");
     let ended = end(&mut refuse(command, &any(libc::SYS_fsync), libc::EIO)).ok();
     assert_eq!(ended.json()["sync"], false);
     is_just(&dir, &new);
 }
 
-/// Has a command inherit just these descriptors, so that its own have the same numbers each time.
+/// Makes a command inherit only these descriptors, so that its own have the same numbers each time.
 fn alone(command: &mut Command, kept: &Pair) {
     let kept = kept.0.each_ref().map(|source| source.0.as_raw_fd());
     let close = move || {
         for fd in (3..1024).filter(|fd| !kept.contains(fd)) {
-            // SAFETY: says of a descriptor, if it is one, that it ends with the next exec.
+            // SAFETY: makes exec close this descriptor, if it is open.
             unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
         }
         Ok(())
@@ -364,10 +365,10 @@ fn alone(command: &mut Command, kept: &Pair) {
     unsafe { command.pre_exec(close) };
 }
 
-/// The file of each source, its name in the folder, and the manifest are synced: where one of these fails
-/// the save does, and a whole snapshot is there.
+/// The file of each source, its name in the folder, and the manifest are synced. If one sync fails, the save
+/// fails too, and the folder has a whole snapshot.
 #[test]
-fn all_of_it_is_synced_before_it_is_valid() {
+fn every_file_is_synced_before_the_snapshot_is_valid() {
     let dir = with_folder();
     let sizes = [MIB + 5, 5000];
     let (old, new) = (Pair::sized(&dir, 0, sizes), Pair::sized(&dir, 1, sizes));
@@ -391,7 +392,7 @@ fn all_of_it_is_synced_before_it_is_valid() {
         let key = format!("{name}{}", if placed { "'s name" } else { "" });
         *failed.entry(key).or_default() += 1;
         if name == "dmafile-snapshot" && placed {
-            // Which one a crash would leave nobody knows, so both are there.
+            // A crash could leave either of them, so both are kept.
             assert_eq!(loaded(&dir, ""), new.digests());
             assert_eq!(names(&dir).len(), 5);
         } else {
@@ -402,15 +403,15 @@ fn all_of_it_is_synced_before_it_is_valid() {
     for key in keys {
         assert_eq!(failed.get(key), Some(&1), "{key}: {failed:?}");
     }
-    // Its descriptors may have had the numbers of a source's before.
+    // The manifest may reuse the descriptor number of a source.
     let known = failed
         .keys()
         .all(|key| keys.contains(&&key[..]) || key.starts_with("dmafile-snapshot"));
     assert!(known, "{failed:?}");
 }
 
-/// Killed at any moment: the folder has the old snapshot or the new one, whole, and what is left behind goes
-/// with the next save.
+/// Kills saves at many moments: the folder has the whole old or new snapshot, and the next save removes what
+/// the kill left behind.
 fn killed(prepare: impl Fn(Command) -> Command) {
     const KILLS: u32 = 50;
     let dir = with_folder();
@@ -425,7 +426,7 @@ fn killed(prepare: impl Fn(Command) -> Command) {
     for kill in 0..KILLS {
         let other = 1 - now;
         let running = start(&mut prepare(pairs[other].save(&dir, "--quiet")));
-        // Moments that cover all of it in no order, however fast the machine is.
+        // Moments that cover the whole save in random order, however fast the machine is.
         let share = (f64::from(kill) * 0.618_033_988_749_895).fract();
         std::thread::sleep(lasts.mul_f64(share));
         running.signal(libc::SIGKILL);
@@ -437,7 +438,7 @@ fn killed(prepare: impl Fn(Command) -> Command) {
         seen[usize::from(which == other)] += 1;
         now = which;
         if kill % 5 == 4 {
-            // Once in a while, so that leftovers meet leftovers.
+            // Not after every kill, so that leftovers of several kills accumulate.
             now = 1 - now;
             end(&mut prepare(pairs[now].save(&dir, "--quiet"))).ok();
             is_just(&dir, &pairs[now]);
@@ -456,13 +457,13 @@ fn a_kill_leaves_the_old_snapshot_or_the_new_one() {
 }
 
 #[test]
-fn a_kill_leaves_names_that_the_next_save_clears_away() {
+fn the_next_save_removes_what_a_kill_left() {
     killed(|command| refuse(command, &no_nameless(), libc::EOPNOTSUPP));
 }
 
-/// A saver that waits for more to come out of a pipe, which it is given here.
+/// The saver waits for more bytes from a pipe, which the test writes.
 #[test]
-fn signals_and_other_savers_leave_the_snapshot_before() {
+fn a_signal_or_a_concurrent_save_leaves_the_previous_snapshot() {
     let dir = with_folder();
     let old = Pair::sized(&dir, 0, [MIB, 5000]);
     end(&mut old.save(&dir, "--quiet")).ok();
@@ -474,7 +475,7 @@ fn signals_and_other_savers_leave_the_snapshot_before() {
         let mut running = start(command.stdin(read));
         write.write_all(&vec![7; 3 * MIB as usize]).unwrap();
         running.until_written("source b");
-        // The first is there, and not valid.
+        // The first file exists, but the snapshot is not valid yet.
         running.until(|_| names(&dir).iter().any(|name| name == "a.2.dmafile"));
         write.write_all(&vec![7; 3 * MIB as usize]).unwrap();
         let line = dir.refusal(&mut old.save(&dir, "--quiet"), 1);
@@ -504,7 +505,7 @@ fn a_full_file_system_is_found_before_the_first_write() {
     }
     let old = Pair::sized(&dir, 0, [2 * MIB, 5000]);
     end(&mut old.save(&dir, "--quiet")).ok();
-    // Each of the two would fit.
+    // Each of the two would fit alone.
     let large = Pair::sized(&dir, 1, [5 * MIB, 5 * MIB]);
     let ended = end(&mut large.save(&dir, ""));
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");

@@ -28,14 +28,14 @@ const SOCKET: &str = "run/socket";
 struct Manager {
     dir: Dir,
     socket: UnixDatagram,
-    /// What it keeps, by name (FileDescriptorStoreMax=).
+    /// The descriptors that it keeps, by name (FileDescriptorStoreMax=).
     store: Vec<(String, OwnedFd)>,
 }
 
-/// A start of the service.
+/// The service after a start.
 struct Service {
     running: Running,
-    /// What it printed when it served.
+    /// The line that it printed when it was ready.
     line: Value,
 }
 
@@ -50,8 +50,8 @@ impl Manager {
         Self { dir, socket, store }
     }
 
-    /// Starts `dmafile hold ARGS` with what is kept and a socket, if there is one, and comes back when it
-    /// has said that it is ready.
+    /// Starts `dmafile hold ARGS` with the stored descriptors and, if given, a socket; returns when it has
+    /// sent READY=1.
     fn start(&mut self, args: &str, listener: Option<OwnedFd>) -> Service {
         let mut command = Command::new("sh");
         command
@@ -61,7 +61,7 @@ impl Manager {
             .current_dir(self.dir.path("."))
             .stdin(Stdio::null())
             .env("NOTIFY_SOCKET", self.dir.path("notify"));
-        // systemd hands out its own descriptors, and keeps them.
+        // systemd keeps the descriptors that it passes.
         let stored = self.store.iter().map(|(name, fd)| (&name[..], fd));
         let listener = listener.as_ref().map(|fd| ("hold.socket", fd));
         let given: Vec<_> = listener.into_iter().chain(stored).collect();
@@ -70,15 +70,14 @@ impl Manager {
         command.env("LISTEN_FDNAMES", names.join(":"));
         let mut fds: Vec<_> = given.iter().map(|(_, fd)| fd.as_raw_fd()).collect();
         let place = move || {
-            // First out of the way of each other.
+            // First move them away, so that none is overwritten.
             for fd in &mut fds {
                 // SAFETY: copies a descriptor that this process has.
                 *fd = unsafe { libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, 500) };
                 common::done((*fd).min(0))?;
             }
             for (fd, number) in fds.iter().zip(3..) {
-                // SAFETY: what else has this number in the child closes a moment later, when it executes a
-                // program.
+                // SAFETY: another descriptor with this number would close at the exec that follows.
                 common::done(unsafe { libc::dup2(*fd, number) }.min(0))?;
             }
             Ok(())
@@ -100,7 +99,7 @@ impl Manager {
         Service { running, line }
     }
 
-    /// The next message, if one has come: variables and descriptors.
+    /// The next message, if there is one: variables and descriptors.
     fn hear(&self) -> Option<(BTreeMap<String, String>, Vec<OwnedFd>)> {
         let mut bytes = [0; 4096];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
@@ -123,17 +122,17 @@ impl Manager {
         Some((said.collect(), fds))
     }
 
-    /// Does what a message asks for. Whether the service is ready.
+    /// Does what a message asks for; returns whether the service is ready.
     fn obey(&mut self, said: BTreeMap<String, String>, fds: Vec<OwnedFd>) -> bool {
         let get = |name: &str| said.get(name).map(String::as_str);
         if let Some(name) = get("FDNAME") {
-            // fdname_is_valid(): else systemd calls it "stored".
+            // fdname_is_valid(): otherwise, systemd replaces the name with "stored".
             let valid = |byte: u8| (b' '..127).contains(&byte) && byte != b':';
             assert!(name.len() <= 255 && name.bytes().all(valid), "{name}");
         }
         match (get("FDSTORE"), get("FDSTOREREMOVE"), get("READY")) {
             (Some("1"), None, None) => {
-                // Without it systemd would drop descriptors at the end of their other side.
+                // Without FDPOLL=0, systemd drops a descriptor when its other end is closed.
                 assert_eq!((get("FDPOLL"), fds.len()), (Some("0"), 1), "{said:?}");
                 let name = get("FDNAME").unwrap();
                 self.store
@@ -150,7 +149,7 @@ impl Manager {
         }
     }
 
-    /// Does what the messages ask for that have come.
+    /// Does what all pending messages ask for.
     fn obey_all(&mut self) {
         while let Some((said, fds)) = self.hear() {
             self.obey(said, fds);
@@ -161,13 +160,13 @@ impl Manager {
         self.store.iter().map(|(name, _)| &name[..]).collect()
     }
 
-    /// What is kept under a name.
+    /// The stored descriptor of this name.
     fn stored(&mut self, name: &str) -> &mut OwnedFd {
         let found = self.store.iter_mut().find(|(stored, _)| stored == name);
         &mut found.unwrap().1
     }
 
-    /// The digests and inodes of the files that are taken, by another program.
+    /// The digests and inodes of the taken files, computed by another program.
     fn taken(&self) -> Vec<(String, u64)> {
         let script = "for fd in $(echo $DMAFILE_FD | tr , ' '); do \
                       sha256sum </proc/self/fd/$fd; stat -Lc %i /proc/self/fd/$fd; done";
@@ -184,7 +183,7 @@ impl Service {
         self.line["stored"].as_bool().unwrap()
     }
 
-    /// Bytes that it has read, from whatever descriptor.
+    /// Bytes that it has read, from any descriptor.
     fn read(&self) -> u64 {
         let io = fs::read_to_string(format!("/proc/{}/io", self.running.pid())).unwrap();
         let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
@@ -202,11 +201,11 @@ fn forget(path: &Path) {
 }
 
 #[test]
-fn a_restart_serves_what_was_kept_without_reading_it() {
+fn a_restarted_holder_serves_stored_memory_without_reading_files() {
     let mut manager = Manager::new();
     let files = ["a", "b"].map(|name| manager.dir.file(name, LEN + u64::from(name.as_bytes()[0])));
     let sums = files.each_ref().map(|file| sha256(file, 0, 2 * LEN));
-    // What io_uring reads does not count as read by the process.
+    // Reads of io_uring are not counted in /proc/PID/io.
     let args = format!("a b --name m --at {SOCKET} --verify blake3 --method read");
     files.iter().for_each(|file| forget(file));
     let service = manager.start(&args, None);
@@ -225,7 +224,7 @@ fn a_restart_serves_what_was_kept_without_reading_it() {
     let described = digests(&service);
     service.kill();
 
-    // systemd does not keep them in order.
+    // systemd does not keep the order of the descriptors.
     for _ in 0..2 {
         manager.store.rotate_left(1);
         files.iter().for_each(|file| forget(file));
@@ -233,7 +232,7 @@ fn a_restart_serves_what_was_kept_without_reading_it() {
         assert!(service.is_stored());
         assert_eq!(manager.taken(), first);
         assert_eq!(digests(&service), described);
-        // Less than any page of them, and nothing by way of the page cache.
+        // Far less than one file, and nothing went through the page cache.
         assert!(service.read() < MIB, "{} bytes", service.read());
         for file in &files {
             assert!(
@@ -246,7 +245,7 @@ fn a_restart_serves_what_was_kept_without_reading_it() {
         service.kill();
     }
 
-    // A released hold is not kept.
+    // A released hold is removed from the store.
     let service = manager.start(&args, None);
     assert!(service.is_stored());
     manager.dir.run(&format!("release m --at {SOCKET}")).ok();
@@ -256,7 +255,7 @@ fn a_restart_serves_what_was_kept_without_reading_it() {
 }
 
 #[test]
-fn there_may_be_more_files_than_the_manager_reads_at_once() {
+fn more_files_than_fit_into_the_notify_queue_are_stored() {
     let mut manager = Manager::new();
     fs::create_dir(manager.dir.path("m")).unwrap();
     // The kernel queues 10 datagrams (net.unix.max_dgram_qlen).
@@ -279,7 +278,7 @@ fn there_may_be_more_files_than_the_manager_reads_at_once() {
 }
 
 #[test]
-fn what_is_not_the_file_on_the_disk_is_loaded_again() {
+fn stored_memory_that_does_not_match_the_file_is_loaded_again() {
     let mut manager = Manager::new();
     let file = manager.dir.file("a", LEN);
     manager.dir.file("b", LEN);
@@ -348,7 +347,7 @@ fn what_is_not_the_file_on_the_disk_is_loaded_again() {
         );
         service.kill();
     }
-    // Other options are another hold, and so is another file.
+    // With other options, or another list of files, the stored memory is not used.
     for (options, stored) in [
         (&args[..], true),
         (&format!("{args} --verify sha256"), false),
@@ -367,7 +366,7 @@ fn what_is_not_the_file_on_the_disk_is_loaded_again() {
 }
 
 #[test]
-fn a_socket_of_the_manager_is_served_and_stays() {
+fn a_socket_of_the_manager_is_served_and_not_removed() {
     let mut manager = Manager::new();
     let file = manager.dir.file("a", LEN);
     let want = sha256(&file, 0, LEN);
@@ -378,7 +377,7 @@ fn a_socket_of_the_manager_is_served_and_stays() {
     rustix::net::listen(&listener, 10).unwrap();
     let inode = fs::metadata(&path).unwrap().ino();
     for stored in [false, true] {
-        // It takes before it is served.
+        // It waits before the holder is started.
         let waiting = format!("take m --at {SOCKET} --wait 60s -- sha256sum {{}}");
         let waiting = start(&mut manager.dir.dmafile(&waiting));
         let twin = listener.as_fd().try_clone_to_owned().unwrap();
@@ -419,7 +418,7 @@ fn systemd_socket_activate_starts_a_holder() {
             .stdin(Stdio::null()),
     );
     running.until_written("Listening on");
-    // The first connection starts it, the others find it.
+    // The first connection starts the holder; the others use it.
     for _ in 0..3 {
         let mut take = manager
             .dir
@@ -432,7 +431,7 @@ fn systemd_socket_activate_starts_a_holder() {
 }
 
 #[test]
-fn other_descriptors_are_refused() {
+fn a_wrong_inherited_descriptor_is_refused() {
     let manager = Manager::new();
     manager.dir.file("a", LEN);
     let script =
@@ -450,7 +449,7 @@ fn other_descriptors_are_refused() {
         line.ends_with("(EPROTOTYPE); use ListenSequentialPacket= in its unit"),
         "{line}"
     );
-    // They are meant for another process.
+    // Descriptors for another process (LISTEN_PID) are ignored.
     let script = script.replace("$$", "1");
     let mut hold = Command::new("sh");
     hold.args(["-c", &script, env!("CARGO_BIN_EXE_dmafile"), SOCKET]);

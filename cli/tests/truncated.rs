@@ -1,4 +1,4 @@
-//! A real file that somebody cuts short, or appends to, while it is loaded.
+//! A file that is truncated or appended to while it is being loaded.
 
 mod common;
 
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 const SIZE: u64 = 24 * MIB + 321;
 const ROUNDS: u32 = 8;
-/// Small reads, so that there is a middle to meet.
+/// Small reads, so that the change can come in the middle of the load.
 const SMALL: &str = "--block 64K --queue-depth 4";
 
-/// Loads while `disturb` runs at a moment that differs from round to round.
+/// Loads while `disturb` runs, at a moment that differs from round to round.
 fn disturbed(dir: &Dir, args: &str, round: u32, disturb: impl FnOnce()) -> common::Ended {
-    let mut running = start(&mut dir.load(&format!("file {SMALL} {args}")));
-    // Now its size is known and its bytes are not.
+    let mut running = start(&mut dir.load(&format!("file -v {SMALL} {args}")));
+    // Now the load knows the size, and has not read the bytes.
     running.until_written("plan\n");
     let moment = Duration::from_micros(u64::from(round * round) * 700);
     let begin = Instant::now();
@@ -32,14 +32,15 @@ fn cut_short(path: &Path, to: u64) {
     file.set_len(to).unwrap();
 }
 
-/// Either all bytes, or one line that says what happened; never a signal.
+/// Asserts that each load delivers all bytes or fails with one line, never with a signal; returns the
+/// number of failures.
 fn cut_short_while_loaded(args: &str) -> usize {
     let dir = Dir::new();
     let mut refusals = 0;
     let digest = sha256(&dir.file("file", SIZE), 0, SIZE);
     for round in 0..ROUNDS {
         let file = dir.file("file", SIZE);
-        // Near the start, in the middle, inside the last page, to nothing.
+        // Near the start, in the middle, inside the last page, to zero bytes.
         let to = [4097, SIZE / 2 + 1, SIZE - 1, 0][round as usize % 4];
         let ended = disturbed(&dir, args, round, || cut_short(&file, to));
         if ended.status.success() {
@@ -70,16 +71,16 @@ fn cut_short_while_loaded(args: &str) -> usize {
 }
 
 #[test]
-fn cut_short_is_whole_or_one_line_by_every_method() {
+fn truncation_loads_the_whole_file_or_is_an_error_with_every_method() {
     let refusals: usize = METHODS
         .iter()
         .map(|method| cut_short_while_loaded(&format!("--method {method}")))
         .sum();
-    assert!(refusals > 0, "no round has met the middle of a load");
+    assert!(refusals > 0, "no truncation came during a load");
 }
 
 #[test]
-fn cut_short_is_whole_or_one_line_in_every_mode() {
+fn truncation_loads_the_whole_file_or_is_an_error_in_every_mode() {
     for args in [
         "--method uring --io buffered",
         "--method threads --io buffered",
@@ -93,7 +94,7 @@ fn cut_short_is_whole_or_one_line_in_every_mode() {
 }
 
 #[test]
-fn what_is_appended_while_loading_is_not_loaded() {
+fn bytes_appended_during_a_load_are_not_loaded() {
     let dir = Dir::new();
     let digest = sha256(&dir.file("file", SIZE), 0, SIZE);
     for (round, method) in METHODS.iter().cycle().take(2 * METHODS.len()).enumerate() {

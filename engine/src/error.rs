@@ -249,7 +249,7 @@ mod tests {
     use crate::message::Opt;
 
     #[test]
-    fn parts_stand_in_their_order() {
+    fn a_message_has_its_parts_in_order() {
         let error = Error::os("cannot open", Errno::NOENT).at("model.gguf");
         assert_eq!(
             error.to_string(),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn it_passes_for_an_error_of_std() {
+    fn an_error_converts_to_io_error() {
         let missing = io::Error::from(Error::os("cannot open", Errno::NOENT).at("model"));
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
         assert!(missing.to_string().starts_with("cannot open: model: "));

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_face_writes_options_in_its_own_names() {
+    fn each_front_end_uses_its_own_names_of_options() {
         struct Command;
         impl Names for Command {
             fn option(&self, option: Opt) -> String {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_names_no_option_and_breaks_no_line() {
+    fn untrusted_text_is_escaped_and_not_taken_for_an_option() {
         let text = message!["'--io\n' is none of ", Opt::Io.set("a\u{1b}[2J")];
         assert_eq!(text.to_string(), "'--io\\n' is none of io=a\\u{1b}[2J");
     }

@@ -319,7 +319,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn words_round_trip() {
+    fn option_values_are_parsed_from_their_own_text() {
         for &method in Method::ALL {
             assert_eq!(method.word().parse::<Method>().unwrap(), method);
             assert_eq!(format!("{method:>15}"), format!("{:>15}", method.word()));

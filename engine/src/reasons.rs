@@ -65,7 +65,7 @@ mod tests {
     use crate::message::{Opt, message};
 
     #[test]
-    fn reasons_name_options_as_their_reader_does() {
+    fn reasons_use_the_option_names_of_the_front_end() {
         struct Dashes;
         impl Names for Dashes {
             fn option(&self, option: Opt) -> String {

@@ -1,4 +1,4 @@
-//! A filled buffer: safe access, seals, and its way to another process.
+//! A filled buffer: safe access, seals, and sending it to another process.
 
 mod common;
 
@@ -15,13 +15,13 @@ const LEN: u64 = (3 << 20) + 123;
 fn loaded(kind: Kind) -> (tempfile::TempDir, std::path::PathBuf, Buffer) {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
-    // Not huge ones of a pool that this machine may have, which write() can't change.
+    // Not hugetlb pages, which write(2) cannot change.
     let load = Load::new(&path).to(kind).pages(Pages::Small).offset(77);
     (dir, path, load.run().unwrap().buffer)
 }
 
 #[test]
-fn only_memory_that_nobody_else_can_change_is_a_slice() {
+fn only_private_or_sealed_memory_is_a_slice() {
     let (_dir, path, mut private) = loaded(Kind::Anon);
     let bytes = std::fs::read(&path).unwrap();
     assert_eq!(private.as_slice().unwrap(), &bytes[77..]);
@@ -39,7 +39,7 @@ fn only_memory_that_nobody_else_can_change_is_a_slice() {
 }
 
 #[test]
-fn an_address_is_had_where_a_touch_is_harmless() {
+fn an_address_is_returned_only_if_access_cannot_fault() {
     let (_dir, _path, private) = loaded(Kind::Anon);
     assert_eq!(
         private.as_ptr(),
@@ -61,7 +61,7 @@ fn an_address_is_had_where_a_touch_is_harmless() {
 }
 
 #[test]
-fn the_guard_reads_and_writes_within_the_wanted_bytes() {
+fn the_access_guard_allows_only_the_bytes_of_the_buffer() {
     for kind in [Kind::Anon, Kind::Memfd, Kind::fd(common::memfd(LEN))] {
         let (_dir, path, mut buffer) = loaded(kind);
         let (bytes, len) = (std::fs::read(&path).unwrap(), buffer.len());
@@ -80,7 +80,7 @@ fn the_guard_reads_and_writes_within_the_wanted_bytes() {
 }
 
 #[test]
-fn a_sealed_buffer_cannot_be_changed_by_anyone() {
+fn a_sealed_buffer_cannot_be_changed() {
     let (_dir, path, mut buffer) = loaded(Kind::Memfd);
     // The size is sealed from the start.
     let fd = buffer.as_fd().unwrap().try_clone_to_owned().unwrap();
@@ -89,18 +89,18 @@ fn a_sealed_buffer_cannot_be_changed_by_anyone() {
     buffer.seal().unwrap();
     assert!(rustix::io::pwrite(&fd, b"y", 100).is_err());
     assert!(buffer.access_mut().unwrap().write_at(0, b"y").is_err());
-    // The byte that was written before the seal went into the buffer, and no other.
+    // Only the byte that was written before the seal has changed.
     let mut bytes = std::fs::read(&path).unwrap().split_off(77);
     bytes[100 - buffer.offset() as usize] = b'x';
     assert_eq!(buffer.as_slice().unwrap(), bytes);
 }
 
 #[test]
-fn sealing_fails_while_another_can_write_and_harms_nothing() {
+fn sealing_fails_while_a_writable_mapping_exists() {
     let (_dir, path, mut buffer) = loaded(Kind::Memfd);
     let fd = buffer.as_fd().unwrap().try_clone_to_owned().unwrap();
     let map = unsafe {
-        // SAFETY: a mapping of our own, unmapped below, that nobody reads.
+        // SAFETY: a mapping of this test, never read, unmapped below.
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         mmap(
             std::ptr::null_mut(),
@@ -121,7 +121,7 @@ fn sealing_fails_while_another_can_write_and_harms_nothing() {
 }
 
 #[test]
-fn a_descriptor_of_the_caller_can_be_sealed_where_its_maker_allows() {
+fn a_memfd_of_the_caller_can_be_sealed_if_it_allows_seals() {
     let (_dir, path, mut buffer) = loaded(Kind::fd(common::memfd(LEN)));
     buffer.seal().unwrap();
     assert_eq!(
@@ -141,13 +141,13 @@ fn a_descriptor_of_the_caller_can_be_sealed_where_its_maker_allows() {
 }
 
 #[test]
-fn a_memfd_has_the_size_of_its_bytes_however_they_came() {
+fn the_size_of_a_memfd_does_not_depend_on_the_method() {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
     for method in [Method::Auto, Method::Sendfile, Method::Splice] {
         for io in [Io::Direct, Io::Buffered] {
             for (offset, length) in [(0, 1000), (0, LEN), (77, 4096), (5000, LEN - 5000)] {
-                // A memfd of huge pages is as large as those.
+                // The size of a memfd of huge pages would be a multiple of them.
                 let load = Load::new(&path).method(method).io(io).pages(Pages::Small);
                 let load = load.offset(offset).length(length);
                 let buffer = load.run().unwrap().buffer;
@@ -162,7 +162,7 @@ fn a_memfd_has_the_size_of_its_bytes_however_they_came() {
 }
 
 #[test]
-fn a_buffer_travels_over_a_socket() {
+fn a_buffer_is_sent_and_received_over_a_socket() {
     for seal in [false, true] {
         let (_dir, path, mut buffer) = loaded(Kind::Memfd);
         if seal {
@@ -180,7 +180,7 @@ fn a_buffer_travels_over_a_socket() {
 }
 
 #[test]
-fn what_a_stranger_sends_is_not_trusted() {
+fn invalid_messages_are_refused() {
     let receive = |message: &[u8], fd: Option<std::os::fd::BorrowedFd<'_>>| {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         match fd {
@@ -229,9 +229,9 @@ fn what_a_stranger_sends_is_not_trusted() {
     }
 }
 
-/// Its pages may be of any size; nobody has looked.
+/// Its pages may have any size, and dmafile does not probe it.
 #[test]
-fn memory_that_exists_keeps_pages_of_which_nothing_is_claimed() {
+fn the_page_size_of_existing_memory_is_reported_as_existing() {
     let dir = dir();
     let path = cold(dir.path(), 300_000);
     let filled = common::dirty_memfd(1 << 20);
@@ -242,18 +242,19 @@ fn memory_that_exists_keeps_pages_of_which_nothing_is_claimed() {
     assert_eq!(why.choice, "existing", "{why}");
 }
 
-/// The sender may punch holes into hugetlb pages, which gives them back to the pool: a touch of a
-/// mapping would raise SIGBUS once that is empty.
+/// The sender may punch holes into hugetlb memory, which returns the pages to the pool. If the pool is then
+/// empty, accessing a mapping raises SIGBUS.
 #[test]
-fn received_hugetlb_pages_are_never_touched_unless_sealed() {
+fn received_hugetlb_pages_are_not_mapped_unless_sealed() {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate};
     let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
     let huge = match rustix::fs::memfd_create("huge", flags) {
         Ok(huge) => huge,
         Err(errno) => return eprintln!("SKIP: no hugetlb memfd ({errno})"),
     };
-    // No page of a pool is needed for this: it is all holes.
-    ftruncate(&huge, 4 << 20).unwrap();
+    // This needs no page of the pool: the memfd is all holes.
+    let page = common::default_huge_page();
+    ftruncate(&huge, (4_u64 << 20).next_multiple_of(page)).unwrap();
     fcntl_add_seals(&huge, SealFlags::SHRINK).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let parts = [
@@ -271,7 +272,7 @@ fn received_hugetlb_pages_are_never_touched_unless_sealed() {
         .read_at(1 << 20, &mut bytes)
         .unwrap();
     assert_eq!(bytes, [0; 100]);
-    // Writing takes a page of the pool, or there is none: an error, and not a signal.
+    // Writing takes a page of the pool. If there is none, it is an error, not a signal.
     let mut access = received.access_mut().unwrap();
     match access.write_at(1 << 20, &[9; 100]) {
         Ok(()) => {
@@ -281,7 +282,7 @@ fn received_hugetlb_pages_are_never_touched_unless_sealed() {
         Err(error) => assert_eq!(error.raw_os_error(), Some(12), "{error}"),
     }
     drop(access);
-    // Its sender can keep the seal from being set: then its pages may still go.
+    // The sender can prevent sealing (F_SEAL_SEAL); then its pages may still disappear.
     fcntl_add_seals(&huge, SealFlags::SEAL).unwrap();
     received.seal().unwrap_err();
     assert!(received.as_ptr().is_none() && received.as_slice().is_none());
@@ -317,7 +318,7 @@ fn memory_of_the_caller_is_filled_in_place() {
     let path = cold(dir.path(), LEN as usize);
     let bytes = std::fs::read(&path).unwrap();
     common::evict(&path);
-    // Every misalignment of memory and file that matters, dirty memory, room to spare.
+    // Several misalignments of memory and file; the memory is dirty and larger than needed.
     for skew in [0, 1, 77, 512, 4096 - 77] {
         for offset in [0_u64, 77, 512, 4096, 5000] {
             let wanted = &bytes[offset as usize..];
@@ -342,14 +343,14 @@ fn memory_of_the_caller_is_filled_in_place() {
 }
 
 #[test]
-fn memory_as_far_off_as_the_file_is_read_into_directly() {
+fn equally_misaligned_memory_is_read_into_directly() {
     let dir = dir();
     let len = 9 << 20;
     let path = cold(dir.path(), len);
     let bytes = std::fs::read(&path).unwrap();
     common::evict(&path);
     let mut memory = vec![0xff; len + 4096];
-    // More than one block, of several sizes: the first and the last bytes share theirs with others.
+    // Several block sizes: the first and the last bytes share a block with other bytes.
     for block in [4 << 10, 1 << 20, 4 << 20] {
         for offset in [100_u64, 4095, 5000] {
             memory.fill(0xff);
@@ -378,7 +379,7 @@ fn aligned_memory_of_the_caller_is_read_into_directly() {
     let mut memory = vec![0xff; LEN as usize + 4096];
     let skew = memory.as_ptr().align_offset(4096);
     let report = Load::new(&path).run_into(&mut memory[skew..]).unwrap();
-    // All but the last part of a block, where there is no room to round up.
+    // All but the last partial block: the memory has no room to round up.
     assert!(
         report.bytes_direct >= LEN - 4096,
         "{} bytes came directly",
@@ -387,7 +388,7 @@ fn aligned_memory_of_the_caller_is_read_into_directly() {
 }
 
 #[test]
-fn a_descriptor_of_the_caller_keeps_its_identity() {
+fn a_descriptor_of_the_caller_keeps_its_number() {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
     let fd = common::memfd(LEN);
@@ -404,7 +405,7 @@ fn a_descriptor_of_the_caller_keeps_its_identity() {
         .run()
         .unwrap_err();
     assert_eq!(again.raw_os_error(), Some(22), "{again}");
-    // What is written there goes to its end, whatever offset is named.
+    // With O_APPEND, writes go to the end, whatever the offset.
     let appending = common::memfd(LEN);
     rustix::fs::fcntl_setfl(&appending, rustix::fs::OFlags::APPEND).unwrap();
     let refused = Load::new(&path).to(Kind::fd(appending)).run().unwrap_err();
@@ -417,18 +418,18 @@ fn a_descriptor_of_the_caller_keeps_its_identity() {
 }
 
 #[test]
-fn memory_that_its_owner_cuts_short_meanwhile_raises_no_signal() {
+fn memory_that_its_owner_truncates_during_a_load_raises_no_signal() {
     let dir = dir();
     let len = 8 << 20;
     let path = cold(dir.path(), len as usize);
     for method in [Method::Bounce, Method::Threads, Method::Uring] {
-        // Its owner has not sealed it against that.
+        // It is not sealed against shrinking.
         let fd = rustix::fs::memfd_create("mine", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, len).unwrap();
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let owner = fd.try_clone().unwrap();
         let cutting = std::thread::spawn(move || {
-            // Until the other end is gone, in a panic too.
+            // Until the other end is dropped, also by a panic.
             while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
                 for (size, moment) in [(4096, 300), (len, 2000)] {
                     rustix::fs::ftruncate(&owner, size).unwrap();
@@ -440,7 +441,7 @@ fn memory_that_its_owner_cuts_short_meanwhile_raises_no_signal() {
             common::evict(&path);
             let fd = fd.try_clone().unwrap();
             let load = Load::new(&path).to(Kind::fd(fd)).method(method);
-            // All of it or an error: this process is still there to say so.
+            // All bytes or an error; a SIGBUS would have ended this process.
             match load.io(Io::Direct).block(64 << 10).run() {
                 Ok(loaded) => assert_eq!(loaded.report.bytes, len),
                 Err(error) => assert!(error.raw_os_error().is_some(), "{error}"),
@@ -452,7 +453,7 @@ fn memory_that_its_owner_cuts_short_meanwhile_raises_no_signal() {
 }
 
 #[test]
-fn memory_that_its_owner_has_cut_short_is_not_handed_out_as_whole() {
+fn a_load_into_memory_that_its_owner_truncated_is_an_error() {
     let dir = dir();
     let len = 64 << 20;
     let path = cold(dir.path(), len as usize);
@@ -463,7 +464,7 @@ fn memory_that_its_owner_has_cut_short_is_not_handed_out_as_whole() {
         let owner = fd.try_clone().unwrap();
         let early = Arc::new(AtomicBool::new(false));
         let cut = Arc::clone(&early);
-        // At an odd place, so that what bounces is tried too.
+        // At an unaligned offset, so that bounce buffers are used too.
         let load = Load::new(&path).to(Kind::fd_at(fd, 1)).method(method);
         let io = match method {
             Method::Auto | Method::Bounce => Io::Direct,
@@ -495,7 +496,7 @@ fn memory_that_its_owner_has_cut_short_is_not_handed_out_as_whole() {
 }
 
 #[test]
-fn loads_into_parts_of_one_memory_at_once_keep_to_their_parts() {
+fn concurrent_loads_into_parts_of_one_memfd_do_not_overlap() {
     let dir = dir();
     let (len, parts) = (4 << 20, 4);
     let files: Vec<_> = (0..parts)

@@ -1,4 +1,4 @@
-//! Direct reads leave nothing in the page cache; what sits there is copied from it.
+//! Direct reads leave nothing in the page cache; cached pages are copied from it.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn a_cold_file_stays_out_of_the_page_cache() {
 }
 
 #[test]
-fn a_warm_file_is_copied() {
+fn a_cached_file_is_copied_from_the_page_cache() {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
     let _warm = warm(&path, 0, LEN);
@@ -41,7 +41,7 @@ fn a_warm_file_is_copied() {
 }
 
 #[test]
-fn a_file_that_is_partly_warm_comes_both_ways() {
+fn a_partly_cached_file_is_copied_and_read_directly() {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
     let digest = file_digest(&path, 0, LEN);
@@ -49,7 +49,7 @@ fn a_file_that_is_partly_warm_comes_both_ways() {
         evict(&path);
         let warm = warm(&path, 4 << 20, 9 << 20);
         let before = cached(&path);
-        // It need not all be there for one who may not lock pages.
+        // Pages that this user may not lock can have been reclaimed.
         assert!(
             (4 << 20..8 << 20).contains(&before),
             "{before} bytes are cached"
@@ -70,11 +70,11 @@ fn a_file_that_is_partly_warm_comes_both_ways() {
     }
 }
 
-/// Into memory that no direct read can land in.
+/// Loads into memory that is too misaligned for direct reads.
 fn not_direct(path: &std::path::Path, offset: u64, io: Io) -> (String, dmafile::Report) {
     let len = (LEN - offset) as usize;
     let mut memory = vec![0; len + 4096];
-    // A byte behind where a page of the file would begin.
+    // One byte off the position where direct reads would be possible.
     let skew = (offset as usize + 1).wrapping_sub(memory.as_ptr().addr()) % 4096;
     let memory = &mut memory[skew..][..len];
     let load = Load::new(path).method(Method::Threads).io(io);
@@ -93,7 +93,7 @@ fn knows_dontcache(path: &std::path::Path) -> bool {
 }
 
 #[test]
-fn reads_that_are_not_direct_leave_the_page_cache_as_it_was() {
+fn buffered_reads_leave_the_page_cache_unchanged_if_possible() {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
     let digest = file_digest(&path, 0, LEN);
@@ -116,7 +116,7 @@ fn reads_that_are_not_direct_leave_the_page_cache_as_it_was() {
             _ => assert_eq!(cached(&path), before, "{range:?}"),
         }
     }
-    // Blocks end where folios do, wherever the first one begins.
+    // Blocks end at folio boundaries, wherever the first one begins.
     let digest_behind = file_digest(&path, 777, LEN - 777);
     evict(&path);
     let (got, _) = not_direct(&path, 777, Io::Auto);
@@ -124,7 +124,7 @@ fn reads_that_are_not_direct_leave_the_page_cache_as_it_was() {
     if choice != "filled" {
         assert_eq!(cached(&path), 0);
     }
-    // What was asked for is done.
+    // With --io buffered, the page cache is filled.
     evict(&path);
     let (got, report) = not_direct(&path, 0, Io::Buffered);
     assert_eq!(got, digest);
@@ -133,11 +133,11 @@ fn reads_that_are_not_direct_leave_the_page_cache_as_it_was() {
 }
 
 #[test]
-fn dirty_pages_are_not_missed() {
+fn dirty_pages_are_loaded() {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
     for (round, at) in [0, 5 << 20, LEN - 100].into_iter().enumerate() {
-        // Written, and not yet on the disk.
+        // Written, but not yet on the disk.
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         rustix::io::pwrite(&file, &common::noise(100, round as u64 + 7), at).unwrap();
         for io in [Io::Auto, Io::Direct] {

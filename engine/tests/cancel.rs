@@ -1,4 +1,4 @@
-//! A cancelled load ends early, and says so; progress tells how far it is.
+//! A cancelled load ends early with an error; progress is reported.
 
 mod common;
 
@@ -15,7 +15,7 @@ const METHODS: [Method; 5] = [
 ];
 
 #[test]
-fn a_cancelled_load_says_so() {
+fn a_cancelled_load_is_an_error() {
     let dir = dir();
     let path = cold(dir.path(), 8 << 20);
     let token = CancelToken::new();
@@ -31,7 +31,7 @@ fn a_cancelled_load_says_so() {
 }
 
 #[test]
-fn progress_grows_to_the_whole() {
+fn progress_ends_with_the_size_of_the_file() {
     let dir = dir();
     let path = cold(dir.path(), 30 << 20);
     for method in METHODS {
@@ -49,7 +49,7 @@ fn progress_grows_to_the_whole() {
 }
 
 #[test]
-fn a_panic_of_the_caller_goes_through() {
+fn a_panic_in_a_callback_reaches_the_caller() {
     let dir = dir();
     let path = cold(dir.path(), 64 << 20);
     for method in METHODS {
@@ -58,7 +58,7 @@ fn a_panic_of_the_caller_goes_through() {
             if let Ok(verify) = verify.parse() {
                 load = load.verify(verify);
             }
-            // Blocks so small that the first call comes in the middle.
+            // With such small blocks, the first call comes in the middle of the load.
             let load = load.progress(|_| panic!("the caller's own"));
             let (ended, end) = std::sync::mpsc::channel();
             let thread = std::thread::spawn(move || {
@@ -73,7 +73,7 @@ fn a_panic_of_the_caller_goes_through() {
 }
 
 #[test]
-fn a_child_forked_meanwhile_has_no_part_in_it() {
+fn memory_is_excluded_from_forked_children_during_the_load() {
     let dir = dir();
     let path = cold(dir.path(), 64 << 20);
     let left_out = || {
@@ -97,7 +97,7 @@ fn a_child_forked_meanwhile_has_no_part_in_it() {
 }
 
 #[test]
-fn a_plan_moves_nothing_and_is_what_a_load_does() {
+fn a_plan_reads_nothing_and_equals_that_of_the_load() {
     let dir = dir();
     let path = cold(dir.path(), 8 << 20);
     let plan = Load::new(&path).plan().unwrap();

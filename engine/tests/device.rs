@@ -1,4 +1,4 @@
-//! Loads into the memory of a device, on a double of its driver that watches what is done to it.
+//! Loads into the memory of a device, with a double of its driver that checks every call.
 
 mod common;
 #[path = "common/double.rs"]
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;
 
-/// Small, so that small files go round the ring often.
+/// Small, so that small files use each slot of the ring often.
 const BLOCK: u64 = 16 << 10;
 const RING: Ring = ring(4, BLOCK);
 const LEN: usize = 700_001;
@@ -53,7 +53,7 @@ fn load(mut sink: ToDevice, path: &Path) {
         .unwrap();
 }
 
-/// Loads a file of LEN bytes through a sink: the device's memory then has its digest.
+/// Loads a file of LEN bytes through a sink, and compares the digest of the device memory.
 fn fills(sink: ToDevice, path: &Path, device: Device, memory: &DeviceMemory) {
     load(sink, path);
     assert_eq!(
@@ -63,7 +63,7 @@ fn fills(sink: ToDevice, path: &Path, device: Device, memory: &DeviceMemory) {
 }
 
 #[test]
-fn what_sha256sum_reads_is_in_the_memory_of_the_device() {
+fn device_memory_has_the_digest_of_the_file() {
     let dir = dir();
     for (double, devices) in [
         (Double::cuda as fn() -> Double, ["cuda:0", "cuda:1"]),
@@ -85,20 +85,20 @@ fn what_sha256sum_reads_is_in_the_memory_of_the_device() {
         }
         assert!(
             double.most_registered() <= RING.bytes,
-            "the ring, and it alone"
+            "more than the ring was registered"
         );
     }
 }
 
-/// Ranges of the file side by side in the device's memory, and in any order there.
+/// Adjacent ranges of the file, in any order in device memory.
 #[test]
-fn places_are_filled_and_nothing_else() {
+fn only_the_given_places_are_filled() {
     let (double, device) = (Double::cuda(), Device::cuda(0));
     let (_dir, path) = file();
     let whole = std::fs::read(&path).unwrap();
     let memory = Arc::new(device.allocate(400_000).unwrap());
     let other = Arc::new(device.allocate(10).unwrap());
-    // Neighbours, a gap of one byte, one that lies across many slots, one of a byte at the end.
+    // Adjacent ranges, a gap of one byte, a range that spans many slots, and one byte at the end.
     let ranges = [
         (5, 100),
         (105, 50),
@@ -128,7 +128,7 @@ fn places_are_filled_and_nothing_else() {
     }
     drop((memory, other));
     assert_eq!(double.left(), Left::default());
-    // Not one more than slots and places make necessary.
+    // No more copies than slots and places require.
     let slots = (LEN as u64).div_ceil(BLOCK);
     assert!(
         double.copies() <= slots + ranges.len() as u64,
@@ -153,7 +153,7 @@ fn a_place_outside_of_the_memory_is_refused() {
     assert_eq!(double.left(), Left::default());
 }
 
-/// What gives something back: where the driver refuses it, it is the driver's to keep.
+/// Calls that release something: if the driver refuses one, the driver keeps it.
 const GIVING_BACK: [&str; 6] = [
     "cuMemHostUnregister",
     "cuMemFree_v2",
@@ -164,13 +164,13 @@ const GIVING_BACK: [&str; 6] = [
 ];
 
 #[test]
-fn each_call_that_fails_is_one_sentence_and_leaves_nothing() {
+fn each_failing_driver_call_is_one_message_and_leaks_nothing() {
     let double = Double::cuda();
     double.set(20, true);
     let dir = dir();
     let path = dir.path().join("file");
     std::fs::write(&path, noise(150_000, 1)).unwrap();
-    // Once, so that the driver is there.
+    // The first load opens the driver.
     drop(to_device(Device::cuda(0), Load::new(&path), 150_000).unwrap());
     let calls = [
         "cuDeviceGet",
@@ -198,7 +198,7 @@ fn each_call_that_fails_is_one_sentence_and_leaves_nothing() {
             let given_back = GIVING_BACK.contains(&call);
             match ended {
                 Ok(_) if failures > 0 || given_back || nth > 20 => break,
-                // It is not called in every run: slots may be done with before one is waited for.
+                // Not every run makes this call: copies may end before the load waits for them.
                 Ok(memory) => drop(memory),
                 Err(error) => {
                     failures += 1;
@@ -208,7 +208,7 @@ fn each_call_that_fails_is_one_sentence_and_leaves_nothing() {
                     assert_eq!(text.lines().count(), 1);
                     match given_back {
                         true => assert!(left.registered + left.events + left.streams <= 1),
-                        // A context that cannot be made current gives nothing back.
+                        // Without a current context, nothing can be released.
                         false if call == "cuCtxPushCurrent_v2" => {
                             assert!(
                                 left.registered + left.events + left.streams + left.memory <= 1
@@ -232,7 +232,7 @@ fn each_call_that_fails_is_one_sentence_and_leaves_nothing() {
 }
 
 #[test]
-fn errors_have_the_errno_of_their_reason() {
+fn driver_errors_become_errnos() {
     let double = Double::cuda();
     let dir = dir();
     let path = cold(dir.path(), LEN);
@@ -273,7 +273,7 @@ fn errors_have_the_errno_of_their_reason() {
 }
 
 #[test]
-fn digests_progress_and_cancelling_work_as_for_any_load() {
+fn digests_progress_and_cancellation_work_for_a_device() {
     let double = Double::cuda();
     let device = Device::cuda(1);
     let dir = dir();
@@ -304,9 +304,9 @@ fn digests_progress_and_cancelling_work_as_for_any_load() {
     assert_eq!(double.left(), Left::default());
 }
 
-/// Bytes up to the reported place are in the memory of the device.
+/// All bytes before the reported offset are in device memory.
 #[test]
-fn what_is_told_is_there() {
+fn reported_bytes_are_in_device_memory() {
     let (double, device) = (Double::cuda(), Device::cuda(0));
     let (_dir, path) = file();
     let whole = std::fs::read(&path).unwrap();
@@ -330,9 +330,9 @@ fn what_is_told_is_there() {
     assert_eq!(double.left(), Left::default());
 }
 
-/// The double checks when it copies, by which time nothing but the sink has the memory.
+/// The double checks the memory when it copies; by then, only the sink references it.
 #[test]
-fn memory_that_nothing_else_keeps_stays_until_it_is_filled() {
+fn the_sink_keeps_device_memory_until_it_is_filled() {
     const BYTES: u64 = 5000;
     let double = Double::cuda();
     double.set(2000, true);
@@ -348,9 +348,9 @@ fn memory_that_nothing_else_keeps_stays_until_it_is_filled() {
     assert_eq!(double.left(), Left::default());
 }
 
-/// However long copies take: the double looks whether a slot changes before it is copied.
+/// For any duration of copies: the double checks whether a slot changes before its copy.
 #[test]
-fn no_slot_is_read_into_before_its_copy() {
+fn no_slot_is_reused_before_its_copy_has_ended() {
     let count = std::env::var("DMAFILE_SCHEDULES").map_or(100, |count| count.parse().unwrap());
     let double = Double::cuda();
     let device = Device::cuda(0);
@@ -376,7 +376,7 @@ fn no_slot_is_read_into_before_its_copy() {
 }
 
 #[test]
-fn threads_load_into_two_devices_at_once() {
+fn threads_load_into_two_devices_concurrently() {
     let double = Double::cuda();
     let dir = dir();
     let paths = [cold(dir.path(), LEN), cold(dir.path(), LEN + 17)];
@@ -400,9 +400,9 @@ fn threads_load_into_two_devices_at_once() {
     assert_eq!(double.left(), Left::default());
 }
 
-/// Memory that an allocator hands out again may still be written to by what was queued before.
+/// Memory that an allocator reuses may still be the target of copies that were queued before.
 #[test]
-fn copies_come_after_what_another_library_has_queued() {
+fn copies_wait_for_work_that_another_library_queued() {
     type Handle = *mut c_void;
     let (double, device) = (Double::cuda(), Device::cuda(0));
     let (_dir, path) = file();
@@ -411,7 +411,7 @@ fn copies_come_after_what_another_library_has_queued() {
     let mut old = vec![0xff_u8; LEN.next_multiple_of(4096) + 4096];
     let skip = old.as_ptr().align_offset(4096);
     let old = &mut old[skip..][..LEN.next_multiple_of(4096)];
-    // SAFETY: the double's own functions, with what they have given.
+    // SAFETY: functions of the double, with the values that they returned.
     unsafe {
         double
             .call::<unsafe extern "C" fn(*mut Handle, c_int) -> c_int>("cuDevicePrimaryCtxRetain")(
@@ -426,7 +426,7 @@ fn copies_come_after_what_another_library_has_queued() {
         let register = double
             .call::<unsafe extern "C" fn(*mut u8, usize, u32) -> c_int>("cuMemHostRegister_v2");
         assert_eq!(register(old.as_mut_ptr(), old.len(), 1), 0);
-        // Slow, and many.
+        // Many slow copies.
         double.set(3000, true);
         let copy = double.call::<unsafe extern "C" fn(u64, *const u8, usize, Handle) -> c_int>(
             "cuMemcpyHtoDAsync_v2",
@@ -435,7 +435,7 @@ fn copies_come_after_what_another_library_has_queued() {
             assert_eq!(copy(memory.address(), old.as_ptr(), LEN, other), 0);
         }
     }
-    // SAFETY: it is a stream of the double.
+    // SAFETY: a stream of the double.
     let after = unsafe { OtherStream::new(other as usize) };
     let sink = ToDevice::new(device, [Place::new(0, LEN as u64, &memory, 0)]);
     let sink = sink.unwrap().after(after);
@@ -455,7 +455,7 @@ fn copies_come_after_what_another_library_has_queued() {
     assert_eq!(double.left(), Left::default());
 }
 
-/// Runs a test of this program in a process of its own.
+/// Runs a test of this program in a separate process. Returns true in that process.
 fn alone(test: &str) -> bool {
     if std::env::var_os("DMAFILE_ALONE").is_some() {
         return true;
@@ -468,8 +468,8 @@ fn alone(test: &str) -> bool {
 }
 
 #[test]
-fn without_a_driver_there_is_no_device() {
-    if !alone("without_a_driver_there_is_no_device") {
+fn a_device_without_a_driver_is_an_error() {
+    if !alone("a_device_without_a_driver_is_an_error") {
         return;
     }
     for device in [Device::cuda(0), Device::hip(0)] {
@@ -492,17 +492,17 @@ fn without_a_driver_there_is_no_device() {
     }
 }
 
-/// A child has none of what its parent made with a driver, and may not touch it.
+/// A forked child cannot use what its parent created with a driver.
 #[test]
-fn a_fork_leaves_the_device_to_its_parent() {
-    if !alone("a_fork_leaves_the_device_to_its_parent") {
+fn a_forked_child_cannot_use_the_device() {
+    if !alone("a_forked_child_cannot_use_the_device") {
         return;
     }
     let (double, device) = (Double::cuda(), Device::cuda(0));
     let (_dir, path) = file();
     let memory = Arc::new(device.allocate(LEN as u64).unwrap());
     let mut sink = ToDevice::new(device, [Place::new(0, LEN as u64, &memory, 0)]).unwrap();
-    // SAFETY: this process has one thread more, the harness's, which holds no lock now.
+    // SAFETY: the only other thread is that of the harness, which holds no lock now.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let load = Load::new(&path).block(BLOCK);
@@ -510,11 +510,11 @@ fn a_fork_leaves_the_device_to_its_parent() {
         let refused = ended.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV));
         let other = device.allocate(1).is_err();
         drop((sink, memory));
-        // SAFETY: nothing of the parent's is run.
+        // SAFETY: ends the child without running any exit handler of the parent.
         unsafe { libc::_exit(if refused && other { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: our own child.
+    // SAFETY: a child of this process.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0, "the child is refused");
     fills(sink, &path, device, &memory);

@@ -1,6 +1,6 @@
-//! dma-bufs on a kernel that has them: what they hold is read by mappings of this test's own. Elsewhere
-//! these tests say that they are skipped; tests/vm/ runs them on a kernel that has both nodes.
-#![allow(unsafe_code, reason = "a reader of its own takes a mapping of its own")]
+//! dma-bufs on a kernel that has them; the test reads them through its own mappings. On other kernels,
+//! these tests are skipped with a message; tests/vm/ runs them on a kernel with both device nodes.
+#![allow(unsafe_code, reason = "the test reads through its own mapping")]
 
 mod common;
 
@@ -16,8 +16,8 @@ use std::sync::{Mutex, MutexGuard};
 const LIMIT: &str = "/sys/module/udmabuf/parameters/size_limit_mb";
 const LEN: u64 = (2 << 20) + 777;
 
-/// The kinds that are dma-bufs; None, and a word about it, where this machine has none. The tests
-/// take turns, as one of them sets a limit for all.
+/// A lock for one test at a time, because one of them changes a limit of the machine; None, with a message,
+/// if this machine has no dma-bufs.
 fn machine() -> Option<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
     let there = ["/dev/udmabuf", "/dev/dma_heap/system"].map(|node| Path::new(node).exists());
@@ -29,7 +29,7 @@ fn machine() -> Option<MutexGuard<'static, ()>> {
     Some(TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
 }
 
-/// Kinds of the kernel's own, and dmafile.ko's where that is loaded.
+/// The kinds of the kernel itself, and that of dmafile.ko if it is loaded.
 fn kinds() -> impl Iterator<Item = &'static str> {
     let module = Path::new("/dev/dmafile").exists().then_some("dmafile");
     ["udmabuf", "heap:system"].into_iter().chain(module)
@@ -39,11 +39,11 @@ fn load(path: &Path, kind: &str) -> Load {
     Load::new(path).to(kind.parse().unwrap())
 }
 
-/// Calls `see` with all bytes of a dma-buf.
+/// Passes all bytes of a dma-buf to `see`.
 fn with_bytes<T>(fd: BorrowedFd<'_>, see: impl FnOnce(&mut [u8]) -> T) -> T {
     let size = rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0)).unwrap() as usize;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping of all of the dma-buf, seen by this thread alone until it is unmapped.
+    // SAFETY: a new mapping of the whole dma-buf, used only by this thread until it is unmapped.
     unsafe {
         let base = rustix::mm::mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, fd, 0);
         let base = base.unwrap();
@@ -53,7 +53,7 @@ fn with_bytes<T>(fd: BorrowedFd<'_>, see: impl FnOnce(&mut [u8]) -> T) -> T {
     }
 }
 
-/// All bytes of a buffer's dma-bufs, one behind the other.
+/// All bytes of the dma-bufs of a buffer, in order.
 fn bytes_of(buffer: &Buffer) -> Vec<u8> {
     let mut all = Vec::new();
     for one in buffer.dma_bufs() {
@@ -81,7 +81,7 @@ fn assert_holds(buffer: &Buffer, want: &[u8], what: &str) {
 
 /// Pages that are pinned on this machine.
 fn pinned() -> i64 {
-    // Each processor counts for itself until it is asked (admin-guide/sysctl/vm.rst).
+    // Each CPU has its own count until it is asked for it (admin-guide/sysctl/vm.rst).
     std::fs::write("/proc/sys/vm/stat_refresh", "1").unwrap();
     let text = std::fs::read_to_string("/proc/vmstat").unwrap();
     let count = |name: &str| -> i64 {
@@ -93,7 +93,7 @@ fn pinned() -> i64 {
 }
 
 #[test]
-fn a_part_of_a_dma_buf_is_filled_and_nothing_else() {
+fn only_the_given_part_of_a_dma_buf_is_filled() {
     let Some(_turn) = machine() else { return };
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
@@ -145,7 +145,7 @@ fn a_part_of_a_dma_buf_is_filled_and_nothing_else() {
 }
 
 #[test]
-fn all_of_a_dma_buf_is_filled_and_zeroed_behind() {
+fn a_dma_buf_is_filled_and_the_rest_of_it_is_zeroed() {
     let Some(_turn) = machine() else { return };
     let dir = dir();
     let path = cold(dir.path(), 70_001);
@@ -165,7 +165,7 @@ fn all_of_a_dma_buf_is_filled_and_zeroed_behind() {
 }
 
 #[test]
-fn a_digest_is_of_what_the_dma_buf_holds() {
+fn the_digest_is_computed_from_the_dma_buf() {
     let Some(_turn) = machine() else { return };
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
@@ -181,7 +181,7 @@ fn a_digest_is_of_what_the_dma_buf_holds() {
 }
 
 #[test]
-fn dma_bufs_go_over_a_socket_with_where_the_bytes_lie() {
+fn dma_bufs_are_sent_over_a_socket_with_offset_and_length() {
     let Some(_turn) = machine() else { return };
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
@@ -211,14 +211,14 @@ fn dma_bufs_go_over_a_socket_with_where_the_bytes_lie() {
         let mut bytes = [0; 5];
         received.access().unwrap().read_at(3, &mut bytes).unwrap();
         assert_eq!(bytes, file[780..785]);
-        // And on from there.
+        // A received buffer can be sent again.
         received.send(&theirs).unwrap();
         assert_holds(&Buffer::receive(&ours).unwrap(), &file[777..], kind);
     }
 }
 
 #[test]
-fn a_dma_buf_is_read_and_written_between_brackets_and_never_sealed() {
+fn a_dma_buf_is_read_and_written_with_sync_and_cannot_be_sealed() {
     let Some(_turn) = machine() else { return };
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
@@ -245,7 +245,7 @@ fn a_dma_buf_is_read_and_written_between_brackets_and_never_sealed() {
 }
 
 #[test]
-fn nothing_is_left_of_loads_that_succeed_and_of_loads_that_fail() {
+fn successful_and_failed_loads_leak_nothing() {
     let Some(_turn) = machine() else { return };
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
@@ -270,15 +270,15 @@ fn nothing_is_left_of_loads_that_succeed_and_of_loads_that_fail() {
 }
 
 #[test]
-fn a_udmabuf_is_made_while_reads_are_in_flight() {
+fn a_udmabuf_is_created_during_the_reads() {
     let Some(_turn) = machine() else { return };
     let dir = dir();
     let path = cold(dir.path(), 32 << 20);
-    // Thousands of reads, one after the other, take longer than to allocate, on any disk.
+    // On any disk, thousands of consecutive reads take longer than the allocation.
     let load = load(&path, "udmabuf").pages(Pages::Small);
     let load = load.block(4096).queue_depth(1);
     let report = load.allocation(Allocation::Ahead).run().unwrap().report;
-    // AR-36: it is made when all its memory is there, and reads into that go on meanwhile.
+    // The udmabuf is created when all its memory is allocated, while reads into it continue.
     let made = report.phases["export"];
     let hidden = report.hidden_export;
     assert!(0.0 < hidden && hidden <= made, "{hidden} of {made} s");

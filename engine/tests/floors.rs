@@ -1,13 +1,14 @@
-//! The rooms of the engine (folders and top files of `src`) use each other downwards only, and no
-//! more than is written here.
+//! The modules of the engine (folders and top-level files of `src`) only use modules below them, and only
+//! those listed here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each room and the rooms it may use, which all stand above it in this list: so there is no circle.
+/// Each module and the modules that it may use, which all come before it in this list: so there is no
+/// cycle.
 const ROOMS: &[(&str, &[&str])] = &[
-    // The ground: the kernel, texts, failures, what a caller holds of a load, why something was decided.
+    // The kernel, texts, errors, what a caller holds of a load, the log of choices.
     ("sys", &[]),
     ("message", &[]),
     ("error", &["message"]),
@@ -15,14 +16,14 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("sync", &[]),
     ("reasons", &["message", "sync"]),
     ("device", &["error", "message", "sys"]),
-    // What is asked for, and what it is asked of.
+    // The request and its source.
     ("options", &["device", "error", "message", "sys"]),
     ("request", &["error", "message", "options"]),
     ("source", &["error", "sync", "sys"]),
     ("format", &["error", "sys"]),
     ("exporter", &["error", "message", "options", "sys"]),
     ("verify", &["error", "message", "source", "sys"]),
-    // What flows through a transfer.
+    // Extents and timing of a transfer.
     ("flow", &["control", "error", "sync", "sys"]),
     // Look.
     (
@@ -38,7 +39,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "error", "exporter", "facts", "message", "options", "reasons", "request",
         ],
     ),
-    // Make and move: memory and methods know nothing of each other.
+    // Make and move: memory and methods do not use each other.
     (
         "buffer",
         &[
@@ -52,7 +53,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "sys",
         ],
     ),
-    // Where bytes go that do not stay in memory.
+    // The destination of bytes that do not stay in memory.
     ("sink", &["device", "error", "message", "sync", "sys"]),
     (
         "transfer",
@@ -61,7 +62,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "reasons", "sink", "source", "sync", "sys", "verify",
         ],
     ),
-    // All of it.
+    // Complete operations.
     (
         "load",
         &[
@@ -109,7 +110,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// What a reader sees of a file: no comments, no tests.
+/// The code of a file without comments and tests.
 fn code_of(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
     let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
@@ -130,7 +131,7 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// What follows each `crate::`: the name of a room, or of what the crate's root shows.
+/// The word after each `crate::`: a module, or a name that the root of the crate re-exports.
 fn named_in(code: &str) -> BTreeSet<String> {
     let word = |text: &str| {
         let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
@@ -141,7 +142,7 @@ fn named_in(code: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Each room and what it uses of others.
+/// Each module and the other modules that it uses.
 fn arrows() -> BTreeMap<String, BTreeSet<String>> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut arrows = BTreeMap::<String, BTreeSet<String>>::new();
@@ -154,11 +155,11 @@ fn arrows() -> BTreeMap<String, BTreeSet<String>> {
             continue;
         }
         let code = code_of(&path);
-        // A file of the root or of a room's top: its `super` is the crate, which shows all rooms.
+        // The `super` of a top-level file, or of a module's mod.rs, is the crate root.
         let is_top =
             inside.iter().count() == 1 || inside.ends_with(Path::new(&room).join("mod.rs"));
         let climbs = if is_top { "super::" } else { "super::super::" };
-        assert!(!code.contains(climbs), "{}: {climbs}", inside.display());
+        assert!(!code.contains(climbs), "{} uses {climbs}", inside.display());
         let mut used = named_in(&code);
         used.remove(&room);
         arrows.entry(room).or_default().extend(used);
@@ -167,7 +168,7 @@ fn arrows() -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn rooms_use_only_what_the_list_allows() {
+fn modules_use_only_what_the_list_allows() {
     let allowed: BTreeMap<_, _> = ROOMS.iter().copied().collect();
     for (room, used) in arrows() {
         let allowed = allowed.get(room.as_str());
@@ -182,25 +183,25 @@ fn rooms_use_only_what_the_list_allows() {
 }
 
 #[test]
-fn the_list_has_no_circle_and_nothing_too_much() {
+fn the_list_has_no_cycle_and_no_unused_entry() {
     let arrows = arrows();
     let mut above = BTreeSet::new();
     for (room, allowed) in ROOMS {
         let used = arrows.get(*room);
-        let used = used.unwrap_or_else(|| panic!("there is no room {room}"));
+        let used = used.unwrap_or_else(|| panic!("there is no module {room}"));
         for other in *allowed {
             assert!(
                 above.contains(other),
-                "{room}: {other} does not stand above it"
+                "{room}: {other} does not come before it"
             );
             assert!(used.contains(*other), "{room} no longer uses {other}");
         }
-        assert!(above.insert(room), "{room} comes twice");
+        assert!(above.insert(room), "{room} is listed twice");
     }
 }
 
 #[test]
-fn a_use_is_seen_in_every_form() {
+fn every_form_of_use_is_found() {
     let code =
         "use crate::sys::{self, Errno};\nlet a = crate::flow::feed::Feed::new();\ncrate::Load";
     let want = ["Load", "flow", "sys"].map(str::to_string);

@@ -1,5 +1,5 @@
-//! What a header makes its reader allocate: a small multiple of its own bytes, whatever it claims.
-//! A binary of its own with one test, since memory is counted for the whole process.
+//! Reading a header allocates at most a small multiple of the bytes of the header, whatever it claims.
+//! A separate binary with one test, because memory is counted for the whole process.
 
 use dmafile::format::Table;
 use peak_alloc::PeakAlloc;
@@ -9,14 +9,14 @@ use std::path::Path;
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// What may be allocated for any file: the first bytes of a header, buffers, messages.
+/// Allowed for any file: the first bytes of a header, buffers, messages.
 const ALWAYS: usize = 2 << 20;
 
-/// What may be allocated for each byte of a header: `1,` becomes a number of 8 bytes, `"":"",` a
-/// text by name of 48 and more, in vectors and maps that have room to grow. It is 11 at most here.
+/// Allowed for each byte of a header: `1,` becomes a number of 8 bytes, `"":"",` a map entry of 48 bytes or
+/// more, in vectors and maps with spare capacity. The measured maximum is 11.
 const PER_BYTE: usize = 16;
 
-/// The bytes that reading takes at its peak, beyond those of the file.
+/// The peak memory of reading a file, without the file itself.
 fn peak(file: &[u8]) -> usize {
     MEMORY.reset_peak_usage();
     let before = MEMORY.current_usage();
@@ -39,7 +39,7 @@ fn safetensors(header: &str) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()
 }
 
-/// A GGUF file of a list whose values are `least` bytes each, as many as fit into `bytes`.
+/// A GGUF file with a list of as many values of at least `least` bytes as fit into `bytes`.
 fn list(kind: u8, least: usize, bytes: usize) -> Vec<u8> {
     let mut file = b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0".to_vec();
     file.extend(b"\x01\0\0\0\0\0\0\0k\x09\0\0\0");
@@ -50,14 +50,14 @@ fn list(kind: u8, least: usize, bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn memory_is_bounded_by_the_bytes_of_the_header() {
+fn memory_is_at_most_a_small_multiple_of_the_header() {
     let attacks = Path::new(env!("CARGO_MANIFEST_DIR")).join("../attacks");
     for entry in fs::read_dir(attacks).unwrap() {
         let path = entry.unwrap().path();
         assert_bounded(&path.display().to_string(), &fs::read(&path).unwrap());
     }
 
-    // Headers that take the most memory for each of their bytes.
+    // Headers that need the most memory per byte.
     let bytes = 6 << 20;
     let shape = format!(r#"{{"a":{{"shape":[1{}]}}}}"#, ",1".repeat(bytes / 2));
     assert_bounded("a long shape", &safetensors(&shape));

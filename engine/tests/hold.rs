@@ -1,4 +1,4 @@
-//! What one process holds and others take: the same bytes, whoever else talks to the holder.
+//! One process holds files and others take them: takers get the same bytes, whatever other clients do.
 
 mod common;
 #[path = "common/models.rs"]
@@ -21,7 +21,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Nothing here takes this long unless it hangs.
+/// Only a test that hangs takes this long.
 const LONG: Duration = Duration::from_secs(60);
 
 fn digest(file: &dmafile::HeldFile) -> String {
@@ -29,7 +29,7 @@ fn digest(file: &dmafile::HeldFile) -> String {
     descriptor_digest(fd, file.buffer.offset(), file.buffer.len())
 }
 
-/// A socket as any other program makes one.
+/// A socket, made without dmafile.
 fn seqpacket() -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
@@ -45,7 +45,7 @@ fn say(socket: &OwnedFd, text: &str) -> rustix::io::Result<()> {
     rustix::net::send(socket, text.as_bytes(), SendFlags::NOSIGNAL).map(drop)
 }
 
-/// The next message; empty at the end.
+/// The next message; empty at the end of the connection.
 fn hear(socket: &OwnedFd) -> String {
     let mut bytes = vec![0; 1 << 20];
     match rustix::net::recv(socket, &mut bytes, RecvFlags::empty()) {
@@ -76,7 +76,7 @@ fn taken_is_equal(at: &Path, name: &str, files: &[PathBuf]) {
 }
 
 #[test]
-fn what_is_taken_is_the_file_and_nobody_can_change_it() {
+fn taken_memory_equals_the_file_and_is_sealed() {
     let dir = dir();
     let path = cold(dir.path(), (5 << 20) + 123);
     let at = dir.path().join("socket");
@@ -100,7 +100,7 @@ fn what_is_taken_is_the_file_and_nobody_can_change_it() {
     let fd = file.buffer.as_fd().unwrap();
     let all = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     assert!(rustix::fs::fcntl_get_seals(fd).unwrap().contains(all));
-    // Not by this descriptor, nor by another that leads to the same memory.
+    // Neither through this descriptor nor through a new one for the same memory.
     let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
     let again = fs::File::options()
         .read(true)
@@ -111,7 +111,7 @@ fn what_is_taken_is_the_file_and_nobody_can_change_it() {
         rustix::io::pwrite(fd, b"x", 0).unwrap_err();
         rustix::fs::ftruncate(fd, 0).unwrap_err();
     }
-    // It outlives its holder.
+    // The memory outlives its holder.
     holder.stop();
     assert!(!at.exists());
     assert_eq!(digest(file), want);
@@ -120,9 +120,9 @@ fn what_is_taken_is_the_file_and_nobody_can_change_it() {
 }
 
 #[test]
-fn each_file_of_a_model_has_memory_of_its_own() {
+fn each_file_of_a_model_has_its_own_memory() {
     let dir = dir();
-    // More than one answer carries.
+    // More files than fit into one answer.
     let shards: Vec<_> = (0..40)
         .map(|no| models::tensors(&format!("layer{no}"), 2, 5000 + no * 7))
         .collect();
@@ -175,14 +175,14 @@ fn a_writable_hold_shows_what_its_takers_write() {
     let mut got = [0; 7];
     other.buffer.access().unwrap().read_at(7, &mut got).unwrap();
     assert_eq!(&got, b"written");
-    // The size stays, and nobody adds seals that keep the others from writing.
+    // A taker can neither change the size nor add seals that stop others from writing.
     let fd = one.buffer.as_fd().unwrap();
     rustix::fs::ftruncate(fd, 0).unwrap_err();
     rustix::fs::fcntl_add_seals(fd, SealFlags::WRITE).unwrap_err();
 }
 
 #[test]
-fn a_name_that_is_held_is_refused_and_replaced_on_request() {
+fn a_held_name_is_refused_and_replaced_on_request() {
     let dir = dir();
     let path = dir.path().join("file");
     fs::write(&path, noise(300_000, 1)).unwrap();
@@ -214,7 +214,7 @@ fn a_name_that_is_held_is_refused_and_replaced_on_request() {
 }
 
 #[test]
-fn a_socket_that_a_killed_holder_left_is_taken_over() {
+fn the_socket_of_a_killed_holder_is_replaced() {
     let dir = dir();
     let path = cold(dir.path(), 10_000);
     let at = dir.path().join("socket");
@@ -226,7 +226,7 @@ fn a_socket_that_a_killed_holder_left_is_taken_over() {
     assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{error}");
     let _holder = Hold::of([&path]).name("a").at(&at).start().unwrap();
     taken_is_equal(&at, "a", &[path]);
-    // What is no socket stays.
+    // A file that is not a socket is not replaced.
     let file = dir.path().join("precious");
     fs::write(&file, "x").unwrap();
     let path = cold(dir.path(), 10_001);
@@ -235,7 +235,7 @@ fn a_socket_that_a_killed_holder_left_is_taken_over() {
     assert_eq!(fs::read(&file).unwrap(), b"x");
 }
 
-/// A process of the test below: it holds a file, and has a child that does nothing.
+/// A process for the test below: it holds a file, and has a child that does nothing.
 #[test]
 #[ignore = "started by another test"]
 fn forking_holder() {
@@ -254,7 +254,7 @@ fn forking_holder() {
 }
 
 #[test]
-fn a_child_of_a_killed_holder_is_no_holder() {
+fn a_child_of_a_killed_holder_does_not_count_as_the_holder() {
     let dir = dir();
     let path = cold(dir.path(), 10_000);
     let at = dir.path().join("socket");
@@ -274,7 +274,7 @@ fn a_child_of_a_killed_holder_is_no_holder() {
     let child_lives = holder.stdin.take();
     taken_is_equal(&at, "a", std::slice::from_ref(&path));
     holder.kill().unwrap();
-    // Before it is waited for, and afterwards.
+    // Before and after the parent has waited for it.
     for _ in 0..2 {
         let error = Held::take("a").at(&at).run().unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{error}");
@@ -287,7 +287,7 @@ fn a_child_of_a_killed_holder_is_no_holder() {
 }
 
 #[test]
-fn folders_that_all_users_can_write_to_are_refused() {
+fn a_folder_that_all_users_can_write_to_is_refused() {
     let dir = dir();
     let path = cold(dir.path(), 10_000);
     let open = dir.path().join("open");
@@ -303,7 +303,7 @@ fn folders_that_all_users_can_write_to_are_refused() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_usage_errors() {
+fn invalid_requests_are_usage_errors() {
     let dir = dir();
     let path = cold(dir.path(), 10_000);
     let at = dir.path().join("socket");
@@ -339,7 +339,7 @@ fn requests_that_make_no_sense_are_usage_errors() {
 }
 
 #[test]
-fn an_idle_holder_ends_when_nobody_has_it() {
+fn an_idle_holder_ends_when_no_process_has_its_memory() {
     let dir = dir();
     let path = cold(dir.path(), 10_000);
     let at = dir.path().join("socket");
@@ -357,7 +357,7 @@ fn an_idle_holder_ends_when_nobody_has_it() {
         .idle(idle)
         .start()
         .unwrap();
-    // It may have ended before it could be taken.
+    // It may have ended before the take.
     if let Ok(held) = Held::take("a").at(&at).run() {
         thread::sleep(idle * 4);
         assert!(holder.is_serving(), "it is connected");
@@ -389,7 +389,7 @@ fn a_take_waits_until_something_is_held() {
 }
 
 #[test]
-fn peers_that_misbehave_are_dropped_and_nobody_waits_for_them() {
+fn misbehaving_clients_are_dropped_and_do_not_block_others() {
     let dir = dir();
     let path = cold(dir.path(), 10_000);
     let at = dir.path().join("socket");
@@ -397,7 +397,7 @@ fn peers_that_misbehave_are_dropped_and_nobody_waits_for_them() {
     let served = || taken_is_equal(&at, "a", std::slice::from_ref(&path));
     let take = r#"{"v":1,"op":"take","name":"a"}"#;
 
-    // Silent ones, and one that asks and does not listen.
+    // Silent clients, and one that sends requests but reads no answers.
     let silent: Vec<_> = (0..50).map(|_| connect(&at)).collect();
     let deaf = connect(&at);
     for _ in 0..10 {
@@ -407,7 +407,7 @@ fn peers_that_misbehave_are_dropped_and_nobody_waits_for_them() {
     }
     served();
 
-    // Nonsense is refused with a reason, and that is the end.
+    // An invalid request is refused with a reason, and the connection ends.
     let long = format!(r#"{{"v":1,"op":"take","name":"{}"}}"#, "a".repeat(8000));
     for (text, errno) in [
         ("{", libc::EPROTO),
@@ -439,7 +439,7 @@ fn peers_that_misbehave_are_dropped_and_nobody_waits_for_them() {
         served();
     }
 
-    // With as many descriptors as a message carries.
+    // With the maximum number of descriptors in a message.
     let peer = connect(&at);
     let (pipe, _writer) = rustix::pipe::pipe().unwrap();
     let many: Vec<_> = (0..253).map(|_| pipe.as_fd()).collect();
@@ -447,7 +447,7 @@ fn peers_that_misbehave_are_dropped_and_nobody_waits_for_them() {
     assert!(hear(&peer).contains(r#""total":1"#));
     served();
 
-    // A flood ends with a refusal, whether its answers are read or not.
+    // A client with too many requests is refused, even if it reads the answers.
     let flood = connect(&at);
     let begin = Instant::now();
     let mut asked = 0;
@@ -457,7 +457,7 @@ fn peers_that_misbehave_are_dropped_and_nobody_waits_for_them() {
     }
     served();
 
-    // Who has taken it has nothing more to say.
+    // After a take, a client may send no further request.
     let taker = connect(&at);
     say(&taker, take).unwrap();
     assert!(hear(&taker).contains(r#""total":1"#));
@@ -465,14 +465,14 @@ fn peers_that_misbehave_are_dropped_and_nobody_waits_for_them() {
     assert_eq!(hear(&taker), "");
     served();
 
-    // The silent ones have their end, too.
+    // The silent clients are disconnected too.
     for peer in silent {
         assert_eq!(hear(&peer), "");
     }
     served();
 }
 
-/// An answer about one file of 10,000 bytes, with something in it replaced.
+/// An answer about one file of 10,000 bytes, with `from` replaced by `to`.
 fn answer(from: &str, to: &str) -> String {
     let good = r#"{"v":1,"name":"a","since":1,"total":1,"takers":0,"files":[{"name":"f","file":"/f",
         "kind":"memfd","pages":"base","bytes":10000,"offset":0,"sealed":true,"identity":{"device":[0,1],
@@ -482,7 +482,7 @@ fn answer(from: &str, to: &str) -> String {
 }
 
 #[test]
-fn a_holder_is_not_trusted() {
+fn invalid_answers_of_a_holder_are_refused() {
     let dir = dir();
     let all = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     let sealed = |len, seals| {
@@ -579,7 +579,7 @@ fn a_holder_is_not_trusted() {
             hear(&peer);
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
             send_with(&peer, &text, &fds);
-            // A further request has no answer.
+            // A further request gets no answer.
             if what == "more files than come" {
                 hear(&peer);
             }
@@ -600,7 +600,7 @@ fn a_holder_is_not_trusted() {
     }
 }
 
-/// `concat` for what can't be cloned.
+/// `concat` for values that cannot be cloned.
 trait ConcatOwned {
     fn concat_owned(self) -> Vec<OwnedFd>;
 }
@@ -612,7 +612,7 @@ impl<const N: usize> ConcatOwned for [Vec<OwnedFd>; N] {
 }
 
 #[test]
-fn a_folder_of_links_reads_as_the_model() {
+fn a_folder_of_links_has_the_bytes_of_the_model() {
     let dir = dir();
     let model = dir.path().join("model");
     fs::create_dir(&model).unwrap();
@@ -652,7 +652,7 @@ fn a_folder_of_links_reads_as_the_model() {
     }
     drop(holder);
     assert!(!links.exists());
-    // One that a killed holder has left is replaced, any other is not.
+    // The folder of a killed holder is replaced, any other is not.
     fs::create_dir(&links).unwrap();
     fs::write(links.join(".dmafile-hold"), "").unwrap();
     std::os::unix::fs::symlink(

@@ -1,4 +1,4 @@
-//! A thousand takes leave no descriptor, mapping or thread, nor do descriptors that peers send.
+//! A thousand takes leak no descriptor, mapping or thread, nor do descriptors that clients send.
 //!
 //! One test, because it counts for the whole process.
 
@@ -24,7 +24,7 @@ fn counts() -> (usize, usize, usize) {
     (count("/proc/self/fd"), mapped, count("/proc/self/task"))
 }
 
-/// Waits until the holder's thread has dropped whom it knows to be gone.
+/// Waits until the thread of the holder has dropped the clients that have disconnected.
 fn settled(wanted: (usize, usize, usize)) -> (usize, usize, usize) {
     for _ in 0..6000 {
         if counts() == wanted {
@@ -35,7 +35,7 @@ fn settled(wanted: (usize, usize, usize)) -> (usize, usize, usize) {
     counts()
 }
 
-/// Asks with 253 descriptors attached; the answer.
+/// Sends a request with 253 descriptors; returns the answer.
 fn ask_with_descriptors(at: &Path) -> String {
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     rustix::net::connect(&socket, &SocketAddrUnix::new(at).unwrap()).unwrap();
@@ -54,12 +54,12 @@ fn ask_with_descriptors(at: &Path) -> String {
 }
 
 #[test]
-fn nothing_is_left_behind() {
+fn takes_leak_no_descriptor_mapping_or_thread() {
     let dir = dir();
     let path = cold(dir.path(), 3 << 20);
     let at = dir.path().join("socket");
     let hold = || Hold::of([&path]).name("a").at(&at).start().unwrap();
-    // What is allocated on first use.
+    // Some things are allocated on first use.
     let holder = hold();
     drop(Held::take("a").at(&at).run().unwrap());
     drop(holder);

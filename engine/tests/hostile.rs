@@ -1,5 +1,5 @@
-//! Strangers' files: every attack is refused by its name, and no change to a good file makes a
-//! reader panic or believe in bytes outside of the file.
+//! Untrusted files: every attack is refused with the documented error, and no change to a valid file makes a
+//! reader panic or return a range outside of the file.
 
 use dmafile::format::{Format, Table, Value};
 use std::collections::BTreeMap;
@@ -30,7 +30,8 @@ fn read(file: &[u8]) -> dmafile::Result<Table> {
     Table::read(&mut &file[..], file.len() as u64)
 }
 
-/// Refused in one line; or every tensor inside the file, in order, and apart from the others.
+/// Asserts that a file is refused in one line, or that its tensors are in order, disjoint and inside the
+/// file.
 fn assert_refused_or_sound(file: &[u8]) {
     let table = match read(file) {
         Ok(table) => table,
@@ -59,7 +60,7 @@ fn assert_refused_or_sound(file: &[u8]) {
 }
 
 #[test]
-fn every_attack_is_refused_by_its_name() {
+fn every_attack_is_refused_with_the_documented_error() {
     let attacks = models("attacks");
     let mut told = fs::read_to_string(repository().join("attacks/README.md"))
         .unwrap()
@@ -102,7 +103,7 @@ fn outline(table: &Table) -> Vec<(&str, &str, &[u64], u64)> {
 }
 
 #[test]
-fn files_of_the_formats_own_writers_are_read() {
+fn files_of_the_reference_writers_are_read() {
     let files = models("fuzz/corpus/safetensors");
     let plain = read(&files["plain.safetensors"]).unwrap();
     assert_eq!(plain.format, Format::Safetensors);
@@ -152,7 +153,7 @@ fn files_of_the_formats_own_writers_are_read() {
 }
 
 #[test]
-fn every_changed_byte_and_every_cut_is_refused_or_sound() {
+fn every_changed_byte_and_every_truncation_is_refused_or_valid() {
     for format in ["safetensors", "gguf"] {
         for mut file in models(format!("fuzz/corpus/{format}")).into_values() {
             let header = read(&file).unwrap().data as usize;

@@ -1,4 +1,4 @@
-//! Files beyond 4 GiB: no offset is cut to 32 bits, no read exceeds what one call may move.
+//! Files larger than 4 GiB: no offset is truncated to 32 bits, and no read exceeds the maximum of one call.
 
 mod common;
 
@@ -8,7 +8,7 @@ use dmafile::{Kind, Load, Method};
 const GIB: u64 = 1 << 30;
 
 #[test]
-fn bytes_beyond_four_gib_land_where_they_belong() {
+fn bytes_beyond_4_gib_are_loaded_to_their_offsets() {
     let dir = dir();
     let len = 5 * GIB + 12345;
     let data = [
@@ -32,7 +32,7 @@ fn bytes_beyond_four_gib_land_where_they_belong() {
             .unwrap();
         assert_eq!(loaded.buffer.len(), len);
         for (start, end) in data {
-            // With a margin that is a hole on either side.
+            // With a part of the hole on either side.
             let (start, end) = (start.saturating_sub(5000), (end + 5000).min(len));
             let fd = loaded.buffer.as_fd().unwrap().try_clone_to_owned().unwrap();
             let digest = descriptor_digest(fd, start, end - start);

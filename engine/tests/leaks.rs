@@ -1,4 +1,4 @@
-//! Whatever becomes of a load, no descriptor, mapping, pin, ring or thread is left.
+//! However a load ends, it leaks no descriptor, mapping, pin, ring or thread.
 //!
 //! One test, because it counts for the whole process.
 
@@ -8,11 +8,11 @@ use common::{cold, dir, memfd};
 use dmafile::{CancelToken, ErrorKind, Io, Kind, Load, Method, Pages, Verify};
 use std::fs;
 
-/// What this process holds.
+/// The resources of this process.
 #[derive(Debug, PartialEq)]
 struct Held {
     descriptors: Vec<String>,
-    /// Mappings other than the allocator's and the thread stacks that the C library keeps.
+    /// Mappings without those of the allocator and the thread stacks, which the C library keeps.
     mappings: Vec<String>,
     pinned: u64,
     locked: u64,
@@ -52,8 +52,8 @@ fn held() -> Held {
     }
 }
 
-/// What this process holds once the kernel has taken back what it takes back in its own time:
-/// the worker threads of a ring end a moment after it.
+/// The resources of this process after delayed releases of the kernel: the worker threads of a ring end
+/// slightly later than the ring.
 fn settled(wanted: &Held) -> Held {
     for _ in 0..6000 {
         let now = held();
@@ -65,8 +65,8 @@ fn settled(wanted: &Held) -> Held {
     held()
 }
 
-/// Anonymous memory of this process that is present, in bytes. Counted page by page: what `status`
-/// says leaves out what each CPU has not handed in, which is much where there are many.
+/// Resident anonymous memory of this process, in bytes. smaps counts page by page; the number in `status`
+/// lacks what each CPU has not added yet, which is much on machines with many CPUs.
 fn anonymous() -> u64 {
     let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = rollup
@@ -82,7 +82,7 @@ fn anonymous() -> u64 {
 }
 
 #[test]
-fn nothing_is_left_behind() {
+fn no_load_leaks_a_descriptor_mapping_pin_or_thread() {
     let dir = dir();
     let len = 40 << 20;
     let path = cold(dir.path(), len);
@@ -109,7 +109,7 @@ fn nothing_is_left_behind() {
         ("past the end", &|| Load::new(&path).offset(len as u64)),
         ("no such kind", &|| Load::new(&path).to(Kind::Udmabuf)),
     ];
-    // The C library and the runtime allocate what they keep on first use.
+    // On first use, the C library and the runtime allocate memory that they keep.
     for (_, load) in &runs {
         drop(load().run());
     }
@@ -151,7 +151,7 @@ fn nothing_is_left_behind() {
             });
             match load.run() {
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}"),
-                // It may have been done before the token was set.
+                // It may have ended before the token was set.
                 Ok(loaded) => assert_eq!(loaded.buffer.len(), len as u64),
             }
             assert_eq!(
@@ -164,6 +164,6 @@ fn nothing_is_left_behind() {
     let after = anonymous();
     assert!(
         after < memory + (len as u64) / 2,
-        "{after} bytes are present, {memory} before"
+        "{after} bytes are resident, {memory} before"
     );
 }

@@ -1,5 +1,5 @@
-//! Every kind of memory, method and I/O mode brings the same bytes as sha256sum reads, at sizes
-//! around blocks and gathers, with ranges and holes, and zeros around them.
+//! Every kind of memory, method and I/O mode loads the same bytes that sha256sum reads, at sizes around
+//! blocks and gathers, with ranges and holes, and zeros around them.
 
 mod common;
 
@@ -23,7 +23,7 @@ const KINDS: [&str; 3] = ["anon", "memfd", "fd"];
 const BLOCK: u64 = 64 << 10;
 const GATHER: u64 = 1 << 20;
 
-/// Pairs that cannot be, and must say so.
+/// Combinations that are not supported and must be refused.
 fn impossible(kind: &str, method: Method, io: Io) -> bool {
     let into_descriptor = matches!(method, Method::Sendfile | Method::Splice);
     (into_descriptor && kind == "anon")
@@ -33,7 +33,7 @@ fn impossible(kind: &str, method: Method, io: Io) -> bool {
 
 fn make(kind: &str, room: u64) -> Kind {
     match kind {
-        // Larger than needed and full of ones: what lies behind the file must become zero.
+        // Larger than needed and full of ones: the bytes after the file must become zero.
         "fd" => Kind::fd(dirty_memfd(room + 5000)),
         word => word.parse().unwrap(),
     }
@@ -48,7 +48,7 @@ fn load(path: &Path, kind: Kind, method: Method, io: Io) -> Load {
         .gather(GATHER)
 }
 
-/// Everything in the descriptor outside the wanted bytes is zero.
+/// Asserts that everything in the descriptor outside the buffer is zero.
 fn assert_zero_around(buffer: &Buffer) {
     let Some(fd) = buffer.as_fd() else { return };
     let size = rustix::fs::fstat(fd).unwrap().st_size as u64;
@@ -78,7 +78,7 @@ fn check(load: Load, path: &Path, offset: u64, len: u64, what: &str) {
 }
 
 #[test]
-fn every_way_brings_the_bytes_at_every_size() {
+fn every_method_kind_and_mode_loads_every_size() {
     let dir = dir();
     let gather = GATHER as usize;
     let sizes = [
@@ -113,7 +113,7 @@ fn every_way_brings_the_bytes_at_every_size() {
 }
 
 #[test]
-fn every_range_is_exact() {
+fn every_method_kind_and_mode_loads_every_range() {
     let dir = dir();
     let size = 2 * GATHER + 4099;
     let path = cold(dir.path(), size as usize);
@@ -136,8 +136,8 @@ fn every_range_is_exact() {
             for method in METHODS {
                 for io in [Io::Auto, Io::Direct] {
                     let what = format!("{len} bytes from {offset} to {kind} by {method} {io}");
-                    // Memory that exists starts with the first byte: direct reads cannot land
-                    // there unless the offset is aligned, and must bounce.
+                    // Existing memory starts with the first byte: unless the offset is aligned,
+                    // direct reads need bounce buffers.
                     let bounces = matches!(method, Method::Auto | Method::Bounce);
                     let refused = io == Io::Direct && kind == "fd" && offset % 512 != 0 && !bounces;
                     let load = load(&path, make(kind, len), method, io)
@@ -155,7 +155,7 @@ fn every_range_is_exact() {
 }
 
 #[test]
-fn a_part_of_memory_that_exists_is_filled_and_nothing_else() {
+fn only_the_given_part_of_a_memfd_is_filled() {
     const AROUND: u8 = 0xa5;
     let dir = dir();
     let size = GATHER + 4099;
@@ -191,7 +191,7 @@ fn a_part_of_memory_that_exists_is_filled_and_nothing_else() {
                 let buffer = loaded
                     .unwrap_or_else(|error| panic!("{what}: {error}"))
                     .buffer;
-                // Asked before the file is read to compare.
+                // Checked before the comparison, which reads the file.
                 if io == Io::Direct {
                     assert_eq!(cached(&path), 0, "{what}");
                 }
@@ -221,7 +221,7 @@ fn a_part_of_memory_that_exists_is_filled_and_nothing_else() {
 }
 
 #[test]
-fn holes_are_zero_wherever_they_lie() {
+fn holes_are_zero_at_every_position() {
     let dir = dir();
     let len = 4 * GATHER + 1000;
     let mib = 1 << 20;
@@ -256,7 +256,7 @@ fn holes_are_zero_wherever_they_lie() {
 }
 
 #[test]
-fn holes_take_no_memory_and_no_reads() {
+fn holes_need_no_memory_and_no_reads() {
     let dir = dir();
     let len = 64 << 20;
     let path = sparse(dir.path(), len, &[(32 << 20, 33 << 20)]);
@@ -273,7 +273,7 @@ fn holes_take_no_memory_and_no_reads() {
 }
 
 #[test]
-fn odd_blocks_depths_and_gathers_bring_the_bytes() {
+fn unusual_blocks_depths_and_gathers_load_the_bytes() {
     let dir = dir();
     let size = 5 * GATHER + 333;
     let path = cold(dir.path(), size as usize);

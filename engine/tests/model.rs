@@ -1,4 +1,5 @@
-//! Models: every tensor lies where its header says, from one file or several, all or some.
+//! Models: every tensor is where its header says, in models of one or several files, whether all tensors or
+//! some are loaded.
 
 mod common;
 #[path = "common/models.rs"]
@@ -11,7 +12,7 @@ use std::path::Path;
 
 const MIB: u64 = 1 << 20;
 
-/// The bytes of a tensor in a buffer, through the descriptor where there is one.
+/// The bytes of a tensor in a buffer, through the descriptor if there is one.
 fn bytes_of(buffer: &Buffer, at: u64, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     buffer.access().unwrap().read_at(at, &mut bytes).unwrap();
@@ -43,7 +44,7 @@ fn names<'m>(tensors: impl IntoIterator<Item = &'m Tensor>) -> Vec<&'m str> {
         .collect()
 }
 
-/// Three shards in a folder of their own.
+/// Three shards in a folder.
 fn three(folder: &Path) -> Vec<Vec<Written>> {
     let shards: Vec<_> = (0..3)
         .map(|no| tensors(&format!("layer{no}"), 5, 900_000))
@@ -53,7 +54,7 @@ fn three(folder: &Path) -> Vec<Vec<Written>> {
 }
 
 #[test]
-fn tensors_of_one_file_lie_where_the_header_says() {
+fn tensors_of_one_file_are_at_their_offsets() {
     let dir = dir();
     let written = tensors("a", 7, 300_000);
     let st = dir.path().join("model.safetensors");
@@ -66,7 +67,7 @@ fn tensors_of_one_file_lie_where_the_header_says() {
         for kind in [Kind::Anon, Kind::Memfd] {
             let loaded = model.load().to(kind.clone()).run().unwrap();
             check(&loaded.buffer, &model, &written, &format!("{kind}"));
-            // It is the file as it is.
+            // The buffer has all bytes of the file.
             let size = path.metadata().unwrap().len();
             assert_eq!(loaded.report.bytes, size);
             assert_eq!(
@@ -78,7 +79,7 @@ fn tensors_of_one_file_lie_where_the_header_says() {
 }
 
 #[test]
-fn shards_load_as_one_by_every_method() {
+fn every_method_loads_shards_into_one_buffer() {
     let dir = dir();
     let shards = three(dir.path());
     let written: Vec<_> = shards.concat();
@@ -100,7 +101,7 @@ fn shards_load_as_one_by_every_method() {
                 let what = format!("{method} {io} {pages}");
                 let loaded = match load.block(256 << 10).run() {
                     Ok(loaded) => loaded,
-                    // What a mapping of a file cannot do, and what a ring is not for.
+                    // A mapping is always buffered, and bounce buffers are always direct.
                     Err(error)
                         if matches!(
                             (method, io),
@@ -116,7 +117,7 @@ fn shards_load_as_one_by_every_method() {
                     assert_eq!(files.iter().map(|file| cached(file)).sum::<u64>(), 0);
                 }
                 check(&loaded.buffer, &model, &written, &what);
-                // Each file as it is, and zeros in between.
+                // All bytes of each file, and zeros in between.
                 let mut done = 0;
                 for (shard, file) in loaded.report.shards.iter().zip(&files) {
                     let gap = bytes_of(&loaded.buffer, done, shard.at - done);
@@ -134,7 +135,7 @@ fn shards_load_as_one_by_every_method() {
 }
 
 #[test]
-fn a_split_gguf_loads_as_one_and_must_be_whole() {
+fn a_split_gguf_loads_into_one_buffer_and_must_be_complete() {
     let dir = dir();
     let name = |no: u32| dir.path().join(format!("m-{no:05}-of-00002.gguf"));
     let shards = [tensors("a", 3, 100_000), tensors("b", 3, 50_000)];
@@ -154,7 +155,7 @@ fn a_split_gguf_loads_as_one_and_must_be_whole() {
         .unwrap();
     let chosen = [shards[0][2].clone(), shards[1][0].clone()];
     check(&loaded.buffer, &model, &chosen, "some of a split");
-    // The second alone is what it is.
+    // The second file can be opened alone.
     assert_eq!(Model::open(name(2)).unwrap().tensors().len(), 3);
     gguf(&name(2), &shards[1], Some((0, 2)));
     let error = Model::open(name(1)).err().unwrap().to_string();
@@ -218,7 +219,7 @@ fn only_chosen_tensors_are_read() {
                 if kind == "memfd" {
                     let fd = loaded.buffer.as_fd().unwrap();
                     let taken = rustix::fs::fstat(fd).unwrap().st_blocks as u64 * 512;
-                    // A huge page at either end of each at the most.
+                    // At most, each tensor has a huge page at either end.
                     assert!(
                         taken <= bytes + want.len() as u64 * 4 * MIB,
                         "{what}: {taken}"
@@ -241,7 +242,7 @@ fn only_chosen_tensors_are_read() {
 }
 
 #[test]
-fn one_tensor_or_a_part_of_it_comes_alone() {
+fn one_tensor_or_a_part_of_it_can_be_loaded_alone() {
     let dir = dir();
     let written = three(dir.path()).concat();
     let model = Model::open(dir.path()).unwrap();
@@ -295,7 +296,7 @@ fn every_file_has_its_own_digest() {
     assert_eq!(error.kind(), dmafile::ErrorKind::Usage, "{error}");
 }
 
-/// As `huggingface_hub` lays its cache out.
+/// With the layout of the cache of `huggingface_hub`.
 #[test]
 fn the_digest_in_the_name_of_a_hugging_face_blob_is_checked() {
     let dir = dir();
@@ -318,7 +319,7 @@ fn the_digest_in_the_name_of_a_hugging_face_blob_is_checked() {
     let report = Load::new(&good).verify(sha256()).run().unwrap().report;
     assert!(report.verify[0].matched && report.verify[0].digest == digest);
     assert!(report.reasons.iter().any(|reason| reason.about == "verify"));
-    // A part of it has another digest, and so has another algorithm.
+    // The name is not compared for a part of the file, or with another algorithm.
     let part = Load::new(&good)
         .length(5000)
         .verify(sha256())
@@ -333,7 +334,7 @@ fn the_digest_in_the_name_of_a_hugging_face_blob_is_checked() {
     let bad = link(&"a".repeat(64), "bad.safetensors");
     let error = Load::new(&bad).verify(sha256()).run().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(74), "{error}");
-    // Small files are named otherwise: nothing is known of them.
+    // The names of small files are not SHA-256 digests, so they are not compared.
     let small = link(&"b".repeat(40), "small.safetensors");
     assert!(
         !Load::new(&small)
@@ -347,7 +348,7 @@ fn the_digest_in_the_name_of_a_hugging_face_blob_is_checked() {
 }
 
 #[test]
-fn files_that_do_not_belong_together_are_refused() {
+fn an_invalid_index_and_mismatched_files_are_refused() {
     let refused = |path: &Path, want: &str| {
         let error = Model::open(path).err().unwrap().to_string();
         assert!(error.contains(want), "{error} should say {want}");
@@ -379,7 +380,7 @@ fn files_that_do_not_belong_together_are_refused() {
     std::fs::write(&index, r#"{"weight_map":{}}"#).unwrap();
     refused(&index, "names no file");
 
-    // Two files with one tensor of the same name.
+    // Two files with a tensor of the same name.
     let folder = dir();
     safetensors(&folder.path().join("a.safetensors"), &tensors("a", 2, 1000));
     safetensors(&folder.path().join("b.safetensors"), &tensors("a", 1, 1000));
@@ -392,7 +393,7 @@ fn files_that_do_not_belong_together_are_refused() {
 }
 
 #[test]
-fn a_shard_that_is_cut_short_is_named() {
+fn a_truncated_shard_is_named() {
     for (number, len) in [(0, 0), (0, 5000), (1, 5000), (2, 7)] {
         let dir = dir();
         let written = three(dir.path());
@@ -413,7 +414,7 @@ fn a_shard_that_is_cut_short_is_named() {
                 "{method}: {error}"
             );
         }
-        // It is nothing to those who want other files.
+        // Loads of tensors in other files still work.
         let other = format!("layer{}.4.w", (number + 1) % 3);
         let load = model.load_only(&patterns(&[&other])).unwrap();
         let loaded = load.run().unwrap();
@@ -424,7 +425,7 @@ fn a_shard_that_is_cut_short_is_named() {
 }
 
 #[test]
-fn a_shard_that_grows_stays_what_it_was() {
+fn growth_of_a_shard_after_open_is_not_loaded() {
     let dir = dir();
     let written = three(dir.path()).concat();
     let model = Model::open(dir.path()).unwrap();
@@ -449,7 +450,7 @@ fn a_shard_that_grows_stays_what_it_was() {
 }
 
 #[test]
-fn ranges_and_memory_of_the_caller_know_no_borders() {
+fn ranges_may_span_shards_in_any_memory() {
     let dir = dir();
     three(dir.path());
     let model = Model::open(dir.path()).unwrap();
@@ -475,13 +476,13 @@ fn ranges_and_memory_of_the_caller_know_no_borders() {
             let loaded = load().to(Kind::Anon).run().unwrap();
             assert!(loaded.buffer.as_slice().unwrap() == want, "{what}");
             let mut memory = vec![0xff; want.len() + 3 * 4096];
-            // From an address that is as far off as the range.
+            // From an address with the misalignment of the range.
             let skew = memory.as_ptr().align_offset(4096) + (start % 4096) as usize;
             load().run_into(&mut memory[skew..]).unwrap();
             assert!(memory[skew..].starts_with(want), "{what}, lent");
             assert!(memory[skew + want.len()..].iter().all(|&byte| byte == 0));
         }
-        // A digest for each file of which something is wanted.
+        // One digest for each file of which a part is loaded.
         let load = model.load().offset(start).length(stop - start);
         let digests = load
             .verify("sha256".parse().unwrap())
@@ -511,7 +512,7 @@ fn ranges_and_memory_of_the_caller_know_no_borders() {
 }
 
 #[test]
-fn a_range_of_a_selection_is_refused() {
+fn a_range_of_chosen_tensors_is_refused() {
     let dir = dir();
     three(dir.path());
     let model = Model::open(dir.path()).unwrap();
@@ -530,7 +531,7 @@ fn a_range_of_a_selection_is_refused() {
 }
 
 #[test]
-fn small_gaps_are_read_along_and_not_counted() {
+fn small_gaps_between_tensors_are_read_but_not_counted() {
     let dir = dir();
     let written = tensors("a", 5, 20_000);
     let path = dir.path().join("small.safetensors");
@@ -555,9 +556,9 @@ fn small_gaps_are_read_along_and_not_counted() {
     );
 }
 
-/// Data at both ends of 2 TiB: what is not asked for takes neither memory nor time.
+/// Data at both ends of 2 TiB: bytes that are not requested need neither memory nor time.
 #[test]
-fn a_little_of_a_giant_fits_anywhere() {
+fn small_tensors_of_a_file_of_2_tib_are_loaded() {
     let dir = dir();
     let path = dir.path().join("giant.safetensors");
     let middle = 2_u64 << 40;
@@ -576,7 +577,7 @@ fn a_little_of_a_giant_fits_anywhere() {
     let data = 8 + header.len() as u64;
     file.write_all_at(&noise[..5000], data).unwrap();
     if let Err(error) = file.write_all_at(&noise[5000..], data + 5000 + middle) {
-        eprintln!("SKIP: no file of 2 TiB here: {error}");
+        eprintln!("SKIP: cannot make a file of 2 TiB: {error}");
         return;
     }
     let model = Model::open(&path).unwrap();
@@ -594,13 +595,13 @@ fn a_little_of_a_giant_fits_anywhere() {
 }
 
 #[test]
-fn what_is_not_whole_does_not_pass_for_it() {
+fn an_incomplete_model_is_refused() {
     let refused = |path: &Path, want: &str| {
         let error = Model::open(path).err().unwrap().to_string();
         assert!(error.contains(want), "{error} should say {want}");
         assert_eq!(error.lines().count(), 1, "{error}");
     };
-    // Two of three by their names, and no index.
+    // Two of three files, according to their names, without an index.
     let folder = dir();
     let name = |no: u32| {
         folder
@@ -612,22 +613,22 @@ fn what_is_not_whole_does_not_pass_for_it() {
     refused(folder.path(), "only 2 of the 3 files");
     safetensors(&name(2), &tensors("b", 2, 1000));
     assert_eq!(Model::open(folder.path()).unwrap().tensors().len(), 6);
-    // The first of a split under another name.
+    // The first file of a split model under another name.
     let folder = dir();
     let renamed = folder.path().join("model.gguf");
     gguf(&renamed, &tensors("a", 2, 1000), Some((0, 6)));
     refused(&renamed, "one of 6 files by its header");
-    // Very many, of which there is one.
+    // One of very many files.
     let first = folder.path().join("m-00001-of-99999.gguf");
     gguf(&first, &tensors("a", 2, 1000), Some((0, 6)));
     refused(&first, "m-00002-of-99999.gguf");
 
-    // An index that nobody writes to.
+    // An index that is a FIFO without a writer.
     let folder = dir();
     let index = folder.path().join("model.safetensors.index.json");
     rustix::fs::mkfifoat(rustix::fs::CWD, &index, rustix::fs::Mode::RWXU).unwrap();
     refused(folder.path(), "not a regular file");
-    // Names that would command a terminal.
+    // Names with terminal control sequences.
     let folder = dir();
     let index = folder.path().join("model.safetensors.index.json");
     let name = "x\\n\\u001b[31mred.safetensors";
@@ -650,7 +651,7 @@ fn holes_in_shards_stay_holes() {
         let path = dir
             .path()
             .join(format!("model-{no:05}-of-00002.safetensors"));
-        // Zeros become holes.
+        // fallocate -d turns zeros into holes.
         let dug = std::process::Command::new("fallocate")
             .arg("-d")
             .arg(&path)
@@ -672,9 +673,9 @@ fn holes_in_shards_stay_holes() {
 }
 
 #[test]
-fn shards_that_end_where_the_next_begins_go_to_any_part_of_memory() {
+fn adjacent_shards_are_loaded_at_any_offset_of_a_memfd() {
     let dir = dir();
-    // The first ends one byte before the place of the next.
+    // The first file ends one byte before the offset of the next.
     let sizes = [(2 << 20) - 1, 1 << 20];
     let mut index = Vec::new();
     for (number, size) in sizes.into_iter().enumerate() {
@@ -684,7 +685,7 @@ fn shards_that_end_where_the_next_begins_go_to_any_part_of_memory() {
                 "{{\"t{number}\":{{\"dtype\":\"U8\",\"shape\":[{data}],\"data_offsets\":[0,{data}]}}}}"
             )
         };
-        // As many digits whatever the header takes.
+        // Padded, so that the length of the header does not depend on the number of digits.
         let data = size - 8 - header(size).len();
         let text = format!("{:<width$}", header(data), width = size - 8 - data);
         let mut file = (text.len() as u64).to_le_bytes().to_vec();
@@ -713,7 +714,7 @@ fn shards_that_end_where_the_next_begins_go_to_any_part_of_memory() {
 }
 
 #[test]
-fn digests_are_of_the_files_whatever_the_parts() {
+fn digests_of_files_do_not_depend_on_how_parts_are_loaded() {
     let dir = dir();
     three(dir.path());
     let files: Vec<_> = ["1", "2", "3"]
@@ -746,7 +747,7 @@ fn digests_are_of_the_files_whatever_the_parts() {
     let wrong = Verify::expect(dmafile::Algorithm::Sha256, &"0".repeat(64)).unwrap();
     assert!(
         model.digests(&wrong).is_err(),
-        "of one file, and these are three"
+        "a digest of one file cannot be compared with three files"
     );
     let one = Model::open_files(&files[..1]).unwrap();
     let error = one

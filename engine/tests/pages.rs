@@ -1,6 +1,6 @@
-//! Huge pages are had where an ordinary user can have them, and what is reported is so.
+//! Ordinary users get huge pages if the system allows them, and the reported page size is correct.
 //!
-//! One test that counts, because the kernel counts for the whole process.
+//! Only one test counts pages, because the kernel counts them for the whole process.
 
 mod common;
 
@@ -8,7 +8,7 @@ use common::{buffer_digest, cold, dir, file_digest, sparse};
 use dmafile::{Load, Pages};
 
 #[test]
-fn huge_pages_come_where_a_user_gets_them() {
+fn the_reported_page_size_is_that_of_the_memory() {
     let dir = dir();
     let size = (24 << 20) + 5;
     let path = cold(dir.path(), size);
@@ -24,7 +24,7 @@ fn huge_pages_come_where_a_user_gets_them() {
             assert_eq!(buffer_digest(&loaded.buffer), digest, "{what}");
             let huge = huge_kb();
             match pages {
-                // Memory may be fragmented: then it says so. What it claims must be so.
+                // Fragmented memory may prevent huge pages, but a report of them must be true.
                 Pages::Thp if loaded.report.pages.contains("thp") => assert!(huge > 0, "{what}"),
                 _ => assert_eq!(huge, 0, "{what}"),
             }
@@ -33,7 +33,7 @@ fn huge_pages_come_where_a_user_gets_them() {
 }
 
 #[test]
-fn holes_stay_holes_whatever_the_pages() {
+fn holes_take_no_memory_with_huge_pages() {
     let dir = dir();
     // 4 KiB in every 2 MiB.
     let data: Vec<(u64, u64)> = (0..32).map(|n| (n << 21, (n << 21) + 4096)).collect();
@@ -50,7 +50,7 @@ fn holes_stay_holes_whatever_the_pages() {
     assert!(taken <= 1 << 20, "{taken} bytes for 128 KiB of data");
 }
 
-/// KiB of this process's memory that lie on transparent huge pages.
+/// KiB of this process on transparent huge pages.
 fn huge_kb() -> u64 {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let lines = smaps.lines().filter_map(|line| {

@@ -1,5 +1,5 @@
-//! Memory that is pinned for a device, on a double of its driver: exactly what is needed, and for no longer
-//! than the memory is there.
+//! Memory that is pinned for a device, with a double of its driver: exactly the needed pages are pinned, and
+//! only as long as the memory exists.
 
 mod common;
 #[path = "common/double.rs"]
@@ -18,7 +18,7 @@ fn load(path: &std::path::Path, kind: Kind) -> Load {
 }
 
 #[test]
-fn a_load_into_pinned_memory_pins_its_bytes_once_and_no_more() {
+fn a_load_into_pinned_memory_pins_exactly_its_pages_once() {
     let double = Double::cuda();
     let dir = dir();
     let path = cold(dir.path(), LEN);
@@ -83,9 +83,9 @@ fn a_buffer_is_pinned_and_unpinned() {
     }
 }
 
-/// Whichever way memory goes, it is unpinned before: the double looks whether it is mapped then.
+/// However memory is released, it is unpinned first: the double checks that it is still mapped then.
 #[test]
-fn memory_is_unpinned_before_it_goes() {
+fn memory_is_unpinned_before_it_is_unmapped() {
     let double = Double::cuda();
     let dir = dir();
     let path = cold(dir.path(), LEN);
@@ -103,7 +103,7 @@ fn memory_is_unpinned_before_it_goes() {
     let retired = pinned().retire();
     assert_eq!(double.left(), Left::default());
     drop(retired);
-    // A load that fails at the end has pinned it already.
+    // A load that fails at its end has already pinned the memory.
     let wrong = format!("sha256={}", "2".repeat(64));
     let load = load(&path, Kind::Pinned(Device::cuda(0))).verify(wrong.parse().unwrap());
     let error = load.allocation(Allocation::Ahead).run().unwrap_err();
@@ -112,7 +112,7 @@ fn memory_is_unpinned_before_it_goes() {
 }
 
 #[test]
-fn what_cannot_be_pinned_is_said_in_one_sentence() {
+fn a_refused_pin_is_one_message() {
     let double = Double::cuda();
     let device = Device::cuda(0);
     let dir = dir();
@@ -120,7 +120,7 @@ fn what_cannot_be_pinned_is_said_in_one_sentence() {
     std::fs::write(&path, noise(100_000, 3)).unwrap();
     let mut buffer = load(&path, Kind::Memfd).run().unwrap().buffer;
     buffer.seal().unwrap();
-    // Sealed memory is mapped for reading alone.
+    // Sealed memory is mapped read-only.
     buffer.pin(device).unwrap();
     drop(buffer);
     assert_eq!(double.left(), Left::default());
@@ -134,7 +134,7 @@ fn what_cannot_be_pinned_is_said_in_one_sentence() {
          operation not supported, error 801 (EOPNOTSUPP); it pins no memory that is mapped for \
          reading alone: leave it unsealed"
     );
-    // Pages of its own come into being where it is written to, while a device would keep the old.
+    // A write to a copy-on-write mapping allocates a new page, while a device would keep the old one.
     let copy = buffer.copy_on_write().unwrap();
     let error = copy.pin(device).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
@@ -159,9 +159,9 @@ fn what_cannot_be_pinned_is_said_in_one_sentence() {
     double.reset();
 }
 
-/// One memory, and each process that takes it pins it for itself.
+/// Both processes have the same memory, and each one has its own pins.
 #[test]
-fn what_another_process_may_write_to_is_pinned_by_each() {
+fn each_process_pins_shared_memory_itself() {
     let double = Double::cuda();
     let device = Device::cuda(0);
     let dir = dir();

@@ -1,5 +1,5 @@
-//! What is recorded is in the file byte for byte, as another reader finds it; what was acknowledged
-//! survives whatever ends the recorder, and nothing is ever there in part.
+//! An independent reader finds every recorded byte in the file. Acknowledged records survive any end of the
+//! recorder, and no record is partial.
 
 mod common;
 
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 
-/// The reader that docs/recording.md shows, as a program.
+/// The reader in docs/recording.md, as a program.
 fn reader(dir: &Path) -> PathBuf {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/recording.md");
     let text = fs::read_to_string(docs).unwrap();
@@ -31,7 +31,7 @@ fn reader(dir: &Path) -> PathBuf {
     path
 }
 
-/// A line for each record of a file, by the reader of the docs.
+/// A line for each record of a file, from the reader in the documentation.
 fn lines(reader: &Path, file: &Path) -> Vec<String> {
     let output = Command::new("python3").arg(reader).arg(file).output();
     let output = output.unwrap();
@@ -59,7 +59,7 @@ fn note(number: u64) -> Note {
 
 fn append(recorder: &Recorder, buffer: &RecordBuffer, (at, len): (usize, usize), n: u64) -> Ticket {
     let ticket = recorder.append(buffer, at as u64, len as u64, note(n));
-    ticket.unwrap().expect("it waits")
+    ticket.unwrap().expect("append waits for room")
 }
 
 fn errno(error: &dmafile::Error) -> Option<i32> {
@@ -67,10 +67,10 @@ fn errno(error: &dmafile::Error) -> Option<i32> {
 }
 
 #[test]
-fn records_of_all_memory_in_all_ways_are_read_by_another_reader() {
+fn the_documented_reader_reads_every_kind_of_memory_and_method() {
     let dir = dir();
     let reader = reader(dir.path());
-    // Above 4 MiB a record takes several writes.
+    // Records larger than 4 MiB need several writes.
     let bytes = noise(5 * MIB + 7, 1);
     let parts = [
         (0, 0),
@@ -88,7 +88,7 @@ fn records_of_all_memory_in_all_ways_are_read_by_another_reader() {
     fs::write(&file, &bytes).unwrap();
     let sealed = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
     let open = |fd| RecordBuffer::open(&Origin::fd(fd, 0)).unwrap();
-    // One that begins at a block, and one that does not.
+    // A second part that begins at a block boundary, and one that does not.
     let several = |middle: usize| {
         let (one, other) = bytes.split_at(middle);
         let part =
@@ -109,8 +109,8 @@ fn records_of_all_memory_in_all_ways_are_read_by_another_reader() {
             let recorder = Capture::new(&path).method(method).io(io).start().unwrap();
             let mut expected = Vec::new();
             for (kind, buffer) in buffers.iter().enumerate() {
-                // Files are read first, so that these two have nothing to write from; and the allocator
-                // aligns nothing to a block.
+                // Files have no memory that these two methods could write from, and the allocator does not
+                // align memory to blocks.
                 let by_address = method == Method::Uring;
                 if kind == 3 && matches!(method, Method::Uring | Method::Threads)
                     || kind == 2 && by_address
@@ -118,7 +118,7 @@ fn records_of_all_memory_in_all_ways_are_read_by_another_reader() {
                     continue;
                 }
                 for (at, len) in parts {
-                    // The disk reads memory only where it begins at a block.
+                    // Direct writes need memory that is aligned to a block.
                     if at % 512 != 0 && by_address {
                         continue;
                     }
@@ -164,7 +164,7 @@ fn records_of_all_memory_in_all_ways_are_read_by_another_reader() {
                 assert_eq!(record.checksum.is_some(), len > 0);
                 assert_eq!(record.offset % 4096, 0);
             }
-            // What was reserved is given back.
+            // Reserved space past the end has been released.
             let last = recording.records().last().unwrap();
             let end = (last.offset + last.length).next_multiple_of(4096);
             assert_eq!(fs::metadata(&path).unwrap().len(), end);
@@ -173,7 +173,7 @@ fn records_of_all_memory_in_all_ways_are_read_by_another_reader() {
 }
 
 #[test]
-fn a_buffer_may_change_as_soon_as_its_record_is_written() {
+fn a_buffer_may_be_reused_as_soon_as_its_record_is_written() {
     let dir = dir();
     let path = dir.path().join("a.rec");
     let recorder = Capture::new(&path).in_flight(2).start().unwrap();
@@ -208,7 +208,7 @@ fn a_buffer_may_change_as_soon_as_its_record_is_written() {
 }
 
 #[test]
-fn memory_of_the_caller_is_held_until_it_is_written_and_no_longer() {
+fn memory_of_the_caller_is_referenced_only_until_it_is_written() {
     let dir = dir();
     let recorder = Capture::new(dir.path().join("a.rec")).start().unwrap();
     let owner = Arc::new(noise(100_000, 3));
@@ -231,12 +231,12 @@ fn many_records_fill_many_blocks_of_the_index() {
     let recorder = recorder.start().unwrap();
     let bytes = noise(4096, 5);
     let buffer = lent(&bytes);
-    // More than an area of 64 blocks with 63 entries each has room for.
+    // More than fit into an area of 64 blocks with 63 entries each.
     let count = 64 * 63 + 200;
     for number in 0..count {
         append(&recorder, &buffer, (0, (number % 50) as usize), number);
     }
-    // And single ones.
+    // Each of these is synced alone.
     for number in count..count + 70 {
         append(&recorder, &buffer, (0, 9), number);
         recorder.sync().unwrap();
@@ -268,7 +268,7 @@ fn files_are_rotated_by_size_and_read_as_one() {
     for number in 0..20 {
         append(&recorder, &buffer, (number * 100, 300_000), number as u64);
     }
-    // One that is larger than a file may be gets one to itself.
+    // A record larger than the maximum size of a file gets its own file.
     append(&recorder, &buffer, (0, 2 * MIB), 20);
     append(&recorder, &buffer, (0, 5), 21);
     let done = recorder.finish().unwrap();
@@ -297,7 +297,7 @@ fn files_are_rotated_by_size_and_read_as_one() {
         .iter()
         .flat_map(|file| lines(&reader, file));
     assert_eq!(all.count(), 22);
-    // One of them alone, and without one between.
+    // One file alone, and then a sequence with a missing file.
     let third = Recording::open(&recording.files()[2]).unwrap();
     assert_eq!(third.files().len(), 1);
     assert!(!third.is_complete() && !third.records().is_empty());
@@ -322,7 +322,7 @@ fn files_are_rotated_by_time() {
 }
 
 #[test]
-fn a_full_queue_makes_appends_wait_or_drops_them() {
+fn a_full_queue_delays_or_drops_appends() {
     let dir = dir();
     let bytes = noise(16 * MIB, 8);
     let buffer = lent(&bytes);
@@ -331,7 +331,7 @@ fn a_full_queue_makes_appends_wait_or_drops_them() {
         let recorder = Capture::new(&path).in_flight(1).when_full(when_full);
         let recorder = recorder.start().unwrap();
         let (mut taken, mut turned_away) = (0, 0);
-        // A write takes longer than an append, but for a thread that is stopped in between.
+        // A write takes longer than an append, unless this thread is preempted in between.
         while turned_away < 3 && taken < 50 {
             let note = note(taken);
             let ticket = match when_full {
@@ -342,7 +342,7 @@ fn a_full_queue_makes_appends_wait_or_drops_them() {
                 Some(_) => taken += 1,
                 None => {
                     turned_away += 1;
-                    // From here on it is this one's turn.
+                    // Wait until the queue has room again.
                     while !recorder.wait_for_room(Duration::from_secs(1)) {}
                 }
             }
@@ -378,7 +378,7 @@ fn a_full_queue_makes_appends_wait_or_drops_them() {
 }
 
 #[test]
-fn records_are_acknowledged_by_number_and_by_time() {
+fn records_are_synced_after_a_number_and_after_a_time() {
     let dir = dir();
     let buffer = lent(&noise(5000, 2));
     let path = |name: &str| dir.path().join(name);
@@ -421,7 +421,7 @@ fn records_are_acknowledged_by_number_and_by_time() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_one_sentence() {
+fn invalid_requests_are_refused_with_one_message() {
     let dir = dir();
     let path = dir.path().join("a.rec");
     let start = |path: &Path| Capture::new(path).start();
@@ -480,7 +480,7 @@ fn what_cannot_be_is_refused_in_one_sentence() {
     let (pipe, _write) = std::io::pipe().unwrap();
     let error = RecordBuffer::open(&Origin::fd(pipe.into(), 0)).unwrap_err();
     assert_eq!(errno(&error), Some(libc::EINVAL));
-    // What cannot serve says so, and the recording is over.
+    // A method that cannot write this source ends the recording with an error.
     let uring = Capture::new(dir.path().join("c.rec")).method(Method::Uring);
     let recorder = uring.start().unwrap();
     let file = dir.path().join("file");
@@ -500,7 +500,7 @@ fn what_cannot_be_is_refused_in_one_sentence() {
 }
 
 #[test]
-fn memory_that_is_cut_short_ends_the_recording_and_what_came_before_is_there() {
+fn truncated_memory_ends_the_recording_and_keeps_earlier_records() {
     let dir = dir();
     let path = dir.path().join("a.rec");
     let recorder = Capture::new(&path).start().unwrap();
@@ -521,10 +521,10 @@ fn memory_that_is_cut_short_ends_the_recording_and_what_came_before_is_there() {
     assert!(recording.read(&recording.records()[0]).unwrap() == bytes);
 }
 
-/// A recording whose tail is lost, at each block: what is read is right, and the rest is not there, or
-/// damaged and known to be.
+/// A recording whose tail is lost from each block on: records that can be read are correct, and the others
+/// are missing or reported as damaged.
 #[test]
-fn a_torn_tail_leaves_whole_records_or_none() {
+fn a_torn_tail_leaves_only_whole_records() {
     let dir = dir();
     let path = dir.path().join("whole.rec");
     let recorder = Capture::new(&path).sync_interval(None).start().unwrap();
@@ -562,7 +562,7 @@ fn a_torn_tail_leaves_whole_records_or_none() {
                     }
                 }
             }
-            // Nothing is lost that is still there.
+            // Every record before the cut is found.
             let there = Recording::open(&path).unwrap();
             let there = there.records().iter();
             let there = there.take_while(|record| (record.offset + record.length) as usize <= cut);
@@ -572,7 +572,7 @@ fn a_torn_tail_leaves_whole_records_or_none() {
     assert!(seen.len() > 10, "{seen:?}");
 }
 
-/// This program, as a child that runs one of the tests below that are ignored.
+/// This program, as a child that runs one of the ignored tests below.
 fn child(name: &str, path: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", name, "--ignored", "--nocapture"]);
@@ -585,13 +585,13 @@ fn asked() -> PathBuf {
     std::env::var_os("DMAFILE_TEST_RECORDING").unwrap().into()
 }
 
-/// The record with a number, in recordings that are killed.
+/// The record with a number in the recordings of killed programs.
 fn killed_record(number: u64) -> Vec<u8> {
     noise(1 + (number as usize * 7919) % 300_000, number + 1)
 }
 
 #[test]
-#[ignore = "it is killed by a_killed_recorder_leaves_all_that_it_acknowledged"]
+#[ignore = "it is killed by a_killed_recorder_leaves_every_acknowledged_record"]
 fn records_until_it_is_killed() {
     let recorder = Capture::new(asked())
         .rotate_bytes(Some(4 << 20))
@@ -604,14 +604,14 @@ fn records_until_it_is_killed() {
             (0, killed_record(number).len()),
             number,
         );
-        // Not println!, which may keep a line for itself.
+        // Not println!, which may buffer a line.
         use std::io::Write;
         writeln!(std::io::stdout(), "durable {}", recorder.recorded().durable).unwrap();
     }
 }
 
 #[test]
-fn a_killed_recorder_leaves_all_that_it_acknowledged() {
+fn a_killed_recorder_leaves_every_acknowledged_record() {
     let dir = dir();
     let mut random = noise(30, u64::from(std::process::id())).into_iter();
     let mut acknowledged = 0;
@@ -622,7 +622,8 @@ fn a_killed_recorder_leaves_all_that_it_acknowledged() {
         let output = BufReader::new(running.stdout.take().unwrap());
         let mut lines = output.lines().map_while(Result::ok);
         let durable = |line: &str| line.rsplit_once("durable ")?.1.parse::<u64>().ok();
-        // From before the first record to some hundred; every other time after some are acknowledged.
+        // Killed between the start and some hundred records; in odd rounds after at least 10 are
+        // acknowledged.
         let most = usize::from(random.next().unwrap());
         if round % 2 == 1 {
             let enough = |line: &String| durable(line).is_some_and(|durable| durable >= 10);
@@ -660,7 +661,7 @@ fn a_killed_recorder_leaves_all_that_it_acknowledged() {
 }
 
 #[test]
-#[ignore = "it runs with a limit, for a_limit_on_file_size_is_an_error_of_the_append"]
+#[ignore = "it runs with a limit, for a_limit_on_file_size_fails_the_append"]
 fn records_with_a_limit() {
     let limit = Rlimit {
         current: Some(2 << 20),
@@ -672,7 +673,7 @@ fn records_with_a_limit() {
     recorder.finish().unwrap();
 }
 
-/// Appends until there is no room; what is small fits again.
+/// Appends until there is no room; a small record still fits then.
 fn fill(recorder: &Recorder, full: i32) {
     let bytes = noise(MIB, 1);
     let buffer = lent(&bytes);
@@ -704,7 +705,7 @@ fn check_filled(recording: &Recording) {
 }
 
 #[test]
-fn a_limit_on_file_size_is_an_error_of_the_append() {
+fn a_limit_on_file_size_fails_the_append() {
     let dir = dir();
     let path = dir.path().join("a.rec");
     let status = child("records_with_a_limit", &path).status().unwrap();
@@ -715,17 +716,17 @@ fn a_limit_on_file_size_is_an_error_of_the_append() {
 }
 
 #[test]
-#[ignore = "it runs on a small file system, for a_full_file_system_is_an_error_of_the_append_or_the_end"]
+#[ignore = "it runs on a small file system, for a_full_file_system_fails_the_append_or_finish"]
 fn records_on_a_small_file_system() {
     let recorder = Capture::new(asked()).start().unwrap();
     fill(&recorder, libc::ENOSPC);
-    // Room comes back, and it goes on.
+    // Finish the first recording and free its space.
     let other = asked().with_extension("other");
     recorder.finish().unwrap();
     check_filled(&Recording::open(asked()).unwrap());
     fs::remove_file(asked()).unwrap();
 
-    // The index has one block left, and needs two at the end.
+    // The index has one block left, and needs two to finish.
     let recorder = Capture::new(&other).sync_interval(None).start().unwrap();
     let buffer = lent(&noise(4096, 1));
     for number in 0..63 {
@@ -753,7 +754,7 @@ fn records_on_a_small_file_system() {
 }
 
 #[test]
-fn a_full_file_system_is_an_error_of_the_append_or_the_end() {
+fn a_full_file_system_fails_the_append_or_finish() {
     let dir = dir();
     let mount = "mount -t tmpfs -o size=4m none \"$0\" && exec \"$@\"";
     let words = |test: &Command| {

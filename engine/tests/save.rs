@@ -1,6 +1,5 @@
-//! What is saved is on the disk byte for byte, as sha256sum reads it, by every way, from everything that
-//! can be saved, at sizes and offsets around blocks and windows; and a file is replaced whole or not at
-//! all.
+//! Saved bytes are on the disk as sha256sum reads them, with every method, from every kind of source, at sizes
+//! and offsets around blocks and windows. A file is replaced completely or not changed.
 
 mod common;
 
@@ -28,7 +27,7 @@ fn memory(bytes: &[u8]) -> OwnedFd {
     fd
 }
 
-/// What writes into the other end of a pipe.
+/// A thread that writes into the other end of a pipe.
 struct Writer(Option<JoinHandle<()>>);
 
 impl Drop for Writer {
@@ -37,7 +36,7 @@ impl Drop for Writer {
     }
 }
 
-/// These bytes as something to save.
+/// These bytes as a source of this kind.
 fn origin(kind: &str, dir: &Path, bytes: &[u8]) -> (Origin<'static>, Option<Writer>) {
     let file = || {
         let path = dir.join(format!("origin-{}", bytes.len()));
@@ -61,7 +60,7 @@ fn origin(kind: &str, dir: &Path, bytes: &[u8]) -> (Origin<'static>, Option<Writ
             let (read, mut write) = std::io::pipe().unwrap();
             let bytes = bytes.to_vec();
             let writer = std::thread::spawn(move || {
-                // Whoever saves may have stopped reading.
+                // A failed save stops reading.
                 let _ = write.write_all(&bytes);
             });
             (
@@ -72,7 +71,7 @@ fn origin(kind: &str, dir: &Path, bytes: &[u8]) -> (Origin<'static>, Option<Writ
     }
 }
 
-/// Pairs that cannot be, and must say so.
+/// Combinations that are not supported and must be refused.
 fn impossible(kind: &str, method: Method, io: Io) -> bool {
     let passes = matches!(kind, "file" | "fd of a file" | "pipe");
     (passes && method == Method::Uring) || (passes && method == Method::Threads && io == Io::Direct)
@@ -88,7 +87,7 @@ fn reasons(report: &SaveReport) -> String {
 }
 
 #[test]
-fn every_way_saves_the_bytes_at_every_size() {
+fn every_source_method_and_mode_saves_every_size() {
     let (dir, sources) = (dir(), dir());
     let sizes = [
         0,
@@ -123,14 +122,14 @@ fn every_way_saves_the_bytes_at_every_size() {
                         continue;
                     }
                     let report = match save.run() {
-                        // There is nothing to save by any method.
+                        // With no bytes, a method may be refused.
                         Err(error) if size == 0 && error.raw_os_error() == Some(95) => continue,
                         report => report.unwrap_or_else(|error| panic!("{what}: {error}")),
                     };
                     assert_eq!(report.bytes, size, "{what}");
                     assert!(report.atomic && report.sync, "{what}");
                     if io == Io::Direct && size > 0 {
-                        // Asked before the file is read to compare.
+                        // Checked before the comparison, which reads the file.
                         assert_eq!(cached(&to), 0, "{what}");
                         assert_eq!(report.bytes_direct, size - size % 4096, "{what}");
                     }
@@ -144,7 +143,7 @@ fn every_way_saves_the_bytes_at_every_size() {
 }
 
 #[test]
-fn windows_and_rings_begin_and_end_anywhere() {
+fn windows_may_begin_and_end_at_any_byte() {
     let dir = dir();
     let to = dir.path().join("to");
     let window = 64 * MIB;
@@ -168,7 +167,7 @@ fn windows_and_rings_begin_and_end_anywhere() {
 }
 
 #[test]
-fn any_part_of_memory_goes_to_any_part_of_a_file_and_nothing_else_changes() {
+fn saving_in_place_changes_only_the_given_range() {
     let (dir, sources) = (dir(), dir());
     let to = dir.path().join("to");
     let size = MIB + 4099;
@@ -184,7 +183,7 @@ fn any_part_of_memory_goes_to_any_part_of_a_file_and_nothing_else_changes() {
         (512, 4096, BLOCK),
         (4096, 4096 + 512, 3 * BLOCK),
         (1, 2 * MIB - 1, 1),
-        // Beyond the end of the file, with a gap, and across it.
+        // Past the end of the file with a gap, and across its end.
         (5, 2 * MIB + 12345, 4097),
         (0, 2 * MIB - 7, 100_000),
     ];
@@ -246,7 +245,7 @@ fn any_part_of_memory_goes_to_any_part_of_a_file_and_nothing_else_changes() {
 }
 
 #[test]
-fn holes_stay_holes_and_become_zeros_in_place() {
+fn holes_stay_holes_in_a_new_file_and_are_zeros_in_place() {
     let dir = dir();
     let to = dir.path().join("to");
     let len = 4 * MIB + 1000;
@@ -289,14 +288,14 @@ fn holes_stay_holes_and_become_zeros_in_place() {
                     .map(|run| run.1.next_multiple_of(4096) - run.0 / 4096 * 4096)
                     .sum();
                 let blocks = fs::metadata(&to).unwrap().blocks() * 512;
-                // An extent tree takes a block, too.
+                // An extent tree needs a block too.
                 assert!(blocks <= room + 4096, "{what}: {blocks} for {room}");
                 assert_eq!(
                     report.bytes_hole,
                     len - (report.bytes_direct + report.bytes_buffered)
                 );
 
-                // In place: 100 bytes in, so that no page of one is a page of the other.
+                // In place at byte 100, so that no page of the source is a page of the target.
                 let around = vec![0xff; len as usize + 300];
                 fs::write(&to, &around).unwrap();
                 let save = Save::new(from.clone(), &to).in_place(100).method(method);
@@ -308,7 +307,7 @@ fn holes_stay_holes_and_become_zeros_in_place() {
                 fs::remove_file(&to).unwrap();
             }
         }
-        // Nothing that was saved has filled the holes of the memory.
+        // No save has filled the holes of the memory.
         assert_eq!(
             rustix::fs::fstat(&fd).unwrap().st_blocks,
             taken,
@@ -318,7 +317,7 @@ fn holes_stay_holes_and_become_zeros_in_place() {
 }
 
 #[test]
-fn a_file_that_is_replaced_gives_what_it_has_but_its_bytes() {
+fn a_replaced_file_keeps_its_owner_mode_attributes_and_links() {
     let dir = dir();
     let at = |name: &str| dir.path().join(name);
     fs::create_dir(at("sub")).unwrap();
@@ -326,7 +325,7 @@ fn a_file_that_is_replaced_gives_what_it_has_but_its_bytes() {
     fs::hard_link(at("sub/real"), at("other")).unwrap();
     std::os::unix::fs::symlink("sub/real", at("link")).unwrap();
     std::os::unix::fs::symlink("link", at("again")).unwrap();
-    // What would run a program as somebody else does not pass to other bytes.
+    // The set-user-ID bit does not apply to the new bytes.
     fs::set_permissions(at("sub/real"), fs::Permissions::from_mode(0o4751)).unwrap();
     let attribute = "user.dmafile-test";
     rustix::fs::setxattr(at("sub/real"), attribute, b"kept", XattrFlags::empty()).unwrap();
@@ -351,7 +350,7 @@ fn a_file_that_is_replaced_gives_what_it_has_but_its_bytes() {
     assert_eq!(names(dir.path()), ["again", "link", "other", "sub"]);
     assert_eq!(names(&at("sub")), ["real"]);
 
-    // One that links nowhere yet.
+    // A link whose target does not exist yet.
     std::os::unix::fs::symlink("sub/new", at("dangling")).unwrap();
     run(
         Save::new(Origin::fd(memory(&bytes), 0), at("dangling")),
@@ -364,7 +363,7 @@ fn a_file_that_is_replaced_gives_what_it_has_but_its_bytes() {
     assert_eq!(mode, 0o666 & !mask.bits());
 }
 
-/// Saves that must fail, and leave the file and its folder as they were.
+/// Runs a save that must fail, and asserts that the file and its folder have not changed.
 fn refused(save: Save<'_>, to: &Path) -> dmafile::Error {
     let folder = to.parent().unwrap();
     let (before, bytes) = (names(folder), fs::read(to).ok());
@@ -375,7 +374,7 @@ fn refused(save: Save<'_>, to: &Path) -> dmafile::Error {
 }
 
 #[test]
-fn what_cannot_be_saved_leaves_the_old_file() {
+fn a_failed_save_leaves_the_old_file() {
     let dir = dir();
     let to = dir.path().join("to");
     fs::write(&to, b"old").unwrap();
@@ -405,7 +404,7 @@ fn what_cannot_be_saved_leaves_the_old_file() {
     let wrong = Verify::expect(dmafile::Algorithm::Crc32c, "00000000").unwrap();
     let error = refused(Save::new(from(), &to).verify(wrong.clone()), &to);
     assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{error}");
-    // Of what passes by once, too.
+    // The same with a stream.
     let (stream, _writer) = origin("pipe", dir.path(), &bytes);
     let error = refused(Save::new(stream, &to).verify(wrong), &to);
     assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{error}");
@@ -415,7 +414,7 @@ fn what_cannot_be_saved_leaves_the_old_file() {
     let error = refused(Save::new(from(), &to).cancel(token.clone()), &to);
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     assert!(error.to_string().starts_with("save: "), "{error}");
-    // A pipe that nothing comes out of.
+    // A pipe without data.
     let (read, _write) = std::io::pipe().unwrap();
     let stream = Origin::Stream(Arc::new(read.into()));
     let error = refused(Save::new(stream, &to).cancel(token), &to);
@@ -437,9 +436,9 @@ fn what_cannot_be_saved_leaves_the_old_file() {
     assert!(line.contains("not open for reading (EBADF)"), "{line}");
 }
 
-/// The owner of memory cuts it short before it is written, or while it is.
+/// The owner truncates the memory after the plan.
 #[test]
-fn memory_that_is_cut_short_is_an_error() {
+fn memory_that_is_truncated_during_a_save_is_an_error() {
     let dir = dir();
     let to = dir.path().join("to");
     fs::write(&to, b"old").unwrap();
@@ -460,9 +459,9 @@ fn memory_that_is_cut_short_is_an_error() {
     }
 }
 
-/// Data of which nothing but the last page remains to be written is no reason to fail.
+/// Progress is reported up to the last byte, and the report has every phase.
 #[test]
-fn progress_ends_with_all_and_a_trace_has_the_writes() {
+fn progress_ends_with_the_size_and_the_trace_has_every_write() {
     let dir = dir();
     let to = dir.path().join("to");
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -485,10 +484,9 @@ fn progress_ends_with_all_and_a_trace_has_the_writes() {
     }
 }
 
-/// A file whose size is not that of whole pages of the memory beneath, on hugetlb pages where there are
-/// any.
+/// The saved length is not a multiple of the page size of the memory.
 #[test]
-fn huge_pages_are_saved_holes_and_all() {
+fn hugetlb_memory_with_holes_is_saved() {
     let dir = dir();
     let to = dir.path().join("to");
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB;
@@ -498,7 +496,7 @@ fn huge_pages_are_saved_holes_and_all() {
     rustix::fs::ftruncate(&fd, 8 * MIB).unwrap();
     let file = File::from(fd.try_clone().unwrap());
     let bytes = noise(2 * MIB as usize, 6);
-    // hugetlb memory is not written through its descriptor.
+    // hugetlb memory cannot be written through its descriptor.
     let filled = dmafile::Load::new(cold(dir.path(), 2 * MIB as usize))
         .to(dmafile::Kind::fd_at(fd.try_clone().unwrap(), 4 * MIB))
         .run();
@@ -514,9 +512,9 @@ fn huge_pages_are_saved_holes_and_all() {
     assert_eq!(file_digest(&to, 0, len), bytes_digest(&want));
 }
 
-/// What a descriptor's position is plays no part, and it stays; but of a stream.
+/// A descriptor is read from its beginning and keeps its position; only a stream is read from its position.
 #[test]
-fn positions_stay() {
+fn a_save_does_not_move_the_position_of_a_descriptor() {
     let dir = dir();
     let to: PathBuf = dir.path().join("to");
     let path = cold(dir.path(), 100_000);
@@ -538,9 +536,9 @@ fn positions_stay() {
     assert!(file.as_fd().try_clone_to_owned().is_ok());
 }
 
-/// The same bytes cut into parts at other places, in memory that begins anywhere, and behind descriptors.
+/// The same bytes, divided into parts in different ways, in memory with any alignment and in descriptors.
 #[test]
-fn parts_are_saved_one_behind_the_other() {
+fn parts_are_saved_in_order() {
     let (dir, sources) = (dir(), dir());
     let to = dir.path().join("to");
     let size = 3 * MIB as usize + 777;
@@ -556,7 +554,7 @@ fn parts_are_saved_one_behind_the_other() {
         &[(BLOCK - 1) as usize, BLOCK as usize, (BLOCK + 1) as usize],
         &[size - 1, size],
     ];
-    // A copy of each part lies as far behind a page as `shift` says.
+    // A copy of each part begins `shift` bytes after a page boundary.
     for (cuts, shift) in cuts
         .iter()
         .flat_map(|cuts| [0, 1, 8, 100, 512].map(|by| (cuts, by)))
@@ -624,7 +622,7 @@ fn parts_are_saved_one_behind_the_other() {
 }
 
 #[test]
-fn parts_that_cannot_be_saved_leave_the_old_file() {
+fn invalid_parts_leave_the_old_file() {
     let dir = dir();
     let to = dir.path().join("to");
     fs::write(&to, "old").unwrap();
@@ -647,7 +645,7 @@ fn parts_that_cannot_be_saved_leave_the_old_file() {
 }
 
 #[test]
-fn what_passes_through_a_ring_may_have_larger_blocks() {
+fn sources_that_need_bounce_buffers_may_have_larger_blocks() {
     let dir = dir();
     let bytes = noise(9 * MIB as usize + 7, 3);
     let from = dir.path().join("from");

@@ -1,4 +1,5 @@
-//! Memory shared without a holder: whoever dies while it loads, the others get the same bytes, once.
+//! Memory that processes share without a holder: whichever process dies during the load, the others get the
+//! same bytes, in one copy.
 
 mod common;
 
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Nothing here takes this long unless it hangs.
+/// Only a test that hangs takes this long.
 const LONG: Duration = Duration::from_secs(120);
 const LEN: u64 = 4 << 20;
 
@@ -20,7 +21,7 @@ fn env(name: &str) -> PathBuf {
     std::env::var_os(name).unwrap().into()
 }
 
-/// A process of the tests below, which start it.
+/// A process that the tests below start.
 #[test]
 #[ignore = "started by the other tests"]
 fn member() {
@@ -32,7 +33,7 @@ fn member() {
         .wait(LONG)
         .each(slowly)
         .progress(move |_| {
-            // Long enough to be killed in.
+            // Leaves time to kill it during the load.
             if !mark.exists() {
                 fs::write(&mark, "").unwrap();
                 std::thread::sleep(Duration::from_millis(20));
@@ -51,7 +52,7 @@ fn member() {
     let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(&link).unwrap());
     println!("member {} {inode}", sum.split(' ').next().unwrap());
     std::io::stdout().flush().unwrap();
-    // It has the memory until it is told to let go.
+    // It keeps the memory until stdin ends.
     let mut rest = String::new();
     std::io::stdin().read_to_string(&mut rest).unwrap();
 }
@@ -67,7 +68,7 @@ fn start(file: &Path, folder: &Path) -> Child {
         .unwrap()
 }
 
-/// The digest and the inode that a member tells of; None of one that was killed before it told.
+/// The digest and the inode that a member reports; None if it was killed before.
 fn told(child: &mut Child) -> Option<(String, String)> {
     let mut out = BufReader::new(child.stdout.as_mut().unwrap());
     let mut line = String::new();
@@ -76,7 +77,7 @@ fn told(child: &mut Child) -> Option<(String, String)> {
         if out.read_line(&mut line).unwrap() == 0 {
             return None;
         }
-        // The harness may write in front of it.
+        // The harness may print text before it.
         if let Some((_, told)) = line.trim().split_once("member ")
             && let Some((digest, inode)) = told.split_once(' ')
         {
@@ -93,14 +94,14 @@ fn marked(folder: &Path, mark: &str) -> BTreeSet<u32> {
         .collect()
 }
 
-/// A number below `most`, another one each time.
+/// A random number below `most`.
 fn random(most: u64) -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0) % most
 }
 
 #[test]
-fn loaders_that_are_killed_are_followed_by_others() {
+fn another_process_loads_if_a_loader_is_killed() {
     let rounds = std::env::var("DMAFILE_ROUNDS").map_or(3, |text| text.parse().unwrap());
     for round in 0..rounds {
         let dir = dir();
@@ -117,13 +118,13 @@ fn loaders_that_are_killed_are_followed_by_others() {
                 .next()
                 .copied();
             if let Some(pid) = next {
-                // It may have done its load by then.
+                // It may have finished its load by then.
                 std::thread::sleep(Duration::from_micros(random(30_000)));
                 let member = members.iter_mut().find(|member| member.id() == pid);
                 member.unwrap().kill().unwrap();
                 killed.insert(pid);
             } else if !marked(dir.path(), "has-").is_subset(&killed) {
-                // One that lives has it: nobody will load again.
+                // A living process has the memory: no process will load again.
                 break;
             } else {
                 std::thread::sleep(Duration::from_millis(1));
@@ -155,7 +156,7 @@ fn loaders_that_are_killed_are_followed_by_others() {
 }
 
 #[test]
-fn files_that_change_and_other_options_are_not_shared() {
+fn a_changed_file_or_other_options_are_loaded_separately() {
     let dir = dir();
     let file = cold(dir.path(), 100_000);
     let at = dir.path().join("shared");
@@ -191,7 +192,7 @@ fn files_that_change_and_other_options_are_not_shared() {
 }
 
 #[test]
-fn a_loader_that_takes_too_long_is_an_error_of_the_others() {
+fn waiting_for_a_slow_loader_times_out() {
     let dir = dir();
     let file = cold(dir.path(), 100_000);
     let at = dir.path().join("shared");
@@ -227,7 +228,7 @@ fn a_loader_that_takes_too_long_is_an_error_of_the_others() {
     loader.join().unwrap().unwrap();
 }
 
-/// The bytes of a file, as others would bring them.
+/// Memory with the bytes of a file, as the caller would fill it.
 fn memory(file: &Path) -> Vec<OwnedFd> {
     let loaded = Load::new(file).exact_size(true).run().unwrap();
     vec![loaded.buffer.into_fd().unwrap()]
@@ -241,7 +242,7 @@ fn vacant(shared: Shared) -> Vacant {
 }
 
 #[test]
-fn memory_that_is_filled_elsewhere_is_shared() {
+fn memory_that_the_caller_fills_is_shared() {
     let dir = dir();
     let file = cold(dir.path(), 100_000);
     let at = dir.path().join("shared");
@@ -272,7 +273,7 @@ fn memory_that_is_filled_elsewhere_is_shared() {
 }
 
 #[test]
-fn a_child_that_was_forked_meanwhile_keeps_no_loader_out() {
+fn a_child_forked_during_the_load_does_not_keep_the_lock() {
     let dir = dir();
     let file = cold(dir.path(), 100_000);
     let shared = || Shared::of([&file]).at(dir.path().join("shared"));
@@ -283,7 +284,7 @@ fn a_child_that_was_forked_meanwhile_keeps_no_loader_out() {
 }
 
 #[test]
-fn memory_that_is_not_the_files_is_refused() {
+fn memory_that_does_not_match_the_files_is_refused() {
     let dir = dir();
     let file = cold(dir.path(), 100_000);
     let short = dir.path().join("short");
@@ -307,6 +308,6 @@ fn memory_that_is_not_the_files_is_refused() {
     let (found, before) = (vacant(shared()), memory(&file));
     fs::write(&file, common::noise(100_000, 5)).unwrap();
     refused(found.fill(before).unwrap_err(), libc::ESTALE);
-    // Nothing of it is left to take.
+    // No refused memory can be taken.
     drop(vacant(shared()));
 }

@@ -1,5 +1,5 @@
-//! A snapshot comes back byte for byte, as sha256sum reads it; the one before stays whole until the new one
-//! is valid, whatever ends that; and nothing of a manifest is believed.
+//! A loaded snapshot has the bytes that sha256sum reads. However a save ends, the previous snapshot stays whole
+//! until the new one is valid. Everything in a manifest is checked.
 
 mod common;
 
@@ -37,7 +37,7 @@ fn manifest(dir: &Path) -> Value {
     serde_json::from_slice(&fs::read(dir.join(MANIFEST)).unwrap()).unwrap()
 }
 
-/// Saves `a` and `b`, which have something of `seed` each.
+/// Saves `a` and `b`, whose bytes depend on `seed`.
 fn pair(dir: &Path, seed: u64) -> dmafile::Result<SnapshotReport> {
     Snapshot::new(dir)
         .add("a", origin(&noise(300_001, seed)))
@@ -52,7 +52,7 @@ fn digests(loaded: &LoadedSnapshot) -> Vec<(String, String)> {
         .collect()
 }
 
-/// What the loaded pair of this seed has.
+/// The names and digests of the pair with this seed.
 fn digests_of(seed: u64) -> Vec<(String, String)> {
     vec![
         ("a".to_string(), bytes_digest(&noise(300_001, seed))),
@@ -64,7 +64,7 @@ fn load(dir: &Path) -> LoadedSnapshot {
     SnapshotLoad::new(dir).run().unwrap()
 }
 
-/// What the pair of this seed leaves in its folder.
+/// Asserts that the folder has exactly the pair with this seed.
 fn check(dir: &Path, seed: u64) {
     assert_eq!(digests(&load(dir)), digests_of(seed));
     let generation = manifest(dir)["generation"].as_u64().unwrap();
@@ -73,7 +73,7 @@ fn check(dir: &Path, seed: u64) {
 }
 
 #[test]
-fn every_source_at_every_size_comes_back() {
+fn every_source_of_every_size_is_loaded_again() {
     let (dir, sources) = (dir(), dir());
     let sizes = [0, 1, 511, 4095, 4096, 4097, MIB - 1, MIB, 3 * MIB + 777];
     let mut all = Vec::new();
@@ -117,7 +117,7 @@ fn every_source_at_every_size_comes_back() {
     );
     assert_eq!(report.bytes_direct + report.bytes_buffered, total);
 
-    // What the manifest says is what sha256sum says, of each file.
+    // The digests in the manifest are those of sha256sum.
     let manifest = manifest(dir.path());
     let entries = manifest["sources"].as_array().unwrap();
     let text = |entry: &Value, key: &str| entry[key].as_str().unwrap().to_string();
@@ -176,7 +176,7 @@ fn every_source_at_every_size_comes_back() {
 }
 
 #[test]
-fn nothing_but_empty_sources_is_a_snapshot_too() {
+fn a_snapshot_may_consist_of_empty_sources() {
     let dir = dir();
     let told = Arc::<Mutex<Vec<u64>>>::default();
     let heard = Arc::clone(&told);
@@ -210,7 +210,7 @@ fn holes_stay_holes() {
     assert_eq!(report.bytes, 65 * MIB + 1);
     assert_eq!(report.bytes_hole, report.bytes - 8192);
     let file = dir.path().join("sparse.1.dmafile");
-    // The data, and a block for an extent tree.
+    // The data, and one block for an extent tree.
     assert!(fs::metadata(&file).unwrap().blocks() * 512 <= 8192 + 4096);
     let loaded = load(dir.path());
     let want = common::descriptor_digest(fd, 0, 64 * MIB + 1);
@@ -224,14 +224,14 @@ fn holes_stay_holes() {
 }
 
 #[test]
-fn a_snapshot_takes_the_place_of_the_one_before() {
+fn a_snapshot_replaces_the_previous_one() {
     let dir = dir();
     for seed in 1..=3 {
         let report = pair(dir.path(), seed).unwrap();
         assert_eq!(report.generation, seed);
         check(dir.path(), seed);
     }
-    // With other sources, and fewer.
+    // With fewer and different sources.
     let report = Snapshot::new(dir.path())
         .add("c", origin(b"c"))
         .run()
@@ -242,7 +242,7 @@ fn a_snapshot_takes_the_place_of_the_one_before() {
 }
 
 #[test]
-fn sources_have_options_of_their_own_and_progress_together() {
+fn each_source_has_its_own_options_and_progress_covers_all() {
     let dir = dir();
     let last = Arc::new(Mutex::new((0, 0)));
     let heard = Arc::clone(&last);
@@ -251,7 +251,7 @@ fn sources_have_options_of_their_own_and_progress_together() {
         .add("part", origin(&bytes))
         .add("all", origin(&bytes))
         .each(|name, save| match name {
-            // Not in place, whatever is asked for.
+            // A snapshot ignores `in_place`.
             "part" => save.length(MIB).in_place(77),
             _ => save.io(Io::Buffered),
         })
@@ -290,7 +290,7 @@ fn sources_have_options_of_their_own_and_progress_together() {
         bytes_digest(&bytes)
     );
 
-    // One memory cannot take two of them, nor a part of one count as all of it.
+    // One memfd cannot be the target of two sources, and a source cannot be loaded in part.
     let fd = Kind::fd(memfd(4 * MIB));
     let load = SnapshotLoad::new(dir.path()).each(move |_, load| load.to(fd.clone()));
     assert_eq!(load.run().unwrap_err().kind(), ErrorKind::Usage);
@@ -299,7 +299,7 @@ fn sources_have_options_of_their_own_and_progress_together() {
 }
 
 #[test]
-fn plans_move_nothing() {
+fn plans_write_nothing() {
     let dir = dir();
     let snapshot = || Snapshot::new(dir.path()).add("a", origin(&noise(5000, 1)));
     assert_eq!(snapshot().plan().unwrap().generation, 1);
@@ -324,7 +324,7 @@ fn plans_move_nothing() {
 }
 
 #[test]
-fn names_that_cannot_be_are_refused() {
+fn invalid_names_are_refused() {
     let dir = dir();
     let long = "x".repeat(65);
     for name in [
@@ -356,7 +356,7 @@ fn names_that_cannot_be_are_refused() {
     }
     assert_eq!(many.run().unwrap_err().kind(), ErrorKind::Usage);
     assert!(names(dir.path()).is_empty());
-    // The longest ones, of any script.
+    // Names of the maximum length, in any script.
     for name in ["ä".repeat(32), "x".repeat(64), "a b.c-1".to_string()] {
         Snapshot::new(dir.path())
             .add(&name, origin(b"x"))
@@ -366,7 +366,7 @@ fn names_that_cannot_be_are_refused() {
     }
 }
 
-/// Runs what must fail, after which the pair of this seed is there as if nothing had been.
+/// Runs a save that must fail, and asserts that the pair with this seed is unchanged.
 fn refused(dir: &Path, seed: u64, snapshot: Snapshot) -> dmafile::Error {
     let (before, text) = (names(dir), fs::read(dir.join(MANIFEST)).unwrap());
     let error = snapshot.run().unwrap_err();
@@ -377,7 +377,7 @@ fn refused(dir: &Path, seed: u64, snapshot: Snapshot) -> dmafile::Error {
 }
 
 #[test]
-fn what_fails_leaves_the_snapshot_before() {
+fn a_failed_save_leaves_the_previous_snapshot() {
     let dir = dir();
     let folder = dir.path();
     pair(folder, 1).unwrap();
@@ -391,7 +391,7 @@ fn what_fails_leaves_the_snapshot_before() {
     let past = Origin::fd(memory(b"x"), 2);
     let error = refused(folder, 1, begun().add("b", past));
     assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
-    // When the first is there already.
+    // When the first source has already been written.
     let (read, write) = std::io::pipe().unwrap();
     drop(write);
     let ends_early = begun().add("b", Origin::Stream(Arc::new(read.into())));
@@ -405,7 +405,7 @@ fn what_fails_leaves_the_snapshot_before() {
         error.to_string().contains("it ended after 0 of 1 bytes"),
         "{error}"
     );
-    // Cancelled before, at the plan, and when most of it is written.
+    // Cancelled before the save, at the plan, and after most bytes are written.
     let token = CancelToken::new();
     token.cancel();
     let error = refused(folder, 1, begun().cancel(token));
@@ -430,7 +430,7 @@ fn what_fails_leaves_the_snapshot_before() {
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     assert!(error.to_string().starts_with("save: "), "{error}");
 
-    // A folder that is none.
+    // Targets that are not a folder.
     let missing = Snapshot::new(folder.join("no")).add("a", origin(b"x"));
     let line = missing.run().unwrap_err().to_string();
     assert!(
@@ -443,7 +443,7 @@ fn what_fails_leaves_the_snapshot_before() {
 }
 
 #[test]
-fn what_is_left_behind_is_cleared_away_and_nothing_else() {
+fn the_next_save_removes_leftovers_and_nothing_else() {
     let dir = dir();
     let at = |name: &str| dir.path().join(name);
     pair(dir.path(), 1).unwrap();
@@ -465,7 +465,7 @@ fn what_is_left_behind_is_cleared_away_and_nothing_else() {
         fs::write(at(name), b"left").unwrap();
     }
     symlink(at("README"), at("link.3.dmafile")).unwrap();
-    // A folder is nobody's to remove; its number is passed over.
+    // A folder is not removed; its number is skipped.
     fs::create_dir(at("a.7.dmafile")).unwrap();
     let report = pair(dir.path(), 2).unwrap();
     assert_eq!(report.generation, 8);
@@ -483,7 +483,7 @@ fn what_is_left_behind_is_cleared_away_and_nothing_else() {
 }
 
 #[test]
-fn two_savers_are_not_mixed() {
+fn a_second_saver_is_refused() {
     let dir = dir();
     pair(dir.path(), 1).unwrap();
     let folder = File::open(dir.path()).unwrap();
@@ -493,14 +493,14 @@ fn two_savers_are_not_mixed() {
     let says = "another one is being saved there (EBUSY); wait until that has ended";
     assert!(error.to_string().contains(says), "{error}");
     check(dir.path(), 1);
-    // To close it would not do: another test may just have forked a child, which has it, too.
+    // Closing it is not enough: a child that another test has just forked may have it too.
     rustix::fs::flock(&folder, FlockOperation::Unlock).unwrap();
     pair(dir.path(), 2).unwrap();
     check(dir.path(), 2);
 }
 
 #[test]
-fn a_child_that_was_forked_meanwhile_keeps_no_saver_out() {
+fn a_child_forked_during_the_save_does_not_keep_the_lock() {
     let dir = dir();
     let child = Arc::new(OnceLock::new());
     let forked = Arc::clone(&child);
@@ -515,7 +515,7 @@ fn a_child_that_was_forked_meanwhile_keeps_no_saver_out() {
 }
 
 #[test]
-fn readers_get_one_snapshot_whole_while_savers_replace_it() {
+fn readers_get_a_whole_snapshot_while_savers_replace_it() {
     const SAVES: u64 = 15;
     let dir = dir();
     pair(dir.path(), 0).unwrap();
@@ -537,7 +537,7 @@ fn readers_get_one_snapshot_whole_while_savers_replace_it() {
         }
         for _ in 0..2 {
             scope.spawn(|| {
-                // Once more when nobody saves any longer.
+                // Once more after the last save.
                 let mut last = false;
                 while !last {
                     last = saving.load(Ordering::Relaxed) == 0;
@@ -555,7 +555,7 @@ fn readers_get_one_snapshot_whole_while_savers_replace_it() {
 }
 
 #[test]
-fn files_that_are_not_what_was_saved_are_refused() {
+fn changed_files_are_refused() {
     let dir = dir();
     let file = dir.path().join("a.1.dmafile");
     let fail = |errno, says: &str| {
@@ -609,7 +609,7 @@ fn files_that_are_not_what_was_saved_are_refused() {
     fail(libc::EBADMSG, "it is not a regular file");
 }
 
-/// A manifest that is right but for what `change` does to it.
+/// Writes a valid manifest with one change.
 fn changed(dir: &Path, valid: &Value, change: impl FnOnce(&mut Value)) {
     let mut manifest = valid.clone();
     change(&mut manifest);
@@ -617,7 +617,7 @@ fn changed(dir: &Path, valid: &Value, change: impl FnOnce(&mut Value)) {
 }
 
 #[test]
-fn nothing_of_a_manifest_is_believed() {
+fn invalid_manifests_are_refused() {
     let dir = dir();
     pair(dir.path(), 1).unwrap();
     let valid = manifest(dir.path());
@@ -627,7 +627,7 @@ fn nothing_of_a_manifest_is_believed() {
         assert_eq!(error.raw_os_error(), Some(errno), "{says}: {error}");
         assert!(error.to_string().contains(says), "{error}");
         assert_eq!(error.to_string().lines().count(), 1, "{error}");
-        // Nor does a save take it for one, whose files it might remove.
+        // A save refuses it too, and removes no files.
         let before = names(dir.path());
         pair(dir.path(), 2).unwrap_err();
         assert_eq!(names(dir.path()), before);
@@ -714,7 +714,7 @@ fn nothing_of_a_manifest_is_believed() {
         fs::write(dir.path().join(MANIFEST), text).unwrap();
         refuse(libc::EBADMSG, says);
     }
-    // A size that lies, of a file that is there.
+    // A wrong size of an existing file.
     changed(dir.path(), &valid, |m| {
         m["sources"][1]["bytes"] = json!(1_u64 << 40)
     });
@@ -724,7 +724,7 @@ fn nothing_of_a_manifest_is_believed() {
         "{error}"
     );
 
-    // Links lead nowhere.
+    // Symbolic links are refused.
     let path = dir.path().join(MANIFEST);
     let outside = dir.path().join("outside");
     fs::write(&outside, valid.to_string()).unwrap();
@@ -742,7 +742,7 @@ fn nothing_of_a_manifest_is_believed() {
             .contains("has no dmafile-snapshot.json (ENOENT)"),
         "{error}"
     );
-    // As it was, it is believed.
+    // The original manifest is accepted.
     fs::write(&path, valid.to_string()).unwrap();
     assert_eq!(digests(&load(dir.path())), digests_of(1));
     assert!(SnapshotLoad::is_snapshot(dir.path()) && !SnapshotLoad::is_snapshot(&path));

@@ -1,5 +1,5 @@
 //! A load through a ring: the sink gets the bytes that sha256sum reads, in order, and no slot changes
-//! before the sink has done with it.
+//! before the sink releases it.
 
 mod common;
 
@@ -12,15 +12,15 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::path::Path;
 
-/// Small, so that small files go round the ring often.
+/// Small, so that small files use each slot of the ring often.
 const BLOCK: u64 = 16 << 10;
 
 fn small(path: &Path) -> Load {
     Load::new(path).block(BLOCK)
 }
 
-/// Keeps slots for a while, copies them only when it lets go of them, and looks whether they have
-/// changed meanwhile.
+/// Keeps slots for a while, copies them only before it releases them, and checks that they have not
+/// changed.
 struct Late {
     seed: u64,
     bytes: Vec<u8>,
@@ -58,7 +58,7 @@ impl Late {
     fn let_go(&mut self) {
         for kept in self.kept.pop_front().expect("a slot was taken") {
             let (start, len) = kept.memory;
-            // SAFETY: the ring keeps the bytes until this sink says that it has done with them.
+            // SAFETY: the ring keeps the bytes until this sink releases them.
             let now = unsafe { std::slice::from_raw_parts(start as *const u8, len) };
             assert!(now == kept.was, "a slot was filled again too early");
             self.bytes[kept.at as usize..][..len].copy_from_slice(now);
@@ -105,7 +105,7 @@ impl Sink for Late {
 }
 
 #[test]
-fn every_method_brings_the_bytes_that_sha256sum_reads() {
+fn every_method_delivers_the_bytes_of_the_file() {
     let dir = dir();
     for len in [1, 4095, 300_000, 2_000_003] {
         let path = cold(dir.path(), len as usize);
@@ -131,7 +131,7 @@ fn every_method_brings_the_bytes_that_sha256sum_reads() {
 }
 
 #[test]
-fn ranges_holes_and_what_is_cached_arrive_in_their_places() {
+fn ranges_holes_and_cached_parts_arrive_at_their_offsets() {
     let dir = dir();
     let len = 5_000_000;
     let path = sparse(
@@ -159,12 +159,12 @@ fn ranges_holes_and_what_is_cached_arrive_in_their_places() {
     }
 }
 
-/// The ring has been round before each of them.
+/// Before each hole, every slot has had data.
 #[test]
-fn holes_before_between_and_after_data_of_a_slot_are_zero() {
+fn holes_in_a_slot_are_zero() {
     let dir = dir();
     let (len, part): (u64, u64) = (20 << 20, 128 << 10);
-    // First nothing but data, then parts of data with larger holes between them.
+    // First only data, then parts of data with larger holes between them.
     let mut data = vec![(0, len / 2)];
     data.extend(
         (len / 2..len)
@@ -182,9 +182,9 @@ fn holes_before_between_and_after_data_of_a_slot_are_zero() {
     assert!(memory == whole);
 }
 
-/// However slots come and go.
+/// For many schedules of taking and releasing slots.
 #[test]
-fn no_slot_is_filled_again_before_the_sink_has_done_with_it() {
+fn no_slot_is_filled_again_before_the_sink_releases_it() {
     let count = std::env::var("DMAFILE_SCHEDULES").map_or(200, |count| count.parse().unwrap());
     let dir = dir();
     let len = 200_000;
@@ -203,11 +203,11 @@ fn no_slot_is_filled_again_before_the_sink_has_done_with_it() {
         assert!(sink.bytes == bytes, "schedule {seed}");
         most = most.max(sink.most);
     }
-    assert!(most > 1, "several slots are with the sink at once");
+    assert!(most > 1, "the sink never had several slots");
 }
 
 #[test]
-fn digests_are_of_the_file() {
+fn digests_are_those_of_the_file() {
     let dir = dir();
     let len = 1_500_000;
     let path = cold(dir.path(), len);
@@ -261,7 +261,7 @@ impl Sink for Failing {
 }
 
 #[test]
-fn a_sink_that_fails_ends_the_load_with_its_error() {
+fn a_failing_sink_ends_the_load_with_its_error() {
     let dir = dir();
     let path = cold(dir.path(), 1_000_000);
     for left in [1, 2, 5, 61] {
@@ -280,7 +280,7 @@ fn a_sink_that_fails_ends_the_load_with_its_error() {
 }
 
 #[test]
-fn a_sink_that_panics_leaves_nobody_waiting() {
+fn a_panicking_sink_leaves_no_thread_waiting() {
     let dir = dir();
     let path = cold(dir.path(), 1_000_000);
     let mut sink = Failing {
@@ -296,7 +296,7 @@ fn a_sink_that_panics_leaves_nobody_waiting() {
 }
 
 #[test]
-fn a_cancel_in_the_middle_ends_it() {
+fn a_cancellation_ends_the_load() {
     let dir = dir();
     let path = cold(dir.path(), 1_000_000);
     let token = CancelToken::new();
@@ -314,7 +314,7 @@ fn a_cancel_in_the_middle_ends_it() {
 }
 
 #[test]
-fn a_file_that_is_cut_short_is_an_error() {
+fn a_file_that_shrinks_during_a_load_is_an_error() {
     struct Cutting<'a>(&'a Path);
     impl Sink for Cutting<'_> {
         fn take(&mut self, _: &Slot<'_>) -> Result<()> {
@@ -342,7 +342,7 @@ fn a_file_that_is_cut_short_is_an_error() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_the_range() {
+fn an_invalid_ring_or_method_is_refused_before_the_load() {
     let dir = dir();
     let path = cold(dir.path(), 100_000);
     let run = |load: Load, ring| {
@@ -364,9 +364,9 @@ fn what_cannot_be_is_refused_with_the_range() {
     assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
 }
 
-/// Peak memory is the ring's and little more, however large the file is.
+/// Peak memory is the size of the ring and little more, however large the file is.
 #[test]
-fn memory_is_the_ring() {
+fn memory_use_is_that_of_the_ring() {
     const MIB: u64 = 1 << 20;
     struct Nowhere;
     impl Sink for Nowhere {
@@ -397,7 +397,7 @@ fn memory_is_the_ring() {
         // Other tests of this program use memory too.
         let own = std::env::current_exe().unwrap();
         let alone = std::process::Command::new(own)
-            .args(["--exact", "memory_is_the_ring"])
+            .args(["--exact", "memory_use_is_that_of_the_ring"])
             .env("DMAFILE_ALONE", "1")
             .status();
         assert!(alone.unwrap().success());
@@ -419,9 +419,9 @@ fn memory_is_the_ring() {
     assert!(more <= ring.bytes + 64 * MIB, "{} MiB", more / MIB);
 }
 
-/// A thread that asks for bytes and gives slots back when it likes.
+/// Another thread takes the bytes and releases slots out of order.
 #[test]
-fn slots_are_handed_over_and_given_back_in_any_order() {
+fn slots_can_be_released_in_any_order() {
     let dir = dir();
     let len = 700_001;
     let path = cold(dir.path(), len);
@@ -432,15 +432,15 @@ fn slots_are_handed_over_and_given_back_in_any_order() {
         while let Some(piece) = hands.next() {
             held.push(piece);
             if held.len() == 2 {
-                // The younger one first.
+                // The newer one first.
                 for piece in held.drain(..).rev() {
-                    // SAFETY: the bytes stay until the slot is given back.
+                    // SAFETY: the bytes stay until the slot is released.
                     let bytes = unsafe {
                         std::slice::from_raw_parts(piece.address as *const u8, piece.bytes as usize)
                     };
                     got[piece.at as usize..][..bytes.len()].copy_from_slice(bytes);
                     assert!(hands.done(piece.slot));
-                    assert!(!hands.done(piece.slot), "it was given back");
+                    assert!(!hands.done(piece.slot), "it was already released");
                 }
             }
         }
@@ -460,7 +460,7 @@ fn slots_are_handed_over_and_given_back_in_any_order() {
 }
 
 #[test]
-fn a_taker_that_goes_away_ends_the_load() {
+fn a_dropped_receiver_ends_the_load() {
     let dir = dir();
     let path = cold(dir.path(), 700_001);
     for taken in 0..3 {
@@ -475,7 +475,7 @@ fn a_taker_that_goes_away_ends_the_load() {
             assert_eq!(error.raw_os_error(), Some(libc::EPIPE), "{error}");
         });
     }
-    // One that fails before it begins.
+    // A load that fails before it begins.
     let (sink, hands) = hand_over(None);
     let mut sink = sink;
     assert!(

@@ -1,4 +1,4 @@
-//! A checksum is that of the wanted bytes, computed from the buffer, whatever way they came.
+//! A digest is that of the requested bytes, computed from the buffer, with every method.
 
 mod common;
 
@@ -63,7 +63,7 @@ fn a_partly_cached_file_is_hashed_in_order() {
 }
 
 #[test]
-fn a_wrong_digest_hands_out_nothing() {
+fn a_wrong_digest_is_an_error() {
     let dir = dir();
     let path = cold(dir.path(), 1 << 20);
     let right = file_digest(&path, 0, 1 << 20);
@@ -83,7 +83,7 @@ fn a_wrong_digest_hands_out_nothing() {
     assert!(error.to_string().contains(&right), "{error}");
 }
 
-/// A file of a cache as `huggingface_hub` lays it out, named by `digest`.
+/// A file in a cache with the layout of `huggingface_hub`, named by `digest`.
 fn in_cache(dir: &Path, name: &str, digest: &str, bytes: &[u8]) -> PathBuf {
     let repository = dir.join("models--a--b");
     let snapshot = repository.join("snapshots/0f");
@@ -94,7 +94,7 @@ fn in_cache(dir: &Path, name: &str, digest: &str, bytes: &[u8]) -> PathBuf {
     snapshot.join(name)
 }
 
-/// What git calls a file of these bytes.
+/// The object name that git gives to this file.
 fn git_name(path: &Path) -> Option<String> {
     let mut git = Command::new("git");
     let output = git.args(["hash-object", "--no-filters"]).arg(path).output();
@@ -131,7 +131,7 @@ fn files_of_a_hugging_face_cache_are_compared_with_their_names() {
                 .iter()
                 .any(|one| one.about == "verify")
         );
-        // A part of it has no name.
+        // A part of the file has no digest.
         let error = load().length(5000).run().unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
         // One bit, in a byte of the last page.
@@ -145,12 +145,12 @@ fn files_of_a_hugging_face_cache_are_compared_with_their_names() {
 }
 
 #[test]
-fn files_without_such_a_name_are_refused_with_the_reason() {
+fn files_outside_a_hugging_face_cache_are_refused_with_the_reason() {
     let dir = dir();
     let plain = cold(dir.path(), 1 << 20);
     let bytes = fs::read(&plain).unwrap();
     let unnamed = in_cache(dir.path(), "unnamed", &"A".repeat(64), &bytes);
-    // A cache without links, as on disks that have none.
+    // A cache without links, as on file systems that lack them.
     let copied = unnamed.with_file_name("copied");
     fs::write(&copied, &bytes).unwrap();
     for (path, why) in [
@@ -167,7 +167,7 @@ fn files_without_such_a_name_are_refused_with_the_reason() {
             "{error}"
         );
         assert!(text.contains(&path.display().to_string()), "{error}");
-        // Without the word nothing changes.
+        // Without `hub`, nothing is compared.
         assert!(
             !Load::new(path)
                 .verify(sha256())

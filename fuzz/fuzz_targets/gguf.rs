@@ -1,4 +1,4 @@
-//! GGUF headers: sound, or refused.
+//! GGUF headers are valid or refused.
 #![no_main]
 
 use dmafile::format::Format;

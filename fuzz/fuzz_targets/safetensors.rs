@@ -1,4 +1,4 @@
-//! safetensors headers: sound and as the format's own crate reads them, or refused.
+//! safetensors headers are read like the safetensors crate reads them, or refused.
 #![no_main]
 
 use dmafile::format::Format;
@@ -7,7 +7,7 @@ use safetensors::SafeTensors;
 
 fuzz_target!(|file: &[u8]| {
     compare(file);
-    // Most changes of a file leave its first 8 bytes wrong, behind which nothing is looked at.
+    // Most changes of a file make its first 8 bytes wrong, after which nothing else is read.
     if let Some(end) = file.iter().rposition(|&byte| byte == b'}')
         && let Some(length) = (end + 1).checked_sub(8)
     {
@@ -23,9 +23,9 @@ fn compare(file: &[u8]) {
     };
     let (header, theirs) = match SafeTensors::read_metadata(file) {
         Ok(read) => read,
-        // It follows fields that it does not know only so far; we skip them, at no cost of stack.
+        // The crate limits the depth of unknown fields; dmafile skips them without recursion.
         Err(error) if error.to_string().contains("recursion limit") => return,
-        Err(error) => panic!("the format's own crate refuses it: {error}"),
+        Err(error) => panic!("the safetensors crate refuses it: {error}"),
     };
     assert_eq!(table.data, 8 + header as u64);
     assert_eq!(table.tensors.len(), theirs.tensors().len());

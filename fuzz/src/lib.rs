@@ -1,9 +1,9 @@
-//! What holds for the header of any file.
+//! Checks that must hold for the header of any file.
 
 use dmafile::format::{Format, Table};
 use std::collections::HashSet;
 
-/// Reads the bytes as a file; the table, where they are one of this format.
+/// Reads the bytes as a file; returns the table if they are a file of this format.
 pub fn table(file: &[u8], format: Format) -> Option<Table> {
     let size = file.len() as u64;
     let table = match Table::read(&mut &file[..], size) {
@@ -29,7 +29,7 @@ pub fn table(file: &[u8], format: Format) -> Option<Table> {
         end = tensor.offset + tensor.bytes;
         let elements = tensor.shape.iter().product();
         assert_eq!(tensor.dtype.bytes(elements), Some(tensor.bytes));
-        // Strides of this shape do not overflow, not even beside a dimension of 0.
+        // Strides of this shape do not overflow, even with a dimension of 0.
         let full: u64 = tensor.shape.iter().map(|&dim| dim.max(1)).product();
         assert!(i64::try_from(full).is_ok());
     }

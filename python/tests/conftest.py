@@ -1,4 +1,4 @@
-"""Files to load, on the disk of the checkout: /tmp may be a tmpfs, where nothing is direct."""
+"""Files to load, on the disk of the checkout: /tmp may be a tmpfs, which has no direct I/O."""
 
 import contextlib
 import fcntl
@@ -16,7 +16,7 @@ from typing import TypedDict
 
 import pytest
 
-# As in a terminal: a script's background jobs ignore it, and what they start does.
+# As in a terminal: background jobs of a script ignore SIGINT, and so do their children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = Path(__file__).parent
@@ -26,7 +26,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def write(path: Path, data: bytes) -> Path:
-    """A file out of the page cache."""
+    """Writes a file and drops it from the page cache."""
     with path.open("wb") as file:
         file.write(data)
         os.fsync(file.fileno())
@@ -35,7 +35,7 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def eventually(happened: Callable[[], bool]) -> None:
-    """Waits for it; nothing here takes a minute, even on a crowded machine, unless it hangs."""
+    """Waits until it returns true; even on a busy machine, only a hang takes a minute."""
     end = time.monotonic() + 60
     while not happened():
         assert time.monotonic() < end
@@ -43,7 +43,7 @@ def eventually(happened: Callable[[], bool]) -> None:
 
 
 def bytes_read() -> int:
-    """What this process has read by system calls: less than the file by a load that was stopped."""
+    """Bytes that this process has read by system calls; a stopped load reads less than the file."""
     first = Path("/proc/self/io").read_text().splitlines()[0]
     return int(first.removeprefix("rchar: "))
 
@@ -53,7 +53,7 @@ def sha256(data: bytes | memoryview) -> str:
 
 
 def file_sha256(path: str | Path) -> str:
-    """By another program."""
+    """Computed by sha256sum."""
     command = ["sha256sum", "--", str(path)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
 
@@ -64,8 +64,8 @@ def open_files() -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def pool() -> Iterator[None]:
-    """Loads may take huge pages from the pool; a test of the command that fills it, in whatever
-    process, holds this lock alone, and does not meet ours."""
+    """Loads may take huge pages from the pool. Tests of the command that rely on its size hold this
+    lock exclusively, so they do not run at the same time, in any process."""
     path = Path("/proc/sys/vm/nr_hugepages")
     with contextlib.ExitStack() as held:
         if path.exists():
@@ -86,7 +86,7 @@ def file(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def slow(folder: Path) -> Path:
-    """Slow with SLOWLY: a page a read, one after the other."""
+    """A file that is slow to load with SLOWLY, which reads one page after another."""
     return write(folder / "slow", random.Random(2).randbytes(1 << 20) * 192)
 
 
@@ -101,7 +101,7 @@ SLOWLY: Slowly = {"method": "read", "io": "direct", "block": 4096}
 
 @pytest.fixture
 def python() -> Run:
-    """Runs a program in an interpreter of its own."""
+    """Runs a program in a separate interpreter."""
 
     def run(program: str, *args: object) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-c", program, *map(str, args)]

@@ -1,6 +1,6 @@
 """The double of GPU drivers (tests/double/driver.c), for this process.
 
-Its devices have no memory but this process's, so that a tensor of the CPU can stand for one of
+Its devices use memory of this process, so that a tensor of the CPU can stand for one of
 a GPU.
 """
 
@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[2] / "tests" / "double" / "driver.c"
 
 
 class Left(NamedTuple):
-    """What is left of all calls, and the first complaint."""
+    """What has not been released, and the first complaint of the double."""
 
     registered: int
     memory: int
@@ -30,12 +30,12 @@ NOTHING = Left(0, 0, 0, 0, 0, "")
 
 @cache
 def the_double() -> "Double":
-    """The one of this process."""
+    """The double of this process."""
     return Double()
 
 
 class Double:
-    """One for a process: a library that is open is the one that a program gets by its name."""
+    """One per process: dlopen(3) returns a library that is already loaded under the same name."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -52,11 +52,11 @@ class Double:
         self.library.double_set(100, 1)
 
     def fail(self, call: str, nth: int, code: int) -> None:
-        """Has the nth call of a function answer a code."""
+        """Makes the nth call of a function return this code."""
         self.library.double_fail(call.encode(), nth, code)
 
     def adopt(self, tensor: Any) -> None:
-        """Has a tensor's memory count as a device's."""
+        """Makes the memory of a tensor count as device memory."""
         assert self.library.double_adopt(tensor.data_ptr(), tensor.numel()) == 0
 
     def disown(self, address: int) -> None:

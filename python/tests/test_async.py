@@ -1,4 +1,4 @@
-"""Loads that are awaited."""
+"""Awaited loads."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from conftest import (
 )
 
 
-def test_an_awaited_load_is_whole_and_the_loop_runs_on(slow: Path, file: Path) -> None:
+def test_an_awaited_load_does_not_block_the_event_loop(slow: Path, file: Path) -> None:
     async def main() -> int:
         turns = 0
         load = asyncio.ensure_future(dmafile.load_async(slow, length=24 << 20, **SLOWLY))
@@ -31,11 +31,11 @@ def test_an_awaited_load_is_whole_and_the_loop_runs_on(slow: Path, file: Path) -
             assert sha256(memoryview(buffer)) == file_sha256(file)
         return turns
 
-    # It would turn once if it had to wait.
+    # A blocked loop would turn only once.
     assert asyncio.run(main()) > 3
 
 
-def test_progress_is_told_on_the_loop(file: Path) -> None:
+def test_progress_is_reported_on_the_thread_of_the_event_loop(file: Path) -> None:
     told: list[tuple[int, int, int]] = []
 
     def tell(done: int, total: int) -> None:
@@ -63,12 +63,12 @@ def test_a_cancelled_task_stops_the_load(slow: Path) -> None:
     asyncio.run(main())
     assert bytes_read() - read < slow.stat().st_size
     assert open_files() == before
-    # A thread that has ended, and been waited for, is listed for a moment more.
+    # A joined thread is still listed for a moment.
     eventually(lambda: threads() == threads_before)
 
 
 def threads() -> int:
-    """Those of loads too, of which the interpreter knows nothing."""
+    """All threads, including those of loads, which are unknown to the interpreter."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
@@ -88,7 +88,7 @@ def test_a_timeout_and_an_exception_stop_the_load(slow: Path) -> None:
     assert open_files() == before
 
 
-def test_errors_come_out_of_the_await() -> None:
+def test_errors_are_raised_by_await() -> None:
     with pytest.raises(FileNotFoundError) as caught:
         asyncio.run(dmafile.load_async("no/such/file"))
     assert isinstance(caught.value, dmafile.Error)
@@ -98,7 +98,7 @@ def test_errors_come_out_of_the_await() -> None:
         asyncio.run(dmafile.load_async("no/such/file", blok=1))  # type: ignore[call-arg]
 
 
-def test_a_coroutine_that_is_thrown_away_stops_the_load(slow: Path) -> None:
+def test_closing_the_coroutine_stops_the_load(slow: Path) -> None:
     before, threads_before = open_files(), threads()
 
     async def main() -> None:

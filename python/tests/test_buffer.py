@@ -1,4 +1,4 @@
-"""A buffer: its exports, its ways to other processes, its end."""
+"""A buffer: exports, sending and receiving, closing."""
 
 import contextlib
 import ctypes
@@ -37,7 +37,7 @@ def test_private_memory_is_writable_and_has_no_descriptor(file: Path) -> None:
     assert repr(buffer) == f"<dmafile.Buffer kind=anon nbytes={SIZE}>"
 
 
-def test_shared_memory_is_read_only_and_shows_what_others_write(file: Path) -> None:
+def test_shared_memory_is_read_only_and_shows_external_writes(file: Path) -> None:
     buffer = dmafile.load(file, pages="4k")
     view = memoryview(buffer)
     assert view.readonly and buffer.readonly
@@ -65,7 +65,7 @@ def test_a_sealed_buffer_cannot_be_changed(file: Path) -> None:
     assert caught.value.errno == errno.EOPNOTSUPP
 
 
-def test_it_closes_when_no_export_is_alive(file: Path) -> None:
+def test_a_buffer_closes_only_without_exports(file: Path) -> None:
     buffer = dmafile.load(file, to="anon")
     views = [memoryview(buffer), memoryview(buffer)[7:]]
     array = np.frombuffer(memoryview(buffer), np.uint8)
@@ -96,7 +96,7 @@ def test_it_closes_when_no_export_is_alive(file: Path) -> None:
             use()
 
 
-def test_exports_outlive_the_object(file: Path) -> None:
+def test_exports_outlive_the_buffer_object(file: Path) -> None:
     want = file.read_bytes()
     buffer = dmafile.load(file, to="anon")
     seen = weakref.ref(buffer)
@@ -126,7 +126,7 @@ def version_and_flags(capsule: object) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("to", ["anon", "memfd"])
-def test_numpy_takes_it_by_dlpack(file: Path, to: str) -> None:
+def test_numpy_imports_a_buffer_by_dlpack(file: Path, to: str) -> None:
     buffer = dmafile.load(file, to=to)
     array = np.from_dlpack(buffer)
     assert (array.dtype, array.shape) == (np.dtype(np.uint8), (SIZE,))
@@ -138,7 +138,7 @@ def test_numpy_takes_it_by_dlpack(file: Path, to: str) -> None:
     buffer.close()
 
 
-def test_dlpack_by_the_letter(file: Path) -> None:
+def test_dlpack_follows_the_protocol(file: Path) -> None:
     private, shared = dmafile.load(file, to="anon"), dmafile.load(file)
     assert private.__dlpack_device__() == (1, 0)
     assert capsule_name(private.__dlpack__()) == b"dltensor"
@@ -149,7 +149,7 @@ def test_dlpack_by_the_letter(file: Path) -> None:
     # Read-only, and a copy.
     assert version_and_flags(shared.__dlpack__(max_version=(1, 0))) == (1, 0, 1)
     assert version_and_flags(shared.__dlpack__(max_version=(1, 0), copy=True)) == (1, 0, 2)
-    # Only DLPack 1.0 has a flag for it.
+    # Only DLPack 1.0 has a flag for read-only memory.
     with pytest.raises(BufferError, match="read-only"):
         shared.__dlpack__()
     with pytest.raises(BufferError, match="read-only"):
@@ -158,7 +158,7 @@ def test_dlpack_by_the_letter(file: Path) -> None:
         private.__dlpack__(dl_device=(2, 0))
     with pytest.raises(BufferError):
         private.__dlpack__(stream=1)  # type: ignore[arg-type]
-    # A capsule that nobody takes lets go of the memory.
+    # A capsule that is not consumed releases the memory.
     capsule = private.__dlpack__(max_version=(1, 0))
     with pytest.raises(BufferError):
         private.close()
@@ -177,7 +177,7 @@ def test_dlpack_by_the_letter(file: Path) -> None:
     assert sha256(copied.data) == file_sha256(file)
 
 
-def test_it_travels_to_another_process(file: Path) -> None:
+def test_a_buffer_is_sent_to_another_process(file: Path) -> None:
     ours, theirs = socket.socketpair()
     program = """
 import hashlib, socket, sys, dmafile
@@ -202,7 +202,7 @@ with dmafile.Buffer.receive(socket.socket(fileno=int(sys.argv[1]))) as buffer:
     assert second == sha256(file.read_bytes()[100:])
 
 
-def test_what_travels_keeps_to_timeouts_and_is_not_trusted(file: Path) -> None:
+def test_send_and_receive_obey_timeouts_and_refuse_invalid_messages(file: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(0.1)
@@ -228,7 +228,7 @@ def test_what_travels_keeps_to_timeouts_and_is_not_trusted(file: Path) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, 0.2, None])
-def test_a_full_socket_keeps_send_to_its_timeout(file: Path, timeout: float | None) -> None:
+def test_send_to_a_full_socket_obeys_the_timeout(file: Path, timeout: float | None) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, dmafile.load(file, pages="4k") as buffer:
         ours.setblocking(False)
@@ -240,7 +240,7 @@ def test_a_full_socket_keeps_send_to_its_timeout(file: Path, timeout: float | No
         if timeout is not None:
             with pytest.raises(TimeoutError if timeout else BlockingIOError):
                 buffer.send(ours)
-        # Other threads of the interpreter run on while it waits.
+        # Other threads of the interpreter run while send() waits.
         reader = threading.Thread(target=lambda: theirs.recv(sent, socket.MSG_WAITALL))
         reader.start()
         ours.settimeout(None if timeout is None else 10)
@@ -251,14 +251,14 @@ def test_a_full_socket_keeps_send_to_its_timeout(file: Path, timeout: float | No
 
 
 @pytest.mark.parametrize("to", ["anon", "memfd"])
-def test_what_is_no_dma_buf_has_none(file: Path, to: str) -> None:
+def test_other_memory_has_no_dma_bufs(file: Path, to: str) -> None:
     with dmafile.load(file, to=to) as buffer:
         assert buffer.dma_bufs == []
     with pytest.raises(ValueError, match="closed"):
         _ = buffer.dma_bufs
 
 
-def test_threads_that_use_and_close_it_do_no_harm(file: Path) -> None:
+def test_threads_may_use_a_buffer_while_another_closes_it(file: Path) -> None:
     buffer = dmafile.load(file, to="anon", length=4096)
     want = bytes(memoryview(buffer))
     outcomes: list[str] = []
@@ -285,7 +285,7 @@ def test_threads_that_use_and_close_it_do_no_harm(file: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["anon", "memfd"])
-def test_an_array_without_an_export_outlives_the_memory(file: Path, to: str) -> None:
+def test_an_array_without_an_export_reads_zeros_after_close(file: Path, to: str) -> None:
     buffer = dmafile.load(file, to=to, pages="4k")
     array = np.ndarray((SIZE,), np.uint8, buffer=buffer)  # type: ignore[arg-type]
     if to == "memfd":
@@ -295,17 +295,17 @@ def test_an_array_without_an_export_outlives_the_memory(file: Path, to: str) -> 
     buffer.close()
     assert before - resident() > SIZE // 2
     others = [dmafile.load(file, to=to) for _ in range(8)]
-    assert not array.any(), "neither a signal nor the bytes of another buffer"
+    assert not array.any(), "the bytes of another buffer"
     assert len(others) == 8
 
 
 def resident() -> int:
-    """Page by page: the total elsewhere leaves out what each CPU has not handed in."""
+    """Counted page by page: other totals lack what each CPU has not added yet."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Rss:"))
 
 
-def test_a_message_in_pieces_is_no_buffer() -> None:
+def test_an_incomplete_message_is_refused() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(1)
@@ -316,7 +316,7 @@ def test_a_message_in_pieces_is_no_buffer() -> None:
 
 
 @pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 1e30])
-def test_any_timeout_will_do(file: Path, timeout: float) -> None:
+def test_any_number_is_accepted_as_timeout(file: Path, timeout: float) -> None:
     class Patient(socket.socket):
         def gettimeout(self) -> float:
             return timeout
@@ -342,7 +342,7 @@ except MemoryError:
     assert done.stdout == "MemoryError\n", done
 
 
-def test_a_report_is_a_fresh_dict(file: Path) -> None:
+def test_each_report_is_a_new_dict(file: Path) -> None:
     with dmafile.load(file) as buffer:
         first = buffer.report
         assert first is not None

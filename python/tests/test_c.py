@@ -1,4 +1,4 @@
-"""A buffer goes from Python to a program in C."""
+"""A buffer is sent from Python to a C program."""
 
 import os
 import shutil
@@ -42,17 +42,17 @@ def receiver(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("seal", [False, True])
 @pytest.mark.parametrize("offset", [0, 777])
-def test_a_buffer_travels_to_a_program_in_c(
+def test_a_c_program_receives_a_buffer(
     receiver: list[str], folder: Path, file: Path, seal: bool, offset: int
 ) -> None:
-    # A short path: a socket's has room for 107 bytes.
+    # A short path: the address of a socket holds 107 bytes.
     place = Path(os.path.relpath(folder / f"socket-{seal}-{offset}"))
     program = subprocess.Popen([*receiver, str(place)], stdout=subprocess.PIPE, text=True)
     try:
         with dmafile.load(file, offset=offset) as buffer, socket.socket(socket.AF_UNIX) as peer:
             if seal:
                 buffer.seal()
-            # The socket is there a moment before anybody listens at it.
+            # The socket exists shortly before the program listens on it.
             eventually(lambda: peer.connect_ex(str(place)) == 0)
             buffer.send(peer)
         out, _ = program.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""The command that the package installs is the command."""
+"""The package installs the whole command."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ def run(*args: object, **options: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
 
 
-def test_it_loads_and_says_how(file: Path) -> None:
+def test_the_command_loads_and_reports(file: Path) -> None:
     done = run("load", file, "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["bytes"] == file.stat().st_size
@@ -28,7 +28,7 @@ def test_it_loads_and_says_how(file: Path) -> None:
     assert module.stdout.decode() == f"dmafile {dmafile.__version__}\n"
 
 
-def test_exit_statuses_are_kept(file: Path) -> None:
+def test_exit_statuses_are_those_of_the_command(file: Path) -> None:
     failed = run("load", "no/such/file")
     assert failed.returncode == 1
     assert failed.stderr.startswith("dmafile: cannot open: no/such/file")
@@ -38,21 +38,19 @@ def test_exit_statuses_are_kept(file: Path) -> None:
     assert run("load", file, "--", "sh", "-c", "exit 7").returncode == 7
 
 
-def test_a_command_inherits_the_buffer_and_nothing_else(file: Path) -> None:
+def test_a_command_inherits_only_the_buffer(file: Path) -> None:
     script = "sha256sum /proc/self/fd/$DMAFILE_FD; ls /proc/self/fd; grep Sig /proc/self/status"
     done = run("load", file, "--quiet", "--pages=4k", "--", "bash", "-c", script)
     digest, *rest = done.stdout.splitlines()
     assert digest.split()[0] == file_sha256(file)
-    # In, out, error, the buffer, and the folder that ls reads.
+    # stdin, stdout, stderr, the buffer, and the folder that ls reads.
     assert len([line for line in rest if line.isdigit()]) == 5
     ignored = next(line.split()[1] for line in rest if line.startswith("SigIgn"))
     assert int(ignored, 16) & (1 << (signal.SIGINT - 1) | 1 << (signal.SIGPIPE - 1)) == 0
 
 
-def test_it_measures_itself_and_imports_nothing_from_the_current_folder(
-    file: Path, tmp_path: Path
-) -> None:
-    """Every run that is measured is a process of its own, of this Python."""
+def test_bench_imports_nothing_from_the_current_folder(file: Path, tmp_path: Path) -> None:
+    """Every measured run is a separate process of this Python."""
     for name in ("dmafile.py", "dmafile_bench.py", "signal.py"):
         (tmp_path / name).write_text("open('ran', 'w').close()\n")
     done = run("bench", file, "--json", "--quiet", cwd=tmp_path)
@@ -61,7 +59,7 @@ def test_it_measures_itself_and_imports_nothing_from_the_current_folder(
     assert not (tmp_path / "ran").exists()
 
 
-def test_ctrl_c_ends_it_with_130(slow: Path) -> None:
+def test_ctrl_c_ends_the_command_with_status_130(slow: Path) -> None:
     for send in (signal.SIGINT, signal.SIGTERM):
         command = [
             str(COMMAND),
@@ -76,7 +74,7 @@ def test_ctrl_c_ends_it_with_130(slow: Path) -> None:
         ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
-            # The plan is printed before the first byte moves.
+            # The plan is printed before the first read.
             process.stdout.readline()
             process.send_signal(send)
             assert process.wait(timeout=60) == 130

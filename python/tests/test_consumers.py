@@ -1,4 +1,4 @@
-"""Other libraries work on the memory of a load, without a copy, where they are installed."""
+"""Other libraries use the memory of a load without a copy; skipped if they are not installed."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 COMMAND = Path(sys.executable).parent / "dmafile"
 
-# As docs/consumers.md has it: a writable array, as OpenVINO takes no other.
+# As in docs/consumers.md: OpenVINO only accepts a writable array.
 TENSOR = """
 import mmap, os
 import numpy as np
@@ -54,7 +54,7 @@ def printed(*words: object) -> str:
     return done.stdout
 
 
-def test_openvino_infers_from_the_memory_in_place(folder: Path) -> None:
+def test_openvino_reads_the_memory_without_a_copy(folder: Path) -> None:
     pytest.importorskip("openvino", reason="pip install openvino")
     file = folder / "input.bin"
     np.random.default_rng(11).standard_normal((1000, 64)).astype(np.float32).tofile(file)
@@ -62,7 +62,7 @@ def test_openvino_infers_from_the_memory_in_place(folder: Path) -> None:
     assert printed(COMMAND, "load", file, "--quiet", "--", *command) == "read in place\n"
 
 
-def test_openvino_maps_weights_by_their_path(folder: Path) -> None:
+def test_openvino_maps_weights_by_path(folder: Path) -> None:
     ov = pytest.importorskip("openvino", reason="pip install openvino")
     import openvino.opset13 as ops
 
@@ -73,6 +73,6 @@ def test_openvino_maps_weights_by_their_path(folder: Path) -> None:
     described, file = folder / "weights.xml", folder / "weights.bin"
     command = (sys.executable, "-c", WEIGHTS, described)
     plain = printed(*command, file)
-    # Mapped and shared, from the file before and from memory now.
+    # A shared mapping, first of the file and then of the memory.
     assert plain.endswith("['r--s']\n")
     assert printed(COMMAND, "load", file, "--quiet", "--", *command, "{}") == plain

@@ -1,4 +1,4 @@
-"""Tensors in the memory of a GPU, on a double of its driver: no PyTorch needed."""
+"""Tensors in GPU memory, with a double of the driver and without PyTorch."""
 
 import os
 import signal
@@ -49,7 +49,9 @@ def back(tensor: Any) -> bytes:
 
 @pytest.mark.parametrize("device", [0, 1, "cuda:1"])
 @pytest.mark.parametrize("chosen", [None, ["large.*"], ["small.7", "half", "large.3"]])
-def test_tensors_are_as_written(double: Double, model: Path, device: Any, chosen: Any) -> None:
+def test_tensors_equal_the_written_ones(
+    double: Double, model: Path, device: Any, chosen: Any
+) -> None:
     want = safetensors.numpy.load_file(model)
     got = cuda.load(model, device, tensors=chosen, ring=RING)
     names = {name for name, array in want.items() if array.size}
@@ -58,18 +60,18 @@ def test_tensors_are_as_written(double: Double, model: Path, device: Any, chosen
     for name, tensor in got.items():
         assert tensor.shape == want[name].shape
         assert back(tensor) == want[name].tobytes(), name
-        # As elements want to lie.
+        # Aligned to the size of an element.
         assert tensor.address % want[name].itemsize == 0
         assert tensor.device == f"cuda:{str(device)[-1]}"
 
 
-def test_a_digest_is_of_the_file(double: Double, model: Path) -> None:
+def test_a_digest_is_that_of_the_file(double: Double, model: Path) -> None:
     cuda.load(model, ring=RING, verify=f"sha256={file_sha256(model)}")
     with pytest.raises(dmafile.Error, match="EBADMSG"):
         cuda.load(model, ring=RING, verify="sha256=" + "0" * 64)
 
 
-def test_progress_is_told_and_an_exception_there_ends_the_load(double: Double, model: Path) -> None:
+def test_progress_is_reported_and_its_exception_ends_the_load(double: Double, model: Path) -> None:
     told: list[tuple[int, int]] = []
     cuda.load(model, ring=RING, progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (model.stat().st_size,) * 2
@@ -81,7 +83,7 @@ def test_progress_is_told_and_an_exception_there_ends_the_load(double: Double, m
         cuda.load(model, ring=RING, progress=broken)
 
 
-def test_ctrl_c_ends_a_load_and_leaves_nothing(double: Double, slow: Path, folder: Path) -> None:
+def test_ctrl_c_ends_a_load_without_leaks(double: Double, slow: Path, folder: Path) -> None:
     path = folder / "slow.safetensors"
     header = b'{"t":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}'
     size = slow.stat().st_size
@@ -90,7 +92,7 @@ def test_ctrl_c_ends_a_load_and_leaves_nothing(double: Double, slow: Path, folde
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:
-        # A page a read: it takes longer than the timer on any disk.
+        # One page per read takes longer than the timer on any disk.
         with pytest.raises(KeyboardInterrupt):
             for _ in range(1000):
                 cuda.load(path, ring=RING, method="read", io="direct", block=4096)
@@ -99,7 +101,7 @@ def test_ctrl_c_ends_a_load_and_leaves_nothing(double: Double, slow: Path, folde
         path.unlink()
 
 
-def test_dlpack_names_device_type_and_shape(double: Double, model: Path) -> None:
+def test_dlpack_exports_have_the_device(double: Double, model: Path) -> None:
     tensors = cuda.load(model, 1, ring=RING)
     half = tensors["half"]
     assert half.__dlpack_device__() == (2, 1)
@@ -111,14 +113,14 @@ def test_dlpack_names_device_type_and_shape(double: Double, model: Path) -> None
         half.__dlpack__(copy=True)
     with pytest.raises(BufferError):
         half.__dlpack__(dl_device=(1, 0))
-    # A capsule keeps the memory, as tensors do.
+    # A capsule keeps the memory alive, like a tensor.
     capsule = half.__dlpack__()
     del tensors, half
     assert double.left().memory == 1
     del capsule
 
 
-def test_what_the_driver_refuses_is_one_sentence(double: Double, model: Path) -> None:
+def test_a_driver_error_is_one_message(double: Double, model: Path) -> None:
     double.fail("cuMemAlloc_v2", 1, 2)
     with pytest.raises(dmafile.Error, match="ENOMEM") as error:
         cuda.load(model, ring=RING)
@@ -154,7 +156,7 @@ def test_buffers_are_pinned(double: Double, file: Path) -> None:
     assert double.left() == NOTHING
 
 
-def test_no_driver_is_said(python: Any, model: Path) -> None:
+def test_a_missing_driver_is_an_error(python: Any, model: Path) -> None:
     program = """
 import sys, dmafile, dmafile.cuda
 try:

@@ -1,4 +1,4 @@
-"""What the documentation shows works."""
+"""The examples of the documentation work."""
 
 import fcntl
 import json
@@ -26,7 +26,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["python", "safetensors"])
-def test_the_python_examples_run(
+def test_the_python_examples_of_the_documentation_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = ROOT / f"docs/{name}.md"
@@ -63,13 +63,13 @@ ELSEWHERE = {
     "vllm": "python/tests/loaders/test_vllm.py",
     "vm/run": "vm/, tests/vm/",
 }
-"""Where commands are tested that install something, boot something, or need another package."""
+"""Where the commands are tested that install, boot or need another package."""
 
 IN_MACHINES = {"dmafile pins --pages", "dmafile pins --watch=60"}
-"""Need root and a kernel that has /proc/kcore and kprobes: tests/vm/test_pins.py."""
+"""These need root and a kernel with /proc/kcore and kprobes: tests/vm/test_pins.py."""
 
 PROGRAMS = {
-    # The programs that the pages start get the bytes of the model.
+    # Each program that a page starts checks that it gets the bytes of the model.
     "serve": """
 number=${DMAFILE_FD%%,*}
 test "$(head --bytes="${DMAFILE_BYTES%%,*}" "/proc/self/fd/$number" | sha256sum)" = "$WANTED  -"
@@ -93,7 +93,7 @@ exec cat model.safetensors
 
 
 def commands(block: str) -> list[str]:
-    """The lines of a block that someone would type, without their comments."""
+    """The commands of a block, without their comments."""
     lines = [re.sub(r"\s+#.*", "", line.removeprefix("$ ")) for line in block.splitlines()]
     first = {"dmafile", "./camera", "cd", *ELSEWHERE}
     return [line for line in lines if line.partition(" ")[0] in first]
@@ -103,8 +103,7 @@ def is_elsewhere(lines: list[str]) -> bool:
     return any(line.partition(" ")[0] in ELSEWHERE for line in lines)
 
 
-def test_blocks_without_a_language_are_commands() -> None:
-    """Or what a program prints, or a file of settings."""
+def test_blocks_without_a_language_are_commands_output_or_settings() -> None:
     for page in PAGES:
         for block in blocks(page, ""):
             assert block.startswith(("# ", "[")) or commands(block), f"{page}: {block}"
@@ -112,7 +111,7 @@ def test_blocks_without_a_language_are_commands() -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with what the pages name: a model of one file and of a folder, and programs."""
+    """A folder with the files, models and programs that the pages name."""
     arrays = {f"model.layers.{n}.weight": np.arange(1 << 18, dtype=np.float32) for n in range(2)}
     safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
     (tmp_path / "model").mkdir()
@@ -134,8 +133,8 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_commands_run(page: Path, place: Path) -> None:
-    """Each line as it stands, in one folder, with a memfd of the model as descriptors 3 and 4."""
+def test_the_commands_of_the_documentation_run(page: Path, place: Path) -> None:
+    """Each command runs in one folder, with a memfd of the model as descriptors 3 and 4."""
     groups = [commands(block) for block in blocks(page, "")]
     lines = [line for group in groups if not is_elsewhere(group) for line in group]
     model = place / "model.safetensors"
@@ -206,7 +205,7 @@ extern struct dmafile_buffer *buffer;
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/c.md"], ids=["README", "c"])
-def test_the_c_examples_compile(page: Path, tmp_path: Path) -> None:
+def test_the_c_examples_of_the_documentation_compile(page: Path, tmp_path: Path) -> None:
     examples = blocks(page, "c")
     assert examples
     functions = [f"int f{n}(void)\n{{\n{code}\nreturn 0;\n}}\n" for n, code in enumerate(examples)]

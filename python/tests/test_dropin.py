@@ -1,6 +1,6 @@
-"""Instead of safetensors: what its API for NumPy does, ours does."""
+"""The drop-in API for NumPy behaves like that of safetensors."""
 
-# The stubs of safetensors have no types here.
+# The stubs of safetensors lack some types.
 # mypy: disable-error-code="no-untyped-call"
 
 import errno
@@ -28,7 +28,7 @@ ATTACKS = Path(__file__).parents[2] / "attacks"
 
 
 def same(left: Any, right: Any) -> bool:
-    """Bit by bit, and both of them arrays."""
+    """Whether both are arrays with the same bits."""
     assert type(left) is type(right) is np.ndarray
     said = (left.dtype, left.shape) == (right.dtype, right.shape)
     return said and left.tobytes() == right.tobytes()
@@ -62,7 +62,7 @@ def model(folder: Path, written: Arrays) -> Path:
 
 
 def arguments(function: Callable[..., object]) -> list[tuple[str, Any, bool]]:
-    """Name and default of each argument, and whether it has a position."""
+    """Name and default of each argument, and whether it can be positional."""
     return [
         (one.name, one.default, one.kind is one.POSITIONAL_OR_KEYWORD)
         for one in inspect.signature(function).parameters.values()
@@ -71,16 +71,16 @@ def arguments(function: Callable[..., object]) -> list[tuple[str, Any, bool]]:
 
 
 @pytest.mark.parametrize("name", ["load", "load_file", "save", "save_file"])
-def test_arguments_have_their_names_places_and_defaults(name: str) -> None:
+def test_arguments_have_the_same_names_positions_and_defaults(name: str) -> None:
     ours, theirs = (
         arguments(getattr(module, name)) for module in (dmafile.numpy, safetensors.numpy)
     )
-    # Ours are keywords, after theirs. What deserialises takes more than bytes under its name.
+    # Additional arguments of dmafile come after those of safetensors, and are keywords.
     assert ours[: len(theirs)] == theirs
     assert not any(place for _, _, place in ours[len(theirs) :])
 
 
-def test_so_have_those_of_the_package() -> None:
+def test_arguments_of_the_package_are_the_same() -> None:
     for name in ("serialize", "serialize_file", "deserialize", "TensorSpec"):
         ours, theirs = (arguments(getattr(one, name)) for one in (dmafile, safetensors))
         assert ours == theirs, name
@@ -96,7 +96,7 @@ def test_so_have_those_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
-def test_files_are_read_as_there(model: Path, written: Arrays, backend: str) -> None:
+def test_files_are_read_as_by_safetensors(model: Path, written: Arrays, backend: str) -> None:
     loaded = dmafile.numpy.load_file(str(model), backend=backend)
     theirs = safetensors.numpy.load_file(str(model), backend=backend)
     with (
@@ -117,7 +117,7 @@ def test_files_are_read_as_there(model: Path, written: Arrays, backend: str) -> 
             assert type(part.get_shape()) is type(there.get_shape())
 
 
-def test_bytes_are_read_as_there(model: Path) -> None:
+def test_bytes_are_read_as_by_safetensors(model: Path) -> None:
     data = model.read_bytes()
     theirs = safetensors.numpy.load(data)
     for given in (data, bytearray(data), memoryview(data)):
@@ -126,10 +126,10 @@ def test_bytes_are_read_as_there(model: Path) -> None:
         for name, array in theirs.items():
             assert same(ours[name], array) and ours[name].flags.writeable
     ours["int64"][:] = 1
-    assert same(dmafile.numpy.load(data)["int64"], theirs["int64"]), "it is a copy"
+    assert same(dmafile.numpy.load(data)["int64"], theirs["int64"]), "the array is not a copy"
     there = dict(safetensors.deserialize(data))
     assert dict(dmafile.deserialize(data)) == there
-    # And by neither: the header is JSON, and tells where the bytes are.
+    # Checked without either package: the JSON header has the location of the bytes.
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     assert header.pop("__metadata__") == {"format": "np"}
@@ -139,7 +139,7 @@ def test_bytes_are_read_as_there(model: Path) -> None:
         assert (tensor["dtype"], tensor["shape"]) == (header[name]["dtype"], header[name]["shape"])
 
 
-def test_narrow_and_brain_floats(folder: Path) -> None:
+def test_float4_and_bfloat16_are_read_as_by_safetensors(folder: Path) -> None:
     path = folder / "narrow"
     packed = bytes(range(12))
     tensors: dict[str, Any] = {
@@ -173,7 +173,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("index", INDICES, ids=str)
-def test_parts_are_those_of_there(model: Path, written: Arrays, index: Any) -> None:
+def test_slices_equal_those_of_safetensors(model: Path, written: Arrays, index: Any) -> None:
     with dmafile.safe_open(model, "np") as ours, safetensors.safe_open(model, "np") as theirs:
         got, there = ours.get_slice("int64")[index], theirs.get_slice("int64")[index]
         assert same(got, there)
@@ -181,7 +181,7 @@ def test_parts_are_those_of_there(model: Path, written: Arrays, index: Any) -> N
 
 
 @pytest.mark.parametrize("index", WRONG, ids=str)
-def test_parts_are_refused_as_there(model: Path, index: Any) -> None:
+def test_invalid_slices_are_refused_as_by_safetensors(model: Path, index: Any) -> None:
     with dmafile.safe_open(model, "np") as ours, safetensors.safe_open(model, "np") as theirs:
         with pytest.raises(safetensors.SafetensorError):
             theirs.get_slice("int64")[index]
@@ -191,14 +191,14 @@ def test_parts_are_refused_as_there(model: Path, index: Any) -> None:
         assert isinstance(caught.value, IndexError)
 
 
-def test_bounds_may_be_negative(model: Path, written: Arrays) -> None:
+def test_slice_bounds_may_be_negative(model: Path, written: Arrays) -> None:
     with dmafile.safe_open(model, "np") as file:
         part = file.get_slice("int64")
         for index in (np.s_[-3:], np.s_[:-2], np.s_[2:-1, -2:], np.s_[5:2]):
             assert same(part[index], written["int64"][index])
 
 
-def test_elements_are_arrays_and_scalars_have_no_parts(model: Path) -> None:
+def test_slices_of_elements_and_scalars_equal_those_of_safetensors(model: Path) -> None:
     with dmafile.safe_open(model, "np") as ours, safetensors.safe_open(model, "np") as theirs:
         assert same(ours.get_slice("float64")[2], theirs.get_slice("float64")[2])
         for index in (np.s_[()], np.s_[...]):
@@ -209,7 +209,7 @@ def test_elements_are_arrays_and_scalars_have_no_parts(model: Path) -> None:
 
 
 def refused(ours: Callable[[], object], theirs: Callable[[], object]) -> dmafile.Error:
-    """Both fail, and what catches the one catches the other."""
+    """Asserts that both fail, with errors that the same `except` catches."""
     with pytest.raises(safetensors.SafetensorError):
         theirs()
     with pytest.raises(dmafile.SafetensorError) as caught:
@@ -232,7 +232,7 @@ BAD = {
 }
 
 
-# What safetensors reads, although the format does not allow it.
+# Files that safetensors reads, although the format does not allow them.
 LET_PASS = (
     "metadata-twice.safetensors",
     "name-twice-escaped.safetensors",
@@ -241,7 +241,7 @@ LET_PASS = (
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_unsound_files_are_caught_as_there(folder: Path, name: str) -> None:
+def test_invalid_files_raise_the_errors_of_safetensors(folder: Path, name: str) -> None:
     path = folder / "bad"
     path.write_bytes(BAD[name])
     uses: list[tuple[Callable[[], object], Callable[[], object]]] = [
@@ -259,12 +259,12 @@ def test_unsound_files_are_caught_as_there(folder: Path, name: str) -> None:
         except safetensors.SafetensorError:
             assert isinstance(caught.value, safetensors.SafetensorError)
         except ValueError:
-            assert name in LET_PASS, "NumPy cannot have such a shape"
+            assert name in LET_PASS, "NumPy refuses this shape"
         else:
             assert name in LET_PASS
 
 
-def test_what_is_missing_is_told_from_what_is_unsound(model: Path) -> None:
+def test_missing_files_and_tensors_raise_other_errors_than_invalid_files(model: Path) -> None:
     for use in (dmafile.safe_open, safetensors.safe_open):
         with pytest.raises(FileNotFoundError) as caught:
             use("no/such/file", "np")
@@ -283,7 +283,7 @@ def test_what_is_missing_is_told_from_what_is_unsound(model: Path) -> None:
                     getattr(file, name)(1)
 
 
-def test_frameworks_devices_and_backends(model: Path) -> None:
+def test_unknown_frameworks_devices_and_backends_are_refused(model: Path) -> None:
     for framework in ("numpy", "np"):
         assert dmafile.safe_open(model, framework, None).get_tensor("scalar") == 2.5
     cases: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
@@ -306,7 +306,7 @@ def test_frameworks_devices_and_backends(model: Path) -> None:
             dmafile.safe_open(model, framework)  # type: ignore[arg-type]
 
 
-def test_after_the_end_only_slices_are_left(model: Path, written: Arrays) -> None:
+def test_only_slices_work_after_a_file_is_closed(model: Path, written: Arrays) -> None:
     gc.collect()
     before = open_files()
     ours, theirs = dmafile.safe_open(model, "np"), safetensors.safe_open(model, "np")
@@ -324,7 +324,7 @@ def test_after_the_end_only_slices_are_left(model: Path, written: Arrays) -> Non
     assert open_files() == before
 
 
-def test_an_error_ends_the_block_and_comes_out(model: Path) -> None:
+def test_an_exception_closes_the_file_and_is_raised(model: Path) -> None:
     with pytest.raises(ZeroDivisionError), dmafile.safe_open(model, "np") as file:
         raise ZeroDivisionError
     with pytest.raises(dmafile.SafetensorError):
@@ -332,12 +332,12 @@ def test_an_error_ends_the_block_and_comes_out(model: Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}])
-def test_metadata_of_nothing_is_not_none(
+def test_empty_metadata_is_not_none(
     folder: Path, written: Arrays, metadata: dict[str, str] | None
 ) -> None:
     ours, theirs = folder / "ours", folder / "theirs"
     dmafile.numpy.save_file({"a": written["int64"]}, ours, metadata)
-    # Theirs is broken JSON where there is no tensor and metadata of nothing.
+    # safetensors writes invalid JSON for no tensors with empty metadata.
     safetensors.numpy.save_file({"a": written["int64"]}, theirs, metadata)
     assert ours.read_bytes() == theirs.read_bytes()
     for path in (ours, theirs):
@@ -345,7 +345,7 @@ def test_metadata_of_nothing_is_not_none(
             assert one.metadata() == other.metadata() == metadata
 
 
-def test_what_cannot_be_saved_is_caught_as_there(folder: Path, written: Arrays) -> None:
+def test_failed_saves_raise_the_errors_of_safetensors(folder: Path, written: Arrays) -> None:
     array = written["int64"]
     nowhere = folder / "no" / "folder"
     error = refused(
@@ -375,7 +375,7 @@ def test_what_cannot_be_saved_is_caught_as_there(folder: Path, written: Arrays) 
     assert not nowhere.parent.exists()
 
 
-def test_specs_are_those_of_there() -> None:
+def test_tensor_specs_equal_those_of_safetensors() -> None:
     names = [*NAMES]
     for shape in ([], [3], (2, 5), np.zeros((4, 2)).shape):
         for dtype in names:
@@ -417,7 +417,7 @@ def test_specs_of_either_package_are_serialized(folder: Path, written: Arrays) -
         dmafile.serialize(given)  # type: ignore[arg-type]
 
 
-def test_errors_travel_between_processes(folder: Path, model: Path) -> None:
+def test_errors_can_be_pickled(folder: Path, model: Path) -> None:
     caught: list[dmafile.Error] = []
     bad = folder / "bad"
     bad.write_bytes(b"\xff" * 100)
@@ -441,7 +441,7 @@ def test_errors_travel_between_processes(folder: Path, model: Path) -> None:
         assert type(error).__module__ == "dmafile"
 
 
-def test_without_the_package_all_of_it_works(python: Run, model: Path) -> None:
+def test_everything_works_without_the_safetensors_package(python: Run, model: Path) -> None:
     program = """
 import pickle, sys
 sys.modules["safetensors"] = None

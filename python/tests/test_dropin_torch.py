@@ -1,4 +1,4 @@
-"""Instead of safetensors: what its API for PyTorch does, ours does. Skipped without PyTorch."""
+"""The drop-in API for PyTorch behaves like that of safetensors. Skipped without PyTorch."""
 
 import copy
 import inspect
@@ -51,7 +51,7 @@ def model(folder: Path, tensors: dict[str, Any]) -> Path:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Bit by bit, also of types that PyTorch cannot compare."""
+    """Whether the bits are equal, also for types that PyTorch cannot compare."""
     said = (left.dtype, left.shape, left.device) == (right.dtype, right.shape, right.device)
     bits = [one.detach().reshape(-1).contiguous().view(torch.uint8) for one in (left, right)]
     return said and torch.equal(*bits)
@@ -65,7 +65,7 @@ def same(left: Any, right: Any) -> bool:
         "_remove_duplicate_names", "_getdtype",
     ],
 )  # fmt: skip
-def test_arguments_have_their_names_places_and_defaults(ours: Any, name: str) -> None:
+def test_arguments_have_the_same_names_positions_and_defaults(ours: Any, name: str) -> None:
     def arguments(module: Any) -> list[Any]:
         found = inspect.signature(getattr(module, name)).parameters.values()
         return [(one.name, one.default, one.kind) for one in found]
@@ -76,7 +76,7 @@ def test_arguments_have_their_names_places_and_defaults(ours: Any, name: str) ->
     assert all(kind != positional for _, _, kind in arguments(ours)[len(there) :])
 
 
-def test_types_are_those_of_there(ours: Any) -> None:
+def test_types_equal_those_of_safetensors(ours: Any) -> None:
     assert ours._TYPES.items() >= theirs._TYPES.items()
     assert ours._getdtype("BF16") is torch.bfloat16
     for module in (ours, theirs):
@@ -85,8 +85,8 @@ def test_types_are_those_of_there(ours: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
-def test_files_are_read_as_there(ours: Any, model: Path, backend: str) -> None:
-    # With pread safetensors 0.8 cannot read float4.
+def test_files_are_read_as_by_safetensors(ours: Any, model: Path, backend: str) -> None:
+    # safetensors 0.8 cannot read float4 with pread.
     loaded, there = ours.load_file(model, backend=backend), theirs.load_file(model)
     assert list(loaded) == list(there)
     in_memory = ours.load(model.read_bytes())
@@ -96,13 +96,13 @@ def test_files_are_read_as_there(ours: Any, model: Path, backend: str) -> None:
             for one in (loaded[name], file.get_tensor(name), together[name], in_memory[name]):
                 assert same(one, tensor), name
                 assert one.is_contiguous() and not one.requires_grad
-                # What is saved of it, and pickled, is the tensor alone.
+                # Its storage has no other bytes, so pickling it does not save more.
                 assert theirs.storage_size(one) == one.numel() * one.element_size()
     in_memory["large"].zero_()
     assert same(loaded["large"], there["large"])
 
 
-def test_parts_are_those_of_there(model: Path, tensors: dict[str, Any]) -> None:
+def test_slices_equal_those_of_safetensors(model: Path, tensors: dict[str, Any]) -> None:
     indices: list[Any] = [
         (), ..., 3, -1, slice(2, 4), slice(None, 2000), slice(None, None, 7), (slice(5), 1), [],
         [1, 5], None, (..., 2), torch.tensor([1, 2]), True, (7, slice(3, None)), slice(-5, None),
@@ -117,7 +117,7 @@ def test_parts_are_those_of_there(model: Path, tensors: dict[str, Any]) -> None:
                     one.get_slice("large")[index]
 
 
-def test_files_are_on_the_cpu_whatever_the_default_is(ours: Any, model: Path) -> None:
+def test_tensors_are_on_the_cpu_whatever_the_default_device_is(ours: Any, model: Path) -> None:
     with torch.device("meta"):
         loaded, in_memory = ours.load_file(model), ours.load(model.read_bytes())
         with dmafile.safe_open(model, "pt") as file:
@@ -127,7 +127,7 @@ def test_files_are_on_the_cpu_whatever_the_default_is(ours: Any, model: Path) ->
         assert {tensor.device.type for tensor in some.values()} == {"cpu"}
 
 
-def test_devices(ours: Any, model: Path) -> None:
+def test_the_cpu_is_accepted_and_unknown_devices_are_refused(ours: Any, model: Path) -> None:
     for device in ("cpu", None, torch.device("cpu")):
         assert ours.load_file(model, device)["scalar"] == 2.5
         with dmafile.safe_open(model, "pt", device) as file:
@@ -147,7 +147,7 @@ def test_devices(ours: Any, model: Path) -> None:
             assert "\n" not in str(caught.value)
 
 
-def test_another_device_gets_copies(ours: Any, model: Path) -> None:
+def test_tensors_are_copied_to_another_device(ours: Any, model: Path) -> None:
     with dmafile.safe_open(model, "pt", "meta") as file:
         for tensor in (
             file.get_tensor("large"),
@@ -158,7 +158,7 @@ def test_another_device_gets_copies(ours: Any, model: Path) -> None:
             assert tensor.device.type == "meta"
 
 
-def test_what_is_loaded_is_saved_and_pickled_again(
+def test_loaded_tensors_can_be_saved_and_pickled(
     ours: Any, folder: Path, model: Path, tensors: dict[str, Any]
 ) -> None:
     loaded = ours.load_file(model)
@@ -170,11 +170,11 @@ def test_what_is_loaded_is_saved_and_pickled_again(
     file.seek(0)
     assert same(torch.load(file), loaded["scalar"])
     ours.save_file(loaded, model, {"format": "pt"})
-    assert same(loaded["large"], tensors["large"]), "the file may be replaced under it"
+    assert same(loaded["large"], tensors["large"]), "the tensor changed with the file"
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_shared_tensors_are_found_as_there(ours: Any, seed: int) -> None:
+def test_shared_tensors_are_found_as_by_safetensors(ours: Any, seed: int) -> None:
     chance = random.Random(seed)
     memory = [torch.zeros(size) for size in (12, 12, 20)]
     state: dict[str, Any] = {"meta": torch.zeros(3, device="meta"), "none": torch.zeros(0)}
@@ -192,7 +192,7 @@ def test_shared_tensors_are_found_as_there(ours: Any, seed: int) -> None:
         return sorted(map(sorted, found))
 
     got, want = groups(ours._find_shared_tensors(state)), groups(theirs._find_shared_tensors(state))
-    # There, a tensor behind a short one inside a long one is taken for one that shares nothing.
+    # safetensors misses a tensor that starts after a short one inside a long one.
     assert got == want or len(got) < len(want)
     for tensor in state.values():
         for name in ("_is_complete", "storage_ptr", "storage_size"):
@@ -211,7 +211,7 @@ def test_shared_tensors_are_found_as_there(ours: Any, seed: int) -> None:
 
 
 class Tied(torch.nn.Module):  # type: ignore[misc]
-    """Two layers that are one, a buffer, and a weight that is not contiguous."""
+    """Two names of one layer, a buffer, and a weight that is not contiguous."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class Apart(Tied):
         self.second = copy.deepcopy(self.first)
 
 
-def test_models_are_saved_and_loaded_as_there(ours: Any, folder: Path) -> None:
+def test_models_are_saved_and_loaded_as_by_safetensors(ours: Any, folder: Path) -> None:
     module = Tied()
     mine, other = folder / "mine", folder / "other"
     given = {"by": "a test"}
@@ -254,7 +254,7 @@ def test_models_are_saved_and_loaded_as_there(ours: Any, folder: Path) -> None:
         assert mine.read_bytes() == other.read_bytes()
 
 
-def test_models_that_differ_are_refused_as_there(ours: Any, folder: Path) -> None:
+def test_mismatched_models_are_refused_as_by_safetensors(ours: Any, folder: Path) -> None:
     tied, apart = folder / "tied", folder / "apart"
     ours.save_model(Tied(), tied)
     ours.save_model(Apart(), apart)
@@ -282,7 +282,7 @@ def test_models_that_differ_are_refused_as_there(ours: Any, folder: Path) -> Non
         ours.load_model(Tied(), folder / "nothing")
 
 
-def test_storages_of_different_sizes_share_nothing(ours: Any, folder: Path) -> None:
+def test_tensors_with_storages_of_different_sizes_are_not_shared(ours: Any, folder: Path) -> None:
     long = torch.randn(10)
     short = torch.empty([])
     short.set_(source=long.untyped_storage()[:16])

@@ -1,4 +1,4 @@
-"""Files that one process holds in memory, and others take."""
+"""One process holds files in memory, and others take them."""
 
 import errno
 import gc
@@ -24,7 +24,7 @@ from conftest import Run, eventually, file_sha256, sha256, write
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
-# The least that the tensors have, in bytes.
+# A lower bound of the bytes of the tensors.
 SIZE = 5000 * 256 * 4
 
 TAKE = """
@@ -36,14 +36,14 @@ print(json.dumps({one.name: hashlib.sha256(memoryview(one.buffer)).hexdigest() f
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder for sockets, whose paths have to be short."""
+    """A folder for sockets, whose paths must be short."""
     with tempfile.TemporaryDirectory(prefix="dmafile-") as name:
         yield Path(name)
 
 
 @pytest.fixture
 def named(place: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A name that nothing else holds, at the place where holds are looked for."""
+    """A unique name, and a private folder in which holds are searched."""
     place.joinpath("run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place / "run"))
     return f"test-{os.getpid()}-{place.name}"
@@ -79,12 +79,12 @@ def model(folder: Path, arrays: Arrays) -> Path:
 
 
 def disk_bytes() -> int:
-    """What this process has had read from the disk."""
+    """Bytes that this process has read from the disk."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
 
 
-def test_another_process_takes_what_this_one_holds(model: Path, place: Path, python: Run) -> None:
+def test_another_process_takes_held_files(model: Path, place: Path, python: Run) -> None:
     at = place / "socket"
     with dmafile.hold(model, name="model", at=at, verify="sha256") as holder:
         assert (holder.name, holder.at, holder.serving) == ("model", at, True)
@@ -106,13 +106,13 @@ def test_another_process_takes_what_this_one_holds(model: Path, place: Path, pyt
                     model / one.name
                 )
             assert dmafile.holds(at=at)[0]["takers"] == 1
-        # The interpreter may have read some of its own files.
+        # The interpreter may have read some of its files.
         assert disk_bytes() - before < SIZE / 2
         eventually(lambda: dmafile.holds(at=at)[0]["takers"] == 0)
     assert not holder.serving and not at.exists()
 
 
-def test_what_was_taken_stays(model: Path, place: Path) -> None:
+def test_taken_memory_stays_after_release(model: Path, place: Path) -> None:
     at = place / "socket"
     wanted = file_sha256(model / "model-00002-of-00002.safetensors")
     holder = dmafile.hold(model, name="model", at=at)
@@ -122,14 +122,14 @@ def test_what_was_taken_stays(model: Path, place: Path) -> None:
         held.close()
     del held
     gc.collect()
-    # A memoryview keeps the connection: one process has taken it.
+    # A memoryview keeps the connection open, so there is still one taker.
     assert dmafile.holds(at=at)[0]["takers"] == 1
     dmafile.release("model", at=at)
     eventually(lambda: not holder.serving)
     assert sha256(bytes_of_second) == wanted
 
 
-def test_a_wait_ends_with_the_hold_or_with_control_c(model: Path, place: Path) -> None:
+def test_a_hold_or_ctrl_c_ends_a_wait(model: Path, place: Path) -> None:
     at = place / "socket"
     with pytest.raises(FileNotFoundError, match="ENOENT"):
         dmafile.take("late", at=at)
@@ -144,14 +144,14 @@ def test_a_wait_ends_with_the_hold_or_with_control_c(model: Path, place: Path) -
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None
     child.stdout.readline()
-    # It is about to wait, or waits: a signal ends it in either case.
+    # Whether it waits already or not yet, the signal ends it.
     child.send_signal(signal.SIGINT)
     _, stderr = child.communicate(timeout=60)
     assert stderr.rstrip().endswith("KeyboardInterrupt"), stderr
 
 
 @pytest.mark.parametrize("call", ["take('x', wait=None, ", "release('x', ", "holds("])
-def test_control_c_ends_the_wait_for_an_answer(place: Path, call: str) -> None:
+def test_ctrl_c_ends_the_wait_for_an_answer(place: Path, call: str) -> None:
     at = place / "silent"
     program = f"import sys, dmafile; dmafile.{call}at=sys.argv[1])"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holder:
@@ -161,14 +161,14 @@ def test_control_c_ends_the_wait_for_an_answer(place: Path, call: str) -> None:
         child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         peer, _ = holder.accept()
         with peer:
-            # It has asked, and never gets an answer.
+            # It has sent its request and never gets an answer.
             assert peer.recv(4096)
             child.send_signal(signal.SIGINT)
             _, stderr = child.communicate(timeout=60)
     assert stderr.rstrip().endswith("KeyboardInterrupt"), stderr
 
 
-def test_requests_that_cannot_be(model: Path, place: Path) -> None:
+def test_invalid_requests_are_refused(model: Path, place: Path) -> None:
     at = place / "socket"
     for wrong in (
         {"to": "anon"},
@@ -205,17 +205,19 @@ assert found == first and maps == 0, (found, first)
 """
 
 
-def test_descriptors_go_with_the_last_use(model: Path, place: Path, python: Run) -> None:
+def test_descriptors_and_mappings_are_released_after_the_last_use(
+    model: Path, place: Path, python: Run
+) -> None:
     at = place / "socket"
     with dmafile.hold(model, name="model", at=at):
         done = python(LEAKS, "model", at)
         assert done.returncode == 0, done.stderr
 
 
-def test_a_fork_reads_on_and_leaves_the_holder_alone(model: Path, place: Path) -> None:
+def test_a_forked_child_can_read_and_cannot_stop_the_holder(model: Path, place: Path) -> None:
     at = place / "socket"
     wanted = file_sha256(model / "model-00001-of-00002.safetensors")
-    # In a process of its own: this one has threads.
+    # In a separate process, because this one has threads.
     program = f"""
 import hashlib, os, sys, dmafile
 holder = dmafile.hold({str(model)!r}, name="model", at={str(at)!r})
@@ -267,7 +269,7 @@ def test_processes_share_one_load_and_survive_the_loader(folder: Path, place: Pa
         assert [one[2] for one in words] == [wanted] * 4
         loaders = [one[0] for one in words]
         assert loaders.count("True") == 1
-        # Python's own files may come from the disk as well, but no second load of these.
+        # Python may read its own files from the disk too, but the file is read only once.
         assert sum(int(one[1]) for one in words) < 2 * size
         loader = children[loaders.index("True")]
         loader.kill()
@@ -315,13 +317,15 @@ def test_numpy_sees_the_held_memory(model: Path, arrays: Arrays, named: str) -> 
             assert together.keys() == arrays.keys()
             assert all(np.array_equal(together[name], array) for name, array in arrays.items())
         assert dmafile.holds(at=holder.at)[0]["takers"] > 0
-    # The holder is gone, the memory is not.
+    # The memory outlives the holder.
     assert np.array_equal(tensors["large"], arrays["large"])
     with pytest.raises(FileNotFoundError):
         dmafile.numpy.load_file(f"held:{named}")
 
 
-def test_a_socket_elsewhere_is_named(model: Path, arrays: Arrays, place: Path) -> None:
+def test_a_name_may_include_the_path_of_the_socket(
+    model: Path, arrays: Arrays, place: Path
+) -> None:
     at = place / "a@b"
     with dmafile.hold(model, name="x", at=at):
         tensors = dmafile.numpy.load_file(f"held:x@{at}")
@@ -334,7 +338,7 @@ def test_a_socket_elsewhere_is_named(model: Path, arrays: Arrays, place: Path) -
 
 
 def shared_kib(array: "np.ndarray[Any, Any]") -> int:
-    """How much of the mapping with an array are pages of the file that it maps, in KiB."""
+    """KiB of the mapping with this array that are pages of the mapped file, not private copies."""
     address = array.ctypes.data
     found = 0
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -347,7 +351,7 @@ def shared_kib(array: "np.ndarray[Any, Any]") -> int:
     return found
 
 
-def test_loaders_read_a_folder_of_links(model: Path, arrays: Arrays, place: Path) -> None:
+def test_safetensors_reads_the_folder_of_links(model: Path, arrays: Arrays, place: Path) -> None:
     links = place / "links"
     with dmafile.hold(model, name="model", at=place / "socket", folder=links):
         index = json.loads((links / "model.safetensors.index.json").read_text())["weight_map"]
@@ -357,9 +361,7 @@ def test_loaders_read_a_folder_of_links(model: Path, arrays: Arrays, place: Path
     assert not links.exists()
 
 
-def test_memory_that_may_be_written_is_shared_for_reading_and_writing(
-    place: Path, folder: Path
-) -> None:
+def test_takers_of_a_writable_hold_see_each_others_writes(place: Path, folder: Path) -> None:
     path = write(folder / "writable.bin", bytes(100_000))
     at = place / "socket"
     with dmafile.hold(path, name="x", at=at, writable=True):
@@ -373,7 +375,7 @@ def test_memory_that_may_be_written_is_shared_for_reading_and_writing(
     assert path.read_bytes() == bytes(100_000)
 
 
-def test_another_file_takes_the_place(folder: Path, place: Path) -> None:
+def test_a_hold_can_be_replaced(folder: Path, place: Path) -> None:
     path = write(folder / "replaced.bin", b"old" * 10_000)
     at = place / "socket"
     first = dmafile.hold(path, name="x", at=at)

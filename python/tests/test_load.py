@@ -1,4 +1,4 @@
-"""Loads: the bytes, the options, errors, interruptions, and what stays behind."""
+"""Loads: bytes, options, errors, interruptions and leaks."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from conftest import SIZE, SLOWLY, Run, bytes_read, file_sha256, open_files, sha
 
 
 def test_another_program_reads_the_same_bytes(file: Path) -> None:
-    # A memfd of huge pages ends with the last of them.
+    # The size of a memfd of huge pages would be a multiple of them.
     with dmafile.load(file, pages="4k") as buffer:
         assert buffer.offset == 0
         seen = file_sha256(f"/proc/{os.getpid()}/fd/{buffer.fileno()}")
@@ -25,7 +25,7 @@ def test_another_program_reads_the_same_bytes(file: Path) -> None:
 
 @pytest.mark.parametrize("to", ["anon", "memfd"])
 @pytest.mark.parametrize("method", ["auto", "uring", "threads", "read", "mmap", "bounce"])
-def test_every_method_gives_the_range(file: Path, to: str, method: str) -> None:
+def test_every_method_loads_the_range(file: Path, to: str, method: str) -> None:
     with dmafile.load(file, to=to, method=method, offset=77, length=1 << 20) as buffer:
         assert sha256(memoryview(buffer)) == sha256(file.read_bytes()[77 : 77 + (1 << 20)])
         assert buffer.report is not None and buffer.report["bytes"] == buffer.nbytes == 1 << 20
@@ -56,7 +56,7 @@ def test_a_file_of_a_hugging_face_cache_is_compared_with_its_name(
     assert none.value.errno == errno.EINVAL and 'verify="sha256=HEX"' in str(none.value)
 
 
-def test_all_options_are_taken(file: Path) -> None:
+def test_all_options_are_accepted(file: Path) -> None:
     digest = file_sha256(file)
     buffer = dmafile.load(
         bytes(file),
@@ -82,7 +82,7 @@ def test_all_options_are_taken(file: Path) -> None:
     assert buffer.report == buffer.report
 
 
-def test_a_descriptor_that_exists_is_filled(file: Path) -> None:
+def test_an_existing_memfd_is_filled(file: Path) -> None:
     fd = os.memfd_create("mine", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, SIZE)
     with dmafile.load(file, to=f"fd:{fd}") as buffer:
@@ -95,7 +95,7 @@ def test_a_descriptor_that_exists_is_filled(file: Path) -> None:
     os.close(fd)
 
 
-def test_a_part_of_a_descriptor_is_filled_and_the_rest_stays(file: Path) -> None:
+def test_only_the_given_part_of_a_memfd_is_filled(file: Path) -> None:
     at, length = 8192 + 100, 5000
     fd = os.memfd_create("mine", os.MFD_ALLOW_SEALING)
     os.pwrite(fd, b"\xaa" * 32768, 0)
@@ -113,7 +113,7 @@ def test_a_part_of_a_descriptor_is_filled_and_the_rest_stays(file: Path) -> None
 
 
 @pytest.mark.parametrize("to", ["heap:no-such-heap", "udmabuf", "dmafile", "dma-buf"])
-def test_a_kind_that_is_not_there_is_refused_in_words_of_the_package(file: Path, to: str) -> None:
+def test_an_unavailable_kind_is_refused_with_names_of_arguments(file: Path, to: str) -> None:
     nodes = {"udmabuf": ["udmabuf"], "dmafile": ["dmafile"]}
     nodes["dma-buf"] = ["udmabuf", "dmafile", "dma_heap"]
     if any(Path("/dev", node).exists() for node in nodes.get(to, [])):
@@ -123,7 +123,7 @@ def test_a_kind_that_is_not_there_is_refused_in_words_of_the_package(file: Path,
     assert "--" not in str(caught.value) and to.split(":")[0] in str(caught.value)
 
 
-def test_progress_is_told_to_the_end_on_the_thread_of_the_caller(file: Path) -> None:
+def test_progress_is_reported_to_the_end_on_the_thread_of_the_caller(file: Path) -> None:
     told: list[tuple[int, int]] = []
     threads = set()
 
@@ -137,7 +137,7 @@ def test_progress_is_told_to_the_end_on_the_thread_of_the_caller(file: Path) -> 
     assert threads == {threading.get_ident()}
 
 
-def test_a_bar_is_for_terminals_only(
+def test_a_progress_bar_is_only_drawn_on_terminals(
     file: Path, capfd: pytest.CaptureFixture[str], python: Run
 ) -> None:
     dmafile.load(file, progress=True)
@@ -153,7 +153,7 @@ print(os.read(main, 1 << 16).decode())
     assert "100% 0.00/0.00 GiB" in drawn.stdout, drawn
 
 
-def test_errors_are_those_of_the_system_and_ours(file: Path, folder: Path) -> None:
+def test_errors_are_builtin_oserrors_and_dmafile_errors(file: Path, folder: Path) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         dmafile.load("no/such/file")
     error = missing.value
@@ -199,7 +199,7 @@ def test_errors_are_those_of_the_system_and_ours(file: Path, folder: Path) -> No
         {"length": 0},
     ],
 )
-def test_what_cannot_be_meant_is_a_value_error(file: Path, options: dict[str, object]) -> None:
+def test_an_invalid_value_is_a_value_error(file: Path, options: dict[str, object]) -> None:
     with pytest.raises(dmafile.UsageError) as caught:
         dmafile.load(file, **options)  # type: ignore[arg-type]
     assert isinstance(caught.value, ValueError)
@@ -218,12 +218,14 @@ def test_errors_name_the_arguments(file: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"to": 3}, {"block": "8M"}, {"block": 1.5}, {"progress": 3}])
-def test_what_is_no_option_is_a_type_error(file: Path, options: dict[str, object]) -> None:
+def test_an_option_of_the_wrong_type_is_a_type_error(
+    file: Path, options: dict[str, object]
+) -> None:
     with pytest.raises(TypeError):
         dmafile.load(file, **options)  # type: ignore[arg-type]
 
 
-def test_errors_travel_between_processes() -> None:
+def test_errors_can_be_pickled() -> None:
     with pytest.raises(dmafile.Error) as caught:
         dmafile.load("no/such/file")
     copy = pickle.loads(pickle.dumps(caught.value))
@@ -245,7 +247,7 @@ def test_an_exception_in_progress_stops_the_load(slow: Path) -> None:
     assert open_files() == before
 
 
-def test_ctrl_c_stops_the_load_and_leaves_nothing(slow: Path) -> None:
+def test_ctrl_c_stops_the_load_without_leaks(slow: Path) -> None:
     program = """
 import os, sys, threading, time, dmafile
 fds = len(os.listdir("/proc/self/fd"))
@@ -275,7 +277,7 @@ except KeyboardInterrupt:
     assert process.returncode == 0
 
 
-def test_other_threads_run_on_meanwhile(slow: Path) -> None:
+def test_other_threads_run_during_a_load(slow: Path) -> None:
     turns = 0
     ended = threading.Event()
 
@@ -289,11 +291,11 @@ def test_other_threads_run_on_meanwhile(slow: Path) -> None:
     dmafile.load(slow, length=24 << 20, **SLOWLY)
     ended.set()
     counter.join()
-    # It would turn once if it had to wait.
+    # A blocked thread would turn only once.
     assert turns > 3
 
 
-def test_loads_in_several_threads_and_after_a_fork(file: Path, python: Run) -> None:
+def test_loads_work_in_several_threads_and_after_a_fork(file: Path, python: Run) -> None:
     digests: list[str] = []
     want = file_sha256(file)
 
@@ -324,7 +326,7 @@ print(digest(mine))
     assert python(program, file).stdout.split() == [want] * 3
 
 
-def test_a_fork_inside_a_callback_does_not_wait(file: Path, python: Run) -> None:
+def test_a_fork_inside_a_callback_does_not_hang(file: Path, python: Run) -> None:
     program = """
 import os, sys, dmafile
 child = None
@@ -358,13 +360,13 @@ except dmafile.Error as error:
     assert done.stdout.startswith(f"{file} cannot start the thread of the load"), done
 
 
-def test_errors_of_ones_own_have_their_text() -> None:
+def test_an_error_made_by_the_caller_keeps_its_text() -> None:
     assert str(dmafile.Error("x")) == str(pickle.loads(pickle.dumps(dmafile.Error("x")))) == "x"
     with pytest.raises(dmafile.UsageError, match="offset: it is out of range"):
         dmafile.load("any", offset=10**5000)
 
 
-def test_a_callback_may_be_false(file: Path) -> None:
+def test_a_falsy_callback_is_called(file: Path) -> None:
     class Quiet:
         told = 0
 
@@ -379,7 +381,7 @@ def test_a_callback_may_be_false(file: Path) -> None:
     assert quiet.told == SIZE
 
 
-def test_nothing_leaks(file: Path) -> None:
+def test_loads_leak_no_descriptor_or_mapping(file: Path) -> None:
     dmafile.load(file).close()
     mappings = Path("/proc/self/maps")
     before = open_files(), len(mappings.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""`dmafile load MODEL -- COMMAND {}`: programs that know nothing of dmafile read what it loads."""
+"""`dmafile load MODEL -- COMMAND {}`: programs read a loaded model without knowing dmafile."""
 
 import json
 import subprocess
@@ -13,8 +13,8 @@ import safetensors.numpy
 
 COMMAND = Path(sys.executable).parent / "dmafile"
 
-# Each program prints what it has read, as JSON: without dmafile it is the same. None has a pair of
-# braces in it, in whose place the path would come.
+# Each program prints as JSON what it has read, which must be the same without dmafile. No program
+# contains a pair of braces, because `dmafile load` would replace it by the path.
 SAFETENSORS = """
 import hashlib, json, sys
 from pathlib import Path
@@ -52,7 +52,7 @@ with open(sys.argv[1], "rb") as file:
     tail = mmap.mmap(file.fileno(), size - 4096, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=4096)
     print(json.dumps([size, *(hashlib.sha256(view).hexdigest() for view in (whole, tail))]))
 """
-# A program that starts others without its descriptors, as subprocess does.
+# A program that starts another one without inheriting descriptors, as subprocess does.
 NESTED = """
 import subprocess, sys
 
@@ -75,14 +75,14 @@ print(json.dumps([answer["choices"][0]["text"], shared]))
 
 
 def run(*words: object) -> Any:
-    """What a program prints, as JSON."""
+    """The JSON that a program prints."""
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def same(program: str, model: Path, *options: str) -> Any:
-    """What a program reads from a model, after a check that it reads the same without dmafile."""
+    """What a program reads from a model; asserts that it reads the same without dmafile."""
     python = (sys.executable, "-c", program)
     plain = run(*python, model)
     handed = run(COMMAND, "load", model, "--quiet", *options, "--", *python, "{}")
@@ -92,7 +92,7 @@ def same(program: str, model: Path, *options: str) -> Any:
 
 @pytest.fixture(scope="module")
 def sharded(folder: Path) -> Path:
-    """A model as the Hugging Face libraries have it: three shards, an index, and more."""
+    """A model as the Hugging Face libraries store it: three shards, an index and other files."""
     random = np.random.default_rng(9)
     model = folder / "sharded"
     (model / "more").mkdir(parents=True)
@@ -119,7 +119,7 @@ def llama(folder: Path) -> Path:
 
 
 def language_model(path: Path, width: int, inner: int) -> Path:
-    """A language model of two layers that knows bytes only, and has learnt nothing."""
+    """A language model of two layers with bytes as tokens and random weights."""
     random = np.random.default_rng(5)
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     writer = gguf.GGUFWriter(path, "llama")
@@ -179,7 +179,7 @@ def test_each_file_is_described_and_verified(sharded: Path, tmp_path: Path) -> N
         assert one["verify"]["digest"] == digest.split()[0]
 
 
-def test_gguf_opens_a_file_and_the_parts_of_one(folder: Path, llama: Path) -> None:
+def test_gguf_opens_a_file_and_a_split_model(folder: Path, llama: Path) -> None:
     assert len(same(GGUF, llama)) == 21
     split = folder / "split"
     split.mkdir()
@@ -200,19 +200,19 @@ def test_gguf_opens_a_file_and_the_parts_of_one(folder: Path, llama: Path) -> No
     assert list(same(beside + GGUF, first)) == ["weight.1"]
 
 
-def test_memory_is_mapped_by_its_path(file: Path) -> None:
+def test_programs_map_the_memory_by_path(file: Path) -> None:
     assert same(MAP, file)[0] == file.stat().st_size
 
 
-def test_programs_that_a_command_starts_open_it_too(file: Path) -> None:
+def test_child_processes_of_a_command_open_the_path(file: Path) -> None:
     plain = run(sys.executable, "-c", MAP, file)
     command = (sys.executable, "-c", NESTED, MAP, "{}")
     assert run(COMMAND, "load", file, "--quiet", "--", *command) == plain
 
 
-def test_llama_cpp_maps_the_memory_and_says_the_same(llama: Path) -> None:
+def test_llama_cpp_maps_the_memory_and_generates_the_same_text(llama: Path) -> None:
     pytest.importorskip("xllamacpp", reason="pip install --no-deps xllamacpp")
     text, shared = same(LLAMA, llama)
     assert text
-    # Of the file before, of the memory now.
+    # A shared mapping, first of the file and then of the memory.
     assert shared == ["r--s"]

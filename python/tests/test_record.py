@@ -1,4 +1,4 @@
-"""Recorders: what is recorded, by whom it is read, errors, and interruptions."""
+"""Recorders: records, readers, errors and interruptions."""
 
 import array
 import errno
@@ -34,14 +34,14 @@ def memfd(data: bytes) -> int:
 
 
 def by_the_docs(path: Path) -> list[list[str]]:
-    """What the reader in docs/recording.md says."""
+    """The output of the reader in docs/recording.md."""
     code = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[-1]
     words = [sys.executable, "-c", code, str(path)]
     output = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     return [line.split() for line in output.splitlines()]
 
 
-def test_all_that_can_be_appended_is_read_by_another_reader(file: Path, to: Path) -> None:
+def test_the_documented_reader_reads_every_kind_of_source(file: Path, to: Path) -> None:
     data = file.read_bytes()
     fd = memfd(data)
     numbers = array.array("d", range(1000))
@@ -83,7 +83,7 @@ def test_all_that_can_be_appended_is_read_by_another_reader(file: Path, to: Path
         recording[len(wanted)]
 
 
-def test_options_and_rotation(to: Path) -> None:
+def test_options_are_accepted_and_files_are_rotated(to: Path) -> None:
     options = {"method": "bounce", "io": "buffered", "checksum": False}
     with dmafile.Recorder(
         os.fsencode(to),
@@ -102,7 +102,7 @@ def test_options_and_rotation(to: Path) -> None:
     assert recording[4].checksum is None and recording[4].dropped == 0
 
 
-def test_a_full_queue_drops(to: Path) -> None:
+def test_a_full_queue_drops_records_on_request(to: Path) -> None:
     data = bytes(16 << 20)
     with dmafile.Recorder(to, in_flight=1, when_full="drop") as recorder:
         tickets = [recorder.append(data) for _ in range(20)]
@@ -144,21 +144,21 @@ def test_errors_have_an_errno_and_name_the_file(to: Path) -> None:
     assert unknown.value.errno == errno.EBADMSG
 
 
-def test_an_exception_in_the_block_keeps_what_was_recorded(to: Path) -> None:
+def test_an_exception_in_the_with_block_keeps_the_records(to: Path) -> None:
     with pytest.raises(ZeroDivisionError), dmafile.Recorder(to) as recorder:
         recorder.append(b"abc")
         raise ZeroDivisionError
     assert [record.read() for record in dmafile.read_recording(to)] == [b"abc"]
 
 
-def test_a_recorder_that_is_dropped_finishes(to: Path) -> None:
+def test_deleting_a_recorder_finishes_the_file(to: Path) -> None:
     recorder = dmafile.Recorder(to)
     recorder.append(bytearray(3 << 20))
     del recorder
     assert dmafile.read_recording(to).complete
 
 
-def test_threads_append_together(to: Path) -> None:
+def test_several_threads_can_append(to: Path) -> None:
     with dmafile.Recorder(to) as recorder:
 
         def append(first: int) -> None:
@@ -178,7 +178,7 @@ def test_threads_append_together(to: Path) -> None:
     assert seen == {first: list(range(50)) for first in range(4)}
 
 
-def test_a_fork_cannot_use_it_and_ends(to: Path) -> None:
+def test_a_forked_child_cannot_use_the_recorder_and_exits(to: Path) -> None:
     program = (
         "import dmafile, os, sys\n"
         "recorder = dmafile.Recorder(sys.argv[1])\n"
@@ -196,7 +196,7 @@ def test_a_fork_cannot_use_it_and_ends(to: Path) -> None:
     assert [record.read() for record in dmafile.read_recording(to)] == [b"abc"]
 
 
-def test_what_was_acknowledged_outlives_the_program(to: Path) -> None:
+def test_acknowledged_records_survive_a_kill(to: Path) -> None:
     program = (
         "import dmafile, os, signal, sys\n"
         "recorder = dmafile.Recorder(sys.argv[1], sync_interval=None)\n"

@@ -1,4 +1,4 @@
-"""Saves: the bytes, the options, errors, interruptions, and what stays in place."""
+"""Saves: bytes, options, errors, interruptions and the old file."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ def test_a_buffer_is_saved_as_another_program_reads_it(file: Path, to: Path) -> 
     assert file_sha256(to) == report["verify"]["digest"] == digest
 
 
-def test_every_source_and_every_option(file: Path, to: Path) -> None:
+def test_every_source_and_every_option_is_accepted(file: Path, to: Path) -> None:
     digest = file_sha256(file)
     with file.open("rb") as opened:
         opened.seek(1000)
@@ -58,7 +58,7 @@ def test_every_source_and_every_option(file: Path, to: Path) -> None:
 
 
 def test_a_pipe_is_saved_to_its_end(file: Path, to: Path) -> None:
-    """By a thread of Python that feeds it: with the interpreter's lock held it would never end."""
+    """A Python thread fills the pipe: if save() held the interpreter lock, it would never end."""
     data = file.read_bytes()
     read, write = os.pipe()
 
@@ -93,7 +93,7 @@ def test_errors_leave_the_old_file(file: Path, to: Path) -> None:
     assert [left.name for left in to.parent.iterdir()] == ["to"]
 
 
-def test_an_exception_in_progress_stops_it(to: Path) -> None:
+def test_an_exception_in_progress_stops_the_save(to: Path) -> None:
     to.write_bytes(b"old")
     read, write = os.pipe()
     os.write(write, bytes(5000))
@@ -101,7 +101,7 @@ def test_an_exception_in_progress_stops_it(to: Path) -> None:
     def stop(done: int, total: int) -> None:
         raise ZeroDivisionError
 
-    # The pipe stays open: without the exception it would never end.
+    # The pipe stays open: without the exception, the save would never end.
     timer = threading.Timer(0.1, os.write, (write, bytes(50_000)))
     timer.start()
     try:
@@ -115,7 +115,7 @@ def test_an_exception_in_progress_stops_it(to: Path) -> None:
     assert [left.name for left in to.parent.iterdir()] == ["to"]
 
 
-def test_memory_is_saved_whatever_holds_it(file: Path, to: Path) -> None:
+def test_every_kind_of_memory_is_saved(file: Path, to: Path) -> None:
     data = file.read_bytes()
     shifted = memoryview(b"x" + data)[1:]
     words = np.frombuffer(data[: SIZE // 8 * 8], np.uint64)
@@ -130,7 +130,7 @@ def test_memory_is_saved_whatever_holds_it(file: Path, to: Path) -> None:
     assert file_sha256(to) == sha256(data)
 
 
-def test_memory_stays_while_it_is_saved_and_other_threads_run(to: Path) -> None:
+def test_memory_cannot_be_resized_during_its_save(to: Path) -> None:
     memory = bytearray(64 << 20)
     ran: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""Snapshots: what comes back, errors, and the snapshot before."""
+"""Snapshots: loaded bytes, errors and the previous snapshot."""
 
 import errno
 import hashlib
@@ -24,7 +24,7 @@ def digests(loaded: dict[str, dmafile.Buffer]) -> dict[str, str]:
     return {name: hashlib.sha256(memoryview(one)).hexdigest() for name, one in loaded.items()}
 
 
-def test_every_source_comes_back(file: Path, snapshots: Path) -> None:
+def test_every_source_is_loaded_again(file: Path, snapshots: Path) -> None:
     told: list[tuple[int, int]] = []
     empty = os.memfd_create("empty")
     data = file.read_bytes()
@@ -65,7 +65,7 @@ def test_every_source_comes_back(file: Path, snapshots: Path) -> None:
             buffer.close()
 
 
-def test_errors_leave_the_snapshot_before(file: Path, snapshots: Path) -> None:
+def test_errors_leave_the_previous_snapshot(file: Path, snapshots: Path) -> None:
     dmafile.save_snapshot({"a": file}, snapshots)
     before = sorted(snapshots.iterdir())
     with pytest.raises(FileNotFoundError):
@@ -85,7 +85,7 @@ def test_errors_leave_the_snapshot_before(file: Path, snapshots: Path) -> None:
     def stop(done: int, total: int) -> None:
         raise Stop
 
-    # It waits for what nobody writes, when the first is whole.
+    # After the first source, the save waits for a pipe that is never written.
     read, write = os.pipe()
     try:
         with pytest.raises(Stop):
@@ -99,7 +99,7 @@ def test_errors_leave_the_snapshot_before(file: Path, snapshots: Path) -> None:
         dmafile.load_snapshot(snapshots, pages="5k")
 
 
-def test_damage_is_an_error(file: Path, snapshots: Path) -> None:
+def test_a_damaged_or_missing_file_is_an_error(file: Path, snapshots: Path) -> None:
     dmafile.save_snapshot({"a": file}, snapshots)
     saved = snapshots / "a.1.dmafile"
     with saved.open("r+b") as damaged:

@@ -1,4 +1,4 @@
-"""Tensors as a stream, for PyTorch: skipped where that is not installed."""
+"""Streams of tensors for PyTorch; skipped if it is not installed."""
 
 import errno
 import gc
@@ -21,12 +21,12 @@ safetensors: Any = pytest.importorskip("safetensors.torch")
 
 MIB = 1 << 20
 
-# Also for arguments that it refuses.
+# Untyped, so that tests can pass invalid arguments.
 streamed: Any = dmafile.torch.stream
 
 
 def tensors(seed: int) -> dict[str, Any]:
-    """Small ones, large ones, and some without a byte."""
+    """Small, large and empty tensors."""
     generator = torch.Generator().manual_seed(seed)
     made = {
         f"{seed}.large.{number}": torch.randn((500 + 100 * number, 777), generator=generator)
@@ -39,7 +39,7 @@ def tensors(seed: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def shards(folder: Path) -> Path:
-    """A model of two shards, and an index that says so."""
+    """A model of two shards with an index."""
     where = folder / "shards"
     where.mkdir()
     places: dict[str, str] = {}
@@ -58,7 +58,7 @@ def files(shards: Path) -> list[Path]:
 
 
 def order(shards: Path) -> list[str]:
-    """The names, in the order of their bytes, by another reader."""
+    """The names in the order of their bytes, according to safetensors."""
     names = []
     for file in files(shards):
         with safetensors.safe_open(file, "pt") as reader:
@@ -72,9 +72,7 @@ def same(left: Any, right: Any) -> bool:
 
 @pytest.mark.parametrize("budget", [1, 100_000, 3 * MIB, 1 << 30])
 @pytest.mark.parametrize("path", ["folder", "index", "list"])
-def test_every_tensor_comes_once_in_the_order_of_the_files(
-    shards: Path, budget: int, path: str
-) -> None:
+def test_every_tensor_is_returned_once_in_file_order(shards: Path, budget: int, path: str) -> None:
     ways: dict[str, Any] = {
         "folder": shards,
         "index": shards / "model.safetensors.index.json",
@@ -87,7 +85,7 @@ def test_every_tensor_comes_once_in_the_order_of_the_files(
         assert same(tensor, want[name]), name
 
 
-def test_only_what_is_chosen_is_read(shards: Path) -> None:
+def test_only_chosen_tensors_are_read(shards: Path) -> None:
     want = {"1.large.3", "2.small.7", "2.empty"}
     nbytes = sum((tensors(1) | tensors(2))[name].nbytes for name in want)
     list(streamed(shards, tensors="2.small.7"))
@@ -109,7 +107,7 @@ def test_only_what_is_chosen_is_read(shards: Path) -> None:
     }
 
 
-def test_a_function_chooses_names_and_no_patterns(folder: Path) -> None:
+def test_a_function_chooses_by_name_even_if_it_looks_like_a_pattern(folder: Path) -> None:
     path = folder / "patterns.safetensors"
     safetensors.save_file({name: torch.ones(3) for name in ("a*", "ab", "re:.*")}, path)
     for wanted in ({"a*"}, {"re:.*"}, {"ab"}):
@@ -121,7 +119,7 @@ def test_tensors_are_writable_views_that_keep_their_memory(shards: Path) -> None
     got = dict(streamed(shards))
     first, second = (name for name in order(shards) if name in ("1.large.0", "1.large.1"))
     kept, beside = got[first], got[second]
-    assert beside.data_ptr() - kept.data_ptr() == kept.nbytes, "as in the file: no copy"
+    assert beside.data_ptr() - kept.data_ptr() == kept.nbytes, "not adjacent: a copy"
     del got, beside
     gc.collect()
     assert same(kept, tensors(1)[first])
@@ -153,11 +151,11 @@ def test_memory_stays_within_the_budget(folder: Path, shards: Path, python: Run)
     assert done.returncode == 0, done.stderr
     grown, total = map(int, done.stdout.split())
     assert total == count * nbytes
-    # The tensor in the consumer's hand keeps a part; and huge pages.
+    # The tensor that the consumer holds keeps its part alive, and huge pages round up.
     assert grown < 64 * MIB, "192 MiB have passed"
 
 
-def test_closing_early_stops_the_reads_and_frees(slow_model: Path) -> None:
+def test_closing_a_stream_early_stops_the_reads_and_frees_memory(slow_model: Path) -> None:
     before, threads = open_files(), threading.active_count()
     stream = streamed(slow_model, budget=64 * MIB, **SLOWLY)
     name, tensor = next(stream)
@@ -165,7 +163,7 @@ def test_closing_early_stops_the_reads_and_frees(slow_model: Path) -> None:
     read = bytes_read()
     stream.close()
     assert bytes_read() - read < 100 * MIB
-    assert torch.equal(tensor, torch.full_like(tensor, 0)), "it is still there"
+    assert torch.equal(tensor, torch.full_like(tensor, 0)), "the tensor changed"
     with pytest.raises(StopIteration):
         next(stream)
     eventually(lambda: not mapped_by_loads())
@@ -213,7 +211,7 @@ print(os.waitstatus_to_exitcode(status), 1 + len(list(stream)))
 """
 
 
-def test_a_fork_cannot_go_on_with_it(slow_model: Path, python: Run) -> None:
+def test_a_forked_child_cannot_continue_a_stream(slow_model: Path, python: Run) -> None:
     done = python(FORK, slow_model)
     assert (done.stdout, done.stderr) == ("0 24\n", "")
 
@@ -226,13 +224,13 @@ def test_ctrl_c_ends_a_stream(slow_model: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         for _ in stream:
             pass
-        # The rest was faster than the timer.
+        # The stream ended before the timer.
         time.sleep(60)
     timer.join()
     eventually(lambda: not mapped_by_loads())
 
 
-def test_progress_grows_to_all_of_it_and_may_stop_it(shards: Path) -> None:
+def test_progress_is_reported_to_the_end_and_its_exception_ends_the_stream(shards: Path) -> None:
     told: list[tuple[int, int]] = []
     list(streamed(shards, progress=lambda *now: told.append(now), budget=MIB))
     assert told == sorted(told) and len({total for _, total in told}) == 1
@@ -268,7 +266,7 @@ def test_a_wrong_digest_is_raised_after_the_last_tensor(shards: Path, algorithm:
             streamed(shards, verify=f"sha256={digest}", **options)
 
 
-def test_a_digest_is_of_headers_too(folder: Path) -> None:
+def test_the_digest_of_a_file_without_tensors_is_compared(folder: Path) -> None:
     path = folder / "none.safetensors"
     safetensors.save_file({}, path, {"format": "pt"})
     digest = file_sha256(path)
@@ -277,7 +275,9 @@ def test_a_digest_is_of_headers_too(folder: Path) -> None:
         list(streamed(path, verify=f"sha256={'0' * 64}"))
 
 
-def test_files_of_a_hub_cache_are_compared_with_their_names(folder: Path, shards: Path) -> None:
+def test_files_of_a_hugging_face_cache_are_compared_with_their_names(
+    folder: Path, shards: Path
+) -> None:
     cache = folder / "models--a--b"
     (cache / "blobs").mkdir(parents=True)
     (cache / "snapshots/1").mkdir(parents=True)
@@ -293,7 +293,7 @@ def test_files_of_a_hub_cache_are_compared_with_their_names(folder: Path, shards
         list(streamed(cache / "snapshots/1", verify="sha256"))
 
 
-def test_a_file_that_is_cut_short_is_an_error_and_no_tensor(folder: Path, shards: Path) -> None:
+def test_a_file_that_shrinks_during_a_stream_is_an_error(folder: Path, shards: Path) -> None:
     path = folder / "short.safetensors"
     path.write_bytes(files(shards)[0].read_bytes())
     stream = streamed(path, budget=1)
@@ -316,14 +316,14 @@ WRONG: list[tuple[Callable[[Path], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize("call,kind,text", WRONG)
-def test_what_is_wrong_is_said_at_once(
+def test_invalid_arguments_are_errors_before_the_first_tensor(
     shards: Path, call: Callable[[Path], Any], kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind, match=text):
         call(shards)
 
 
-def test_another_device_gets_copies(shards: Path) -> None:
+def test_tensors_are_copied_to_another_device(shards: Path) -> None:
     for name, tensor in streamed(shards, device="meta"):
         assert (
             tensor.device.type == "meta" and tensor.shape == (tensors(1) | tensors(2))[name].shape

@@ -1,5 +1,5 @@
-"""One hold, and four takers of it: dmafile, the safetensors package, llama.cpp, and a program in C.
-The model is read from the disk once, is in memory once, and outlives its holder."""
+"""Four takers of one hold: dmafile, the safetensors package, llama.cpp and a C program.
+The files are read from the disk once, are in memory once, and outlive their holder."""
 
 import hashlib
 import json
@@ -18,8 +18,8 @@ from test_paths import language_model
 
 from conftest import write
 
-# Each prints, as JSON, what it has found, and how much it has read from the disk for it; after a
-# line on stdin it looks again. Libraries are read before.
+# Each program prints as JSON what it has found and how much it has read from the disk for it; after
+# a line on stdin, it looks again. Libraries are imported before.
 COMMON = """
 import hashlib, json, sys
 
@@ -75,7 +75,7 @@ MIB = 1 << 20
 
 
 class Program:
-    """A program of those above, which waits once it has looked."""
+    """One of the programs above, which waits after it has looked."""
 
     def __init__(self, program: str, *args: object) -> None:
         command = [sys.executable, "-c", COMMON + program, *map(str, args)]
@@ -99,7 +99,7 @@ class Program:
 
 @pytest.fixture(scope="module")
 def files(folder: Path) -> Iterator[list[Path]]:
-    """80 MiB of tensors, and a language model of about as many."""
+    """80 MiB of tensors, and a language model of about the same size."""
     place = folder / "both"
     place.mkdir()
     random = np.random.default_rng(23)
@@ -112,7 +112,7 @@ def files(folder: Path) -> Iterator[list[Path]]:
 
 
 def drop(files: list[Path]) -> None:
-    """Out of the page cache."""
+    """Drops files from the page cache."""
     for path in files:
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -120,7 +120,7 @@ def drop(files: list[Path]) -> None:
 
 
 def pss(pid: int) -> int:
-    """The share of a process in the pages of memfds that it has mapped, in bytes."""
+    """The proportional share (Pss) of a process in its mappings of memfds, in bytes."""
     found, inside = 0, False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         words = line.split()
@@ -131,12 +131,12 @@ def pss(pid: int) -> int:
     return found
 
 
-def test_four_takers_of_one_hold(files: list[Path], folder: Path) -> None:
+def test_four_kinds_of_programs_share_one_hold(files: list[Path], folder: Path) -> None:
     pytest.importorskip("xllamacpp", reason="pip install --no-deps xllamacpp")
     tensors, llama = files
     size = sum(path.stat().st_size for path in files)
     command = built(folder, "take")
-    # What each says of the files themselves; it also brings the libraries into memory.
+    # What each program finds in the files themselves; this also reads the libraries into memory.
     wanted = []
     for program, path in ((SAFETENSORS, tensors), (LLAMA, llama)):
         plain = Program(program, path)
@@ -163,7 +163,7 @@ def test_four_takers_of_one_hold(files: list[Path], folder: Path) -> None:
             read += sum(answer[1] for answer in answers)
             in_c = subprocess.Popen([command, "both", "--at", at, "--cat"], stdout=subprocess.PIPE)
             assert in_c.stdout is not None
-            # It waits at the end until it can write the rest.
+            # It waits in write(2) for the rest.
             first = in_c.stdout.read(size - MIB)
             io = Path(f"/proc/{in_c.pid}/io").read_text().splitlines()
             read += next(int(one.split()[1]) for one in io if one.startswith("read_bytes:"))

@@ -1,4 +1,4 @@
-"""Tensors: what safetensors and gguf read and write, read by us."""
+"""Tensors are read and written as by the packages safetensors and gguf."""
 
 import errno
 import gc
@@ -31,7 +31,7 @@ DTYPES = [
 
 
 def same(left: NDArray[Any], right: NDArray[Any]) -> bool:
-    """Bit by bit: a NaN equals itself."""
+    """Whether the bits are equal, so that a NaN equals itself."""
     return (left.dtype, left.shape) == (right.dtype, right.shape) and (
         left.tobytes() == right.tobytes()
     )
@@ -57,7 +57,7 @@ def model(folder: Path, written: Arrays) -> Path:
     return path
 
 
-def test_every_dtype_is_as_written(model: Path, written: Arrays) -> None:
+def test_every_dtype_is_read_as_written(model: Path, written: Arrays) -> None:
     loaded = dmafile.numpy.load_file(model)
     assert loaded.keys() == written.keys()
     for name, array in written.items():
@@ -66,7 +66,7 @@ def test_every_dtype_is_as_written(model: Path, written: Arrays) -> None:
         assert list(loaded) == theirs.offset_keys()
 
 
-def test_arrays_are_writable_views_of_one_buffer_that_they_keep_alive(model: Path) -> None:
+def test_arrays_are_writable_views_that_keep_their_buffer_alive(model: Path) -> None:
     loaded = dmafile.numpy.load_file(model, progress=lambda done, total: None)
     large, scalar = loaded["large"], loaded["scalar"]
     assert not large.flags.owndata and large.flags.writeable
@@ -75,22 +75,22 @@ def test_arrays_are_writable_views_of_one_buffer_that_they_keep_alive(model: Pat
     gc.collect()
     large += 1
     again = dmafile.numpy.load_file(model)["large"]
-    assert np.array_equal(large, again + 1), "the file and other loads have no part in it"
+    assert np.array_equal(large, again + 1), "the write changed the file or another load"
     size = model.stat().st_size
     before = private_bytes()
     many = [dmafile.numpy.load_file(model)["scalar"] for _ in range(20)]
-    assert private_bytes() - before >= 19 * size, "one view keeps all of it"
+    assert private_bytes() - before >= 19 * size, "a view does not keep the whole buffer"
     del many
     assert private_bytes() - before < 2 * size
 
 
 def private_bytes() -> int:
-    """Anonymous memory that is mapped."""
+    """Resident anonymous memory of this process."""
     with open("/proc/self/status") as status:  # noqa: PTH123
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
 
 
-def test_chosen_tensors_are_all_there_is(model: Path, written: Arrays) -> None:
+def test_only_chosen_tensors_are_loaded(model: Path, written: Arrays) -> None:
     chosen = dmafile.numpy.load_file(model, tensors=["typed.int*", "re:.*uint8", "scalar"])
     names = {"typed.int8", "typed.int16", "typed.int32", "typed.int64", "typed.uint8", "scalar"}
     assert chosen.keys() == names
@@ -105,7 +105,7 @@ def test_chosen_tensors_are_all_there_is(model: Path, written: Arrays) -> None:
         dmafile.numpy.load_file(model, tensors=["re:("])
 
 
-def test_options_and_digests(model: Path) -> None:
+def test_options_are_accepted_and_digests_are_compared(model: Path) -> None:
     options: dict[str, Any] = {"pages": "4k", "method": "threads", "io": "buffered"}
     dmafile.numpy.load_file(model, verify="sha256", block=1 << 16, queue_depth=2, **options)
     with pytest.raises(dmafile.Error) as caught:
@@ -116,7 +116,7 @@ def test_options_and_digests(model: Path) -> None:
             dmafile.numpy.load_file(model, **{wrong: 0})  # type: ignore[arg-type]
 
 
-def test_shards_are_one_model(folder: Path, written: Arrays) -> None:
+def test_shards_are_loaded_as_one_model(folder: Path, written: Arrays) -> None:
     parts = folder / "shards"
     parts.mkdir()
     names = sorted(written)
@@ -135,7 +135,7 @@ def test_shards_are_one_model(folder: Path, written: Arrays) -> None:
             assert all(same(lazy.get_tensor(name), array) for name, array in written.items())
 
 
-def test_lazy_tensors_have_the_shape_of_safe_open(model: Path, written: Arrays) -> None:
+def test_lazy_tensors_have_the_interface_of_safe_open(model: Path, written: Arrays) -> None:
     with dmafile.open_tensors(model) as ours, safetensors.safe_open(model, "numpy") as theirs:
         assert ours.keys() == sorted(theirs.keys())
         assert ours.offset_keys() == theirs.offset_keys()
@@ -152,7 +152,7 @@ def test_lazy_tensors_have_the_shape_of_safe_open(model: Path, written: Arrays) 
     for use in (ours.keys, lambda: ours.get_tensor("large"), ours.get_tensors, ours.__enter__):
         with pytest.raises(ValueError, match="closed"):
             use()
-    assert same(kept[10:12], written["large"][10:12]), "a slice keeps the file open"
+    assert same(kept[10:12], written["large"][10:12]), "a slice must keep the file open"
     ours.close()
 
 
@@ -193,12 +193,14 @@ def test_lazy_tensors_have_the_shape_of_safe_open(model: Path, written: Arrays) 
         np.s_[4:8, np.arange(128) > 100],
     ],
 )
-def test_parts_are_those_of_the_array(model: Path, written: Arrays, index: Any) -> None:
+def test_slices_equal_those_of_the_array(model: Path, written: Arrays, index: Any) -> None:
     with dmafile.open_tensors(model) as file:
         assert same(file.get_slice("large")[index], written["large"][index])
 
 
-def test_parts_at_the_edges(model: Path, written: Arrays) -> None:
+def test_scalars_can_be_sliced_and_indices_out_of_range_are_errors(
+    model: Path, written: Arrays
+) -> None:
     with dmafile.open_tensors(model) as file:
         assert file.get_slice("scalar")[...] == file.get_slice("scalar")[()] == 2.5
         assert file.get_slice("empty")[0:0].shape == (0, 4)
@@ -207,7 +209,7 @@ def test_parts_at_the_edges(model: Path, written: Arrays) -> None:
                 file.get_slice(name)[index]
 
 
-def test_a_part_reads_only_its_bytes(model: Path) -> None:
+def test_a_slice_reads_only_its_bytes(model: Path) -> None:
     def read() -> int:
         lines = Path("/proc/self/io").read_text().splitlines()
         return int(lines[0].split()[1])
@@ -218,11 +220,11 @@ def test_a_part_reads_only_its_bytes(model: Path) -> None:
         part[1000:1016]
         assert read() - before < 16 * 512 + 4096
         before = read()
-        assert part[::1000].base.nbytes == 3 * 512, "what is between is not kept"
+        assert part[::1000].base.nbytes == 3 * 512, "the bytes in between are kept"
         assert read() - before < 3 * 512 + 4096
 
 
-def test_options_are_looked_at_where_they_are_given(folder: Path, model: Path) -> None:
+def test_invalid_options_are_refused_immediately(folder: Path, model: Path) -> None:
     for wrong in ({"block": 1}, {"method": "magic"}, {"framework": "jax"}, {"queue_depth": 0}):
         with pytest.raises(dmafile.UsageError):
             dmafile.open_tensors(model, **wrong)
@@ -239,7 +241,7 @@ def test_options_are_looked_at_where_they_are_given(folder: Path, model: Path) -
     assert caught.value.errno == errno.ENODATA
 
 
-def test_what_is_not_installed_is_no_attribute(python: Run) -> None:
+def test_a_module_without_its_framework_is_not_an_attribute(python: Run) -> None:
     program = """
 import sys
 sys.modules["torch"] = None
@@ -257,7 +259,9 @@ except ImportError:
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "read", "io": "buffered", "pages": "4k"}])
-def test_small_and_large_parts(model: Path, written: Arrays, options: dict[str, Any]) -> None:
+def test_small_and_large_slices_are_equal(
+    model: Path, written: Arrays, options: dict[str, Any]
+) -> None:
     with dmafile.open_tensors(model, **options) as file:
         part = file.get_slice("large")
         for rows in (1, 2900):
@@ -269,7 +273,7 @@ def quantised(writer: gguf.GGUFWriter, name: str, array: NDArray[Any], kind: str
     writer.add_tensor(name, gguf.quants.quantize(array, dtype), raw_dtype=dtype)
 
 
-def test_gguf_is_what_its_package_reads(folder: Path) -> None:
+def test_gguf_files_are_read_as_by_the_gguf_package(folder: Path) -> None:
     path = folder / "model.gguf"
     random = np.random.default_rng(4)
     wide = random.standard_normal((6, 4, 256)).astype(np.float32)
@@ -285,7 +289,7 @@ def test_gguf_is_what_its_package_reads(folder: Path) -> None:
     writer.add_tensor("plain.i32", np.arange(10, dtype=np.int32))
     for kind in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "BF16", "TQ1_0", "MXFP4"):
         quantised(writer, f"in.{kind}", wide, kind)
-    # The package quantises no K types, but takes what is.
+    # The package cannot quantise to K types, but writes quantised blocks.
     blocks = random.integers(0, 256, (6, 144), dtype=np.uint8)
     writer.add_tensor("in.Q4_K", blocks, raw_dtype=gguf.GGMLQuantizationType.Q4_K)
     writer.write_header_to_file()
@@ -318,7 +322,7 @@ def test_gguf_is_what_its_package_reads(folder: Path) -> None:
     assert np.abs(back - wide).max() < 0.03
 
 
-def test_what_is_no_model_is_refused(folder: Path) -> None:
+def test_invalid_and_missing_models_are_refused(folder: Path) -> None:
     bad = folder / "bad.safetensors"
     bad.write_bytes(b"\xff" * 100)
     for use in (dmafile.numpy.load_file, dmafile.open_tensors):
@@ -331,7 +335,7 @@ def test_what_is_no_model_is_refused(folder: Path) -> None:
         dmafile.open_tensors(bad, framework="jax")  # type: ignore[arg-type]
 
 
-def test_what_is_not_used_is_not_imported(python: Run, model: Path) -> None:
+def test_frameworks_are_imported_only_when_needed(python: Run, model: Path) -> None:
     program = """
 import sys, dmafile
 print(*(name in sys.modules for name in ("numpy", "torch", "ml_dtypes")))
@@ -354,7 +358,7 @@ for use in (dmafile.numpy.load_file, lazy):
 
 
 def best(action: Callable[[], object]) -> float:
-    """CPU seconds of the best of several runs: what it takes, whatever else runs."""
+    """The lowest CPU time of several runs, which does not depend on the load of the machine."""
     times = []
     for _ in range(15):
         begin = time.process_time()
@@ -364,12 +368,12 @@ def best(action: Callable[[], object]) -> float:
     return min(times)
 
 
-def test_ten_thousand_tensors_cost_little(folder: Path) -> None:
+def test_ten_thousand_tensors_cost_a_small_multiple_of_other_readers(folder: Path) -> None:
     path = folder / "many.safetensors"
     offsets = range(0, 640_000, 64)
     names = (f"model.layers.{i // 10}.block.{i % 10}.weight" for i in range(10_000))
     safetensors.numpy.save_file({name: np.zeros((4, 4), np.float32) for name in names}, path)
-    # Beside what does the like of it here and now: a time would say how fast the machine is.
+    # Compared with similar work on the same machine: an absolute time would depend on its speed.
     raw = path.read_bytes()
     header, data = raw[8 : 8 + int.from_bytes(raw[:8], "little")], raw[-640_000:]
     parsing = best(lambda: json.loads(header))
@@ -396,7 +400,7 @@ def minilm() -> Path:
     pytest.skip("demo/requirements.txt is not installed")
 
 
-def test_a_real_model_is_the_same_and_knows_what_it_knew(minilm: Path) -> None:
+def test_a_real_model_has_the_same_tensors_and_results(minilm: Path) -> None:
     ours = dmafile.numpy.load_file(minilm)
     theirs = safetensors.numpy.load_file(minilm / "model.safetensors")
     assert ours.keys() == theirs.keys()
@@ -413,7 +417,7 @@ def test_a_real_model_is_the_same_and_knows_what_it_knew(minilm: Path) -> None:
 
 
 def embed(model: Arrays, numbers: list[int]) -> NDArray[np.float32]:
-    """A sentence's direction: BERT with 12 heads, mean of the last layer (all-MiniLM-L6-v2)."""
+    """The embedding of a sentence by all-MiniLM-L6-v2 (BERT, 12 heads, mean of the last layer)."""
     numbers = [101, *numbers, 102]
 
     def linear(x: NDArray[Any], name: str) -> NDArray[Any]:
@@ -439,7 +443,7 @@ def embed(model: Arrays, numbers: list[int]) -> NDArray[np.float32]:
         seen = seen.transpose(1, 0, 2).reshape(x.shape)
         x = norm(x + linear(seen, f"{at}.attention.output.dense"), f"{at}.attention.output")
         wide = linear(x, f"{at}.intermediate.dense")
-        # GELU by its tangent approximation.
+        # GELU with its tanh approximation.
         wide = wide / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
         x = norm(x + linear(wide, f"{at}.output.dense"), f"{at}.output")
     mean: NDArray[np.float32] = x.mean(0)
@@ -447,7 +451,7 @@ def embed(model: Arrays, numbers: list[int]) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_files_are_those_that_safetensors_writes(folder: Path, seed: int) -> None:
+def test_files_equal_those_that_safetensors_writes(folder: Path, seed: int) -> None:
     random = np.random.default_rng(seed)
     arrays: Arrays = {}
     for index in range(int(random.integers(0, 20))):
@@ -467,7 +471,7 @@ def test_files_are_those_that_safetensors_writes(folder: Path, seed: int) -> Non
     assert dmafile.numpy.save(arrays, metadata) == theirs.read_bytes()
 
 
-def test_arrays_in_any_order_are_saved_as_their_elements(folder: Path) -> None:
+def test_arrays_with_any_strides_are_saved(folder: Path) -> None:
     rows = np.arange(6000, dtype=np.int32).reshape(60, 100)
     arrays = {"turned": rows.T, "some": rows[::2, 1::3], "back": rows[::-1]}
     dmafile.numpy.save_file(arrays, folder / "any")
@@ -490,14 +494,14 @@ def specs(arrays: Arrays) -> dict[str, safetensors.TensorSpec]:
     }
 
 
-def test_bytes_are_serialized_as_safetensors_does(folder: Path, written: Arrays) -> None:
+def test_bytes_are_serialized_as_by_safetensors(folder: Path, written: Arrays) -> None:
     ours, theirs = folder / "ours", folder / "theirs"
     packed = np.arange(6, dtype=np.uint8).reshape(2, 3)
     tensors: dict[str, Any] = {
         name: {
             "dtype": array.dtype.name,
             "shape": array.shape,
-            # Of one dimension, and of several.
+            # As bytes, and as a memoryview.
             "data": array.tobytes() if index % 2 else array.reshape(-1).view(np.uint8).data,
         }
         for index, (name, array) in enumerate(written.items())
@@ -531,7 +535,7 @@ def test_bytes_are_serialized_as_safetensors_does(folder: Path, written: Arrays)
         (TypeError, 7),
     ],
 )
-def test_what_is_no_tensor_is_not_serialized(
+def test_invalid_tensors_are_not_serialized(
     folder: Path, error: type[Exception], tensor: Any
 ) -> None:
     to = folder / "kept"

@@ -1,5 +1,5 @@
-"""Tensors for PyTorch. Too large for every checkout: installed by hand, these tests run; else they
-are skipped, aloud."""
+"""Tensors for PyTorch, which is too large for every checkout: without it, these tests are skipped
+with a message."""
 
 import gc
 import os
@@ -33,7 +33,7 @@ def same(left: Any, right: Any) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
 
 
-def test_tensors_are_as_written(model: Path) -> None:
+def test_tensors_equal_those_of_safetensors(model: Path) -> None:
     import safetensors.torch
 
     ours, theirs = dmafile.torch.load_file(model), safetensors.torch.load_file(model)
@@ -58,7 +58,7 @@ def test_tensors_are_views_that_keep_the_buffer_alive(model: Path) -> None:
     assert np.array_equal(large.numpy(), want + 1)
 
 
-def test_a_buffer_goes_by_dlpack(model: Path) -> None:
+def test_torch_imports_a_buffer_by_dlpack(model: Path) -> None:
     buffer = dmafile.load(model, to="anon")
     tensor = torch.from_dlpack(buffer)
     assert tensor.dtype == torch.uint8 and tensor.shape == (buffer.nbytes,)
@@ -69,9 +69,7 @@ def test_a_buffer_goes_by_dlpack(model: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_held_tensors_are_views_that_keep_writes_to_themselves(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_to_held_tensors_are_private(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="dmafile-") as run:
         monkeypatch.setenv("XDG_RUNTIME_DIR", run)
         name = f"torch-{os.getpid()}"
@@ -102,7 +100,7 @@ DTYPES = [
 
 
 def some(dtype: str, shape: tuple[int, ...]) -> Any:
-    """A tensor of any bits but those of a bool."""
+    """A tensor with random bits (for a bool, 0 or 1)."""
     if dtype == "bool":
         return torch.randint(0, 2, shape).bool()
     kind = getattr(torch, dtype)
@@ -112,7 +110,7 @@ def some(dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_files_are_those_that_safetensors_writes(folder: Path, seed: int) -> None:
+def test_files_equal_those_that_safetensors_writes(folder: Path, seed: int) -> None:
     import safetensors.torch
 
     random = np.random.default_rng(seed)
@@ -124,7 +122,7 @@ def test_files_are_those_that_safetensors_writes(folder: Path, seed: int) -> Non
             tensors[f"layer.{index}"] = some(dtype, shape)
     if seed % 2:
         large = some("bfloat16", (1000, 513 + seed))
-        # Contiguous parts of one memory.
+        # Contiguous parts of one storage.
         tensors["first"], tensors["rest"] = large[:300], large[300:]
         tensors["weight"] = torch.nn.Parameter(some("float32", (5, 7)))
         if hasattr(torch, "float4_e2m1fn_x2"):
@@ -152,7 +150,7 @@ def test_every_dtype_of_safetensors_is_saved(folder: Path) -> None:
     subprocess.run(["cmp", ours, theirs], check=True)
 
 
-def test_what_safetensors_refuses_is_refused_as_there(folder: Path) -> None:
+def test_invalid_tensors_are_refused_as_by_safetensors(folder: Path) -> None:
     import safetensors.torch
 
     base = torch.arange(60, dtype=torch.float32).reshape(6, 10)
@@ -182,12 +180,12 @@ def test_what_safetensors_refuses_is_refused_as_there(folder: Path) -> None:
         dmafile.torch.save_file({"x": torch.zeros(1, dtype=torch.complex128)}, to)
     with pytest.raises(NotImplementedError):
         dmafile.torch.save_file({"x": torch.zeros(1, device="meta")}, to)
-    # These have no byte in common.
+    # These tensors share no bytes.
     dmafile.torch.save({"x": base[:3], "y": base[3:], "none": base[3:3]})
     assert to.read_bytes() == b"old"
 
 
-def test_views_are_saved_as_their_elements(folder: Path) -> None:
+def test_lazily_conjugated_tensors_are_saved(folder: Path) -> None:
     import safetensors.torch
 
     numbers = torch.view_as_complex(torch.randn(7, 2))
@@ -198,18 +196,18 @@ def test_views_are_saved_as_their_elements(folder: Path) -> None:
     assert all(same(loaded[name], tensor) for name, tensor in tensors.items())
 
 
-def test_nothing_is_gathered(folder: Path) -> None:
+def test_a_save_does_not_copy_all_tensors_into_memory(folder: Path) -> None:
     tensors = {str(index): torch.ones(4 << 20, dtype=torch.int32) for index in range(4)}
-    # The most from now on (proc(5)).
+    # Resets the peak (proc(5)).
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
     report = dmafile.torch.save_file(tensors, folder / "large")
     assert report["bytes"] > 64 << 20
-    # A ring of 8 blocks, and what Python and the allocator take.
+    # A ring of 8 blocks, and memory of Python and the allocator.
     assert peak() - before < 24 << 20
 
 
 def peak() -> int:
-    """The most memory that this process has had at once."""
+    """The peak memory of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))

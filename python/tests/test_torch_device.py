@@ -1,5 +1,5 @@
 """Tensors for PyTorch on a GPU. The driver is a double, and tensors of the CPU stand for those of
-the GPU: what PyTorch itself does there is not tested."""
+the GPU: PyTorch's own work on a GPU is not tested."""
 
 import gc
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def double(driver: Double, monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
     driver.reset()
 
     def allocated(nbytes: int, where: Any) -> Any:
-        # PyTorch's blocks begin so on a GPU.
+        # On a GPU, PyTorch aligns blocks to 512 bytes.
         room = torch.empty(nbytes + 512, dtype=torch.uint8)
         skip = -room.data_ptr() % 512
         block = room[skip : skip + nbytes]
@@ -38,7 +38,7 @@ def double(driver: Double, monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
     monkeypatch.setattr(dmafile.torch, "_allocated", allocated)
     how = ("cuda:1", 0, (1 << 18, 4))
     monkeypatch.setattr(dmafile.torch, "_driver", lambda _: how)
-    # Of one without elements.
+    # For tensors without elements.
     empty = torch.empty
 
     def on_cpu(*shape: Any, **how: Any) -> Any:
@@ -54,7 +54,7 @@ def model(folder: Path) -> Path:
     path = folder / "gpu.safetensors"
     generator = torch.Generator().manual_seed(3)
     tensors = {f"large.{n}": torch.randn((300 + n, 777), generator=generator) for n in range(5)}
-    # Behind an odd number of bytes the next one has no aligned place in the file.
+    # After an odd number of bytes, the next tensor is not aligned in the file.
     tensors |= {f"odd.{n}": torch.full((n,), n, dtype=torch.uint8) for n in range(1, 20, 2)}
     tensors |= {f"half.{n}": torch.full((n,), n, dtype=torch.bfloat16) for n in range(1, 20)}
     tensors |= {"empty": torch.zeros((0, 3)), "scalar": torch.tensor(2.5)}
@@ -67,7 +67,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @pytest.mark.parametrize("chosen", [None, ["large.*"], ["odd.3", "half.*", "empty"]])
-def test_tensors_are_as_written(double: Double, model: Path, chosen: Any) -> None:
+def test_tensors_equal_those_of_safetensors(double: Double, model: Path, chosen: Any) -> None:
     want = safetensors.load_file(model)
     reports: list[Any] = []
     got = dmafile.torch.load_file(model, "cuda:1", tensors=chosen, report=reports.append)
@@ -76,14 +76,14 @@ def test_tensors_are_as_written(double: Double, model: Path, chosen: Any) -> Non
     for name, tensor in got.items():
         assert same(tensor, want[name]), name
         assert tensor.data_ptr() % tensor.dtype.itemsize == 0
-    # Views of one block.
+    # All tensors are views of one block, except for empty ones.
     assert len({tensor.untyped_storage().data_ptr() for tensor in got.values()}) <= 2
     assert reports[0]["ranks"][0]["disk"] > 0
 
 
 @pytest.mark.parametrize("budget", [1, 100_000, 3 << 20, 1 << 30])
 @pytest.mark.parametrize("chosen", [None, ["large.*", "half.3"]])
-def test_a_stream_brings_each_tensor_once(
+def test_a_stream_returns_each_tensor_once(
     double: Double, model: Path, budget: int, chosen: Any
 ) -> None:
     want = safetensors.load_file(model)
@@ -96,7 +96,7 @@ def test_a_stream_brings_each_tensor_once(
         assert set(names) == want.keys()
 
 
-def test_leaving_a_stream_early_leaves_nothing(double: Double, model: Path) -> None:
+def test_closing_a_stream_early_leaks_nothing(double: Double, model: Path) -> None:
     for number in range(4):
         tensors = dmafile.torch.stream(model, device="cuda:1", budget=500_000)
         for _ in range(number):
@@ -124,7 +124,7 @@ def test_digests_are_compared(double: Double, model: Path) -> None:
     assert error.value.errno == 74
 
 
-def test_a_failure_of_the_driver_comes_out_of_the_call(double: Double, model: Path) -> None:
+def test_a_driver_error_is_raised(double: Double, model: Path) -> None:
     for call in ["cuMemHostRegister_v2", "cuMemcpyHtoDAsync_v2", "cuEventRecord"]:
         double.fail(call, 2 if call == "cuEventRecord" else 1, 999)
         with pytest.raises(dmafile.Error, match=f"{call} says"):
@@ -136,7 +136,7 @@ def test_a_failure_of_the_driver_comes_out_of_the_call(double: Double, model: Pa
         double.reset()
 
 
-def test_an_exception_in_the_loop_leaves_nothing(double: Double, model: Path) -> None:
+def test_an_exception_in_the_loop_leaks_nothing(double: Double, model: Path) -> None:
     with pytest.raises(ValueError, match="mine"):
         for _ in dmafile.torch.stream(model, device="cuda:1", budget=300_000):
             raise ValueError("mine")

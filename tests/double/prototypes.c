@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The calls as dmafile makes them, held against NVIDIA's own header (include/cuda.h in the package
- * nvidia-cuda-runtime): it compiles, or something differs.
+ * The prototypes that dmafile uses, compared with NVIDIA's header (include/cuda.h in the package
+ * nvidia-cuda-runtime): this file only compiles if they match.
  */
 #include <cuda.h>
 

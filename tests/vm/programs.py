@@ -1,6 +1,6 @@
-"""What is built on the host to run in a machine: the command and its helpers, the engine's tests.
+"""Programs that are built on the host and run in a machine: the command, its helpers, engine tests.
 
-Fixtures, that conftest.py in the root hands to all tests, and how to run what they give.
+The fixtures here are available to all tests through conftest.py in the root.
 """
 
 import json
@@ -19,24 +19,24 @@ INSIDE = Path(__file__).parent / "inside"
 
 @dataclass(frozen=True)
 class Programs:
-    """What is built on the host for the machine."""
+    """Programs that are built on the host for the machine."""
 
     dmafile: Path
     helpers: Path
 
     def run(self, name: str, *words: str, options: tuple[str, ...] = ()) -> Result:
         """Runs one of the programs of tests/vm/inside in a machine."""
-        # Without site-packages, which lie on the host and take longer than a load.
+        # Without site-packages, which are on the host and take longer to import than a load takes.
         python = ("python3", "-E", "-S", "-m", f"tests.vm.inside.{name}")
         return vm("--memory=3G", *options, "--", *python, self.dmafile, self.helpers, *words)
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    """The command as `cargo test` has built it, and the helpers, static: few bytes to read."""
+    """The command as built by `cargo test`, and static helpers, so that few bytes must be read."""
     build()
     folder = tmp_path_factory.mktemp("programs")
-    # Most of a debug build is what a debugger reads.
+    # Most of a debug build is debug information.
     built = TARGET / "debug" / "dmafile"
     subprocess.run(["strip", "-o", folder / "dmafile", built], check=True)
     helpers = folder / "helpers"
@@ -47,7 +47,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
 
 
 def library() -> Path:
-    """The C library, where `cargo test` leaves it: only `cargo build` puts it one folder higher."""
+    """The C library as built by `cargo test`; only `cargo build` puts it one folder higher."""
     artifacts = map(json.loads, build("--message-format=json").splitlines())
     files = [Path(name) for artifact in artifacts for name in artifact.get("filenames", ())]
     [found] = [file for file in files if file.match("libdmafile_capi-*.a")]
@@ -56,19 +56,19 @@ def library() -> Path:
 
 @pytest.fixture(scope="module")
 def callers(programs: Programs) -> None:
-    """More helpers, which call the C library."""
+    """Additional helpers, which call the C library."""
     archive = library()
     for name in ("parts", "recorder"):
         words: list[str | Path] = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-static"]
         words += [f"-I{ROOT}/capi/include", "-pthread", "-s", "-o", programs.helpers / name]
         words += [INSIDE / f"{name}.c", archive, "-lm"]
-        # The linker warns of names of users and hosts, which need libraries and are not asked for.
+        # The linker warns of user and host lookups in static programs, which are not used.
         subprocess.run(words, check=True, stderr=subprocess.PIPE)
 
 
 @pytest.fixture(scope="module")
 def tools(ready: None) -> None:
-    """What breaks disks and makes images."""
+    """Tools that make disks fail and make images."""
     need("dmsetup", "command", "-v", "dmsetup")
     need("squashfs-tools", "command", "-v", "mksquashfs")
 
@@ -80,7 +80,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for line in map(json.loads, build("--message-format=json").splitlines()):
         ours = line.get("manifest_path") == str(ROOT / "engine" / "Cargo.toml")
         if ours and line.get("executable") and line["profile"]["test"]:
-            # Without what a debugger reads, there is little to fetch from the host.
+            # Without debug information, little must be read from the host.
             output = folder / line["target"]["name"]
             subprocess.run(["strip", "-o", output, line["executable"]], check=True)
     return folder

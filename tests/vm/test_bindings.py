@@ -1,4 +1,4 @@
-"""dma-bufs by way of C and Python, on a stock kernel."""
+"""dma-bufs through C and Python, on a stock kernel."""
 
 import importlib.util
 import subprocess
@@ -12,7 +12,7 @@ from vm.host import ROOT
 
 
 def exercise(folder: Path) -> Path:
-    """The C program of capi/tests, with the library in it."""
+    """The C program of capi/tests, linked statically with the library."""
     program = folder / "exercise"
     words: list[str | Path] = ["cc", "-std=c99", "-pthread", '-DVERSION=""']
     words += [f"-I{ROOT}/capi/include", "-o", program, "-s"]
@@ -23,12 +23,12 @@ def exercise(folder: Path) -> Path:
 
 
 @pytest.mark.usefixtures("ready")
-def test_c_and_python_see_all_dma_bufs_and_announce_what_they_read(tmp_path: Path) -> None:
+def test_c_and_python_return_all_dma_bufs_and_sync_cpu_access(tmp_path: Path) -> None:
     package = importlib.util.find_spec("dmafile")
     if package is None or package.origin is None:
         pytest.skip("the package dmafile is not installed (make extension)")
     program = exercise(tmp_path)
-    # In the machine the package lies where the program copies it to.
+    # In the machine, the package is where the program copies it to.
     python = ("env", "PYTHONPATH=/tmp/package", "python3", "-S", "-m", "tests.vm.inside.bindings")
     words = (program, Path(package.origin).parent, "/mnt")
     result = vm("--fs=ext4", "--", *python, *words)

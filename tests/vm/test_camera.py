@@ -1,6 +1,6 @@
-"""A camera is recorded, by the example in C: vivid, a driver that draws its pictures itself.
+"""The C example records a camera: vivid, a driver that draws its own pictures.
 
-What is checked is in tests/vm/inside/camera.py.
+The checks are in tests/vm/inside/camera.py.
 """
 
 import os
@@ -18,7 +18,7 @@ matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
 
 
 def example(folder: Path) -> Path:
-    """The program of capi/examples, with the library in it."""
+    """The program of capi/examples, linked statically with the library."""
     program = folder / "record_camera"
     words: list[str | Path] = ["cc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-pthread"]
     words += [f"-I{ROOT}/capi/include", "-o", program, "-s"]

@@ -1,6 +1,6 @@
-"""Crashes of the machine in the middle of saves, snapshots and recordings.
+"""Crashes of the machine during saves, snapshots and recordings.
 
-What is checked, and how, is in tests/vm/inside/crashes.py.
+The checks are in tests/vm/inside/crashes.py.
 """
 
 import itertools
@@ -13,32 +13,32 @@ from vm.fixtures import Result
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
 KEPT = {"crash_saves": "bbb", "crash_snapshots": "b" * 9, "crash_recordings": "b" * 11}
-"""Every sync of a command is made, each after a sync by another program."""
+"""All syncs of a command are made, each after a sync by another program."""
 SYSTEMS = ("ext4", "xfs", "btrfs", "f2fs")
 COUNT = int(os.environ.get("COUNT", "200"))
-"""States of the disk between flushes, of each file system."""
+"""The number of states between flushes, for each file system."""
 LEFT_OUT = [
-    # Of a save: the file's before it takes its place.
+    # In a save: the sync of the file before it is renamed.
     ("crash_saves", "ext4", "xbk"),
-    # What follows that, the folder's among it.
+    # In a save: the syncs after that, including that of the folder.
     ("crash_saves", "ext4", "kss"),
-    # The file's when it has its name.
+    # In a save: the sync of the file after it is renamed.
     ("crash_saves", "btrfs", "ksk"),
-    # Of a snapshot: those of a source.
+    # In a snapshot: the syncs of a source.
     ("crash_snapshots", "ext4", "xsb" + 6 * "b"),
-    # The manifest's when it has taken the place, and the folder's.
+    # In a snapshot: the syncs of the manifest after it is renamed, and of the folder.
     ("crash_snapshots", "ext4", 6 * "b" + "kss"),
-    # Of a recording: those of its file, when it has just come into being.
+    # In a recording: the syncs of the new file.
     ("crash_recordings", "ext4", "ss"),
-    # The records' before the index names them.
+    # In a recording: the sync of records before the index lists them.
     ("crash_recordings", "ext4", "bbsb"),
-    # The index's.
+    # In a recording: the sync of the index.
     ("crash_recordings", "ext4", "bbbs"),
 ]
 
 
 def wrong(result: Result) -> int:
-    """In how many states of the disk something was wrong."""
+    """The number of wrong states of the disk."""
     said = (result.stdout + result.stderr).decode()
     assert result.returncode == 0, said
     print(said)
@@ -63,7 +63,7 @@ def crash(programs: Programs, scenario: str, count: int, plan: str, fs: str) -> 
         ),
     ],
 )
-def test_a_crash_leaves_what_was_there_or_what_is_new(
+def test_a_crash_leaves_the_old_or_the_new_data(
     programs: Programs, scenario: str, fs: str, count: int
 ) -> None:
     assert crash(programs, scenario, count, KEPT[scenario], fs) == 0
@@ -72,7 +72,5 @@ def test_a_crash_leaves_what_was_there_or_what_is_new(
 @matrix
 @pytest.mark.usefixtures("tools", "callers")
 @pytest.mark.parametrize(("scenario", "fs", "plan"), LEFT_OUT)
-def test_a_sync_that_is_left_out_is_found(
-    programs: Programs, scenario: str, fs: str, plan: str
-) -> None:
+def test_a_missing_sync_is_detected(programs: Programs, scenario: str, fs: str, plan: str) -> None:
     assert crash(programs, scenario, 10, plan, fs) > 0

@@ -1,7 +1,7 @@
-"""Loads on stock kernels: byte for byte, seen by importers, within limits, and when things break.
+"""Loads on stock kernels: all bytes, importers of dma-bufs, limits and faults.
 
-One boot a part. What is checked, and why so, is in the program of that name in tests/vm/inside,
-which runs in the machine; it ends with the assertion that fails.
+Each test boots once. The checks are in the program of the same name in tests/vm/inside, which runs
+in the machine; if one fails, it ends with that assertion.
 """
 
 import os
@@ -15,7 +15,7 @@ from vm import kernels
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed
 
 KINDS = ("udmabuf", "heap:system")
-"""What gives a dma-buf on 6.12, and on newer kernels."""
+"""The kinds of dma-bufs on 6.12 and on newer kernels."""
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
 NEWEST = pytest.param(kernels.NEWEST, marks=matrix)
@@ -28,7 +28,7 @@ WHOLE = [
 
 @pytest.mark.usefixtures("ready")
 @both
-def test_files_come_into_dma_bufs_whole(programs: Programs, kernel: str) -> None:
+def test_files_are_loaded_whole_into_dma_bufs(programs: Programs, kernel: str) -> None:
     options = (f"--kernel={kernel}", *(f"--fs={fs}" for fs in FILE_SYSTEMS))
     words = ("short", *KINDS, "fd", "--", *MOUNTS)
     passed(programs.run("matrix", *words, options=options), "loads checked")
@@ -38,7 +38,7 @@ def test_files_come_into_dma_bufs_whole(programs: Programs, kernel: str) -> None
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kind", [*KINDS, "fd"])
 @pytest.mark.parametrize(("kernel", "fs"), WHOLE)
-def test_every_way_from_every_file_system(
+def test_every_method_loads_from_every_file_system(
     programs: Programs, kernel: str, fs: str, kind: str
 ) -> None:
     options = (f"--kernel={kernel}", f"--fs={fs}")
@@ -47,14 +47,14 @@ def test_every_way_from_every_file_system(
 
 @pytest.mark.usefixtures("ready")
 @both
-def test_importers_see_the_file(programs: Programs, kernel: str) -> None:
+def test_importers_get_the_bytes_of_the_file(programs: Programs, kernel: str) -> None:
     options = (f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("importers", "/mnt", *KINDS, options=options), "imports checked")
 
 
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", ["6.12", pytest.param("6.1", marks=matrix), NEWEST])
-def test_what_a_dead_process_held_is_imported(programs: Programs, kernel: str) -> None:
+def test_memory_of_a_killed_holder_can_be_imported(programs: Programs, kernel: str) -> None:
     kinds = () if kernel == "6.1" else KINDS
     options = (f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("held", "/mnt", *kinds, options=options), "imports checked")
@@ -68,7 +68,7 @@ def test_a_service_keeps_its_memory_over_restarts(programs: Programs) -> None:
 
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", ["6.12", pytest.param("6.1", marks=matrix), NEWEST])
-def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: str) -> None:
+def test_an_ordinary_user_can_load_within_the_limits(programs: Programs, kernel: str) -> None:
     kinds = () if kernel == "6.1" else KINDS
     options = (f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("users", "/mnt", *kinds, options=options), "cases checked")
@@ -76,7 +76,7 @@ def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: st
 
 @pytest.mark.usefixtures("tools")
 @both
-def test_faults_end_in_one_line_and_leave_nothing(
+def test_faults_are_one_line_and_leak_nothing(
     programs: Programs, kernel: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(range(256)) * (16 << 10))
@@ -88,7 +88,7 @@ def test_faults_end_in_one_line_and_leave_nothing(
 
 
 @pytest.mark.usefixtures("ready")
-def test_memory_comes_from_the_node_of_the_caller(programs: Programs) -> None:
+def test_memory_is_on_the_numa_node_of_the_caller(programs: Programs) -> None:
     options = ("--fs=ext4", "--nodes=2")
     passed(programs.run("nodes", "/mnt", options=options), "loads checked")
 
@@ -97,6 +97,8 @@ def test_memory_comes_from_the_node_of_the_caller(programs: Programs) -> None:
 @pytest.mark.parametrize(
     ("kernel", "does"), [("6.12", "fills"), pytest.param(kernels.NEWEST, "drops", marks=matrix)]
 )
-def test_what_a_load_leaves_in_the_page_cache(programs: Programs, kernel: str, does: str) -> None:
+def test_buffered_loads_leave_the_page_cache_unchanged_if_the_kernel_can(
+    programs: Programs, kernel: str, does: str
+) -> None:
     options = (f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("page_cache", "/mnt", does, options=options), "loads checked")

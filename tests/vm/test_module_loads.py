@@ -1,6 +1,6 @@
-"""Loads into dma-bufs of dmafile.ko, on stock kernels, as test_loads.py does into others.
+"""Loads into dma-bufs of dmafile.ko on stock kernels, like test_loads.py for other dma-bufs.
 
-One boot a part; what is checked is in the program of that name in tests/vm/inside.
+Each test boots once. The checks are in the program of the same name in tests/vm/inside.
 """
 
 import os
@@ -18,7 +18,7 @@ OTHERS = {
     "6.1": (),
     kernels.NEWEST: ("udmabuf", "heap:system"),
 }
-"""What a kernel has of itself, the better one first."""
+"""The other kinds of dma-bufs of each kernel, the better one first."""
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
 each = pytest.mark.parametrize("kernel", OTHERS)
@@ -35,7 +35,7 @@ def test_a_dma_buf_is_allocated_and_read_in_one_call(programs: Programs, kernel:
 @matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("fs", FILE_SYSTEMS)
-def test_every_way_from_every_file_system(programs: Programs, fs: str) -> None:
+def test_every_method_loads_from_every_file_system(programs: Programs, fs: str) -> None:
     options = ("--module", f"--fs={fs}")
     words = ("whole", "dmafile", "fd", "--", "/mnt")
     passed(programs.run("matrix", *words, options=options), "loads checked")
@@ -44,7 +44,7 @@ def test_every_way_from_every_file_system(programs: Programs, fs: str) -> None:
 @matrix
 @pytest.mark.usefixtures("ready")
 @each
-def test_a_few_ways_from_all_file_systems(programs: Programs, kernel: str) -> None:
+def test_a_few_methods_load_from_all_file_systems(programs: Programs, kernel: str) -> None:
     disks = tuple(f"--fs={fs}" for fs in FILE_SYSTEMS)
     options = ("--module", f"--kernel={kernel}", *disks)
     words = ("short", "dmafile", "fd", "--", *MOUNTS)
@@ -54,7 +54,7 @@ def test_a_few_ways_from_all_file_systems(programs: Programs, kernel: str) -> No
 @matrix
 @pytest.mark.usefixtures("ready")
 @each
-def test_importers_see_the_file(programs: Programs, kernel: str) -> None:
+def test_importers_get_the_bytes_of_the_file(programs: Programs, kernel: str) -> None:
     options = ("--module", f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("importers", "/mnt", "dmafile", options=options), "imports checked")
 
@@ -62,7 +62,7 @@ def test_importers_see_the_file(programs: Programs, kernel: str) -> None:
 @matrix
 @pytest.mark.usefixtures("ready")
 @each
-def test_what_a_dead_process_held_is_imported(programs: Programs, kernel: str) -> None:
+def test_memory_of_a_killed_holder_can_be_imported(programs: Programs, kernel: str) -> None:
     options = ("--module", f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("held", "/mnt", "dmafile", options=options), "imports checked")
 
@@ -70,7 +70,7 @@ def test_what_a_dead_process_held_is_imported(programs: Programs, kernel: str) -
 @matrix
 @pytest.mark.usefixtures("ready")
 @each
-def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: str) -> None:
+def test_an_ordinary_user_can_load_within_the_limits(programs: Programs, kernel: str) -> None:
     options = ("--module", f"--kernel={kernel}", "--fs=ext4")
     words = ("/mnt", *OTHERS[kernel], "dmafile")
     passed(programs.run("users", *words, options=options), "cases checked")
@@ -79,7 +79,7 @@ def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: st
 @matrix
 @pytest.mark.usefixtures("tools")
 @each
-def test_faults_end_in_one_line_and_leave_nothing(
+def test_faults_are_one_line_and_leak_nothing(
     programs: Programs, kernel: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(range(256)) * (16 << 10))
@@ -92,5 +92,5 @@ def test_faults_end_in_one_line_and_leave_nothing(
 
 @matrix
 @pytest.mark.usefixtures("ready")
-def test_the_engine(built: Path) -> None:
+def test_the_dma_buf_tests_of_the_engine_pass(built: Path) -> None:
     passes(built / "dmabuf", "--module")

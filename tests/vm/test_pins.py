@@ -1,6 +1,6 @@
-"""What `dmafile pins` tells beside a program that pins known memory: stock kernels, the series.
+"""`dmafile pins` with a program that pins known memory, on stock kernels and the series.
 
-One boot a kernel. What is compared is in tests/vm/inside/pins.py, which runs in the machine.
+One boot per kernel. The checks are in tests/vm/inside/pins.py, which runs in the machine.
 """
 
 import os
@@ -17,7 +17,7 @@ KERNELS = ["6.12", *(pytest.param(name, marks=matrix) for name in ("6.1", kernel
 
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_who_pins_and_how_much_is_what_was_done(programs: Programs, kernel: str) -> None:
+def test_reported_pins_equal_those_that_were_made(programs: Programs, kernel: str) -> None:
     options = (f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("pins", options=options), "facts checked")
 
@@ -25,7 +25,9 @@ def test_who_pins_and_how_much_is_what_was_done(programs: Programs, kernel: str)
 @matrix
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("tracker", ["on", "off"])
-def test_what_the_series_counts_is_what_was_done(programs: Programs, tracker: str) -> None:
+def test_pins_counted_by_the_series_equal_those_that_were_made(
+    programs: Programs, tracker: str
+) -> None:
     options = ("--kernel=series", f"--append=pin_owner={tracker}")
     result = programs.run("pins", "tracked", options=options)
     passed(result, f"facts checked, the tracker is {tracker}")

@@ -1,7 +1,7 @@
-"""Saves on stock kernels: byte for byte, from every kind of memory, and when something fails.
+"""Saves on stock kernels: all bytes, from every kind of memory, and failures.
 
-One boot a part. What is checked, and why so, is in tests/vm/inside: saves.py, save_edges.py,
-save_faults.py.
+Each test boots once. The checks are in saves.py, save_edges.py and save_faults.py of
+tests/vm/inside.
 """
 
 import os
@@ -19,21 +19,21 @@ KERNELS = ["6.12", pytest.param("6.1", marks=matrix), pytest.param(kernels.NEWES
 
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_memory_goes_to_every_file_system_whole(programs: Programs, kernel: str) -> None:
+def test_memory_is_saved_whole_to_every_file_system(programs: Programs, kernel: str) -> None:
     kinds = ("memfd",) if kernel == "6.1" else ("memfd", "udmabuf", "heap:system")
     options = (f"--kernel={kernel}", *(f"--fs={fs}" for fs in FILE_SYSTEMS))
     passed(programs.run("saves", "ways", *kinds, "--", *MOUNTS, options=options), "saves checked")
 
 
 @pytest.mark.usefixtures("ready")
-def test_dma_bufs_of_the_module_go_without_a_copy(programs: Programs) -> None:
+def test_dma_bufs_of_dmafile_ko_are_saved_without_a_copy(programs: Programs) -> None:
     options = ("--kernel=6.12", "--module", "--fs=ext4", "--fs=btrfs")
     words = ("ways", "dmafile", "--", "/mnt", "/mnt2")
     passed(programs.run("saves", *words, options=options), "saves checked")
 
 
 @pytest.mark.usefixtures("ready")
-def test_a_disk_that_fails_leaves_the_old_file(programs: Programs) -> None:
+def test_a_failing_disk_leaves_the_old_file(programs: Programs) -> None:
     options = ("--kernel=6.12", "--fs=ext4")
     passed(programs.run("saves", "faults", options=options), "saves checked")
 
@@ -41,7 +41,7 @@ def test_a_disk_that_fails_leaves_the_old_file(programs: Programs) -> None:
 @matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", ["6.12", "6.1", kernels.NEWEST])
-def test_every_size_goes_to_every_place(programs: Programs, kernel: str) -> None:
+def test_every_size_is_saved_to_every_offset(programs: Programs, kernel: str) -> None:
     module = ("--module",) if kernel == "6.12" else ()
     options = (f"--kernel={kernel}", *module, "--fs=ext4", "--fs=raw", "--disk-size=512M")
     passed(programs.run("save_edges", "edges", "/mnt", options=options), "saves checked")
@@ -49,7 +49,7 @@ def test_every_size_goes_to_every_place(programs: Programs, kernel: str) -> None
 
 @matrix
 @pytest.mark.usefixtures("ready")
-def test_more_than_memory_holds(programs: Programs) -> None:
+def test_files_larger_than_memory_are_saved(programs: Programs) -> None:
     options = ("--kernel=6.12", "--memory=1G", "--fs=ext4", "--disk-size=4G")
     passed(programs.run("save_edges", "larger", "/mnt", options=options), "saves checked")
 
@@ -65,7 +65,7 @@ def test_more_than_memory_holds(programs: Programs) -> None:
     ],
     ids=lambda words: words[0],
 )
-def test_what_fails_leaves_what_was_there(programs: Programs, words: tuple[str, ...]) -> None:
-    # Btrfs warns when it gives up (WARN), which would count as a complaint of the kernel.
+def test_a_failed_save_leaves_the_old_data(programs: Programs, words: tuple[str, ...]) -> None:
+    # Btrfs prints a warning (WARN) when it gives up, which would count as a kernel complaint.
     options = ("--kernel=6.12", "--fs=ext4")
     passed(programs.run("save_faults", *words, options=options), "faults checked")

@@ -1,4 +1,4 @@
-"""What each stock kernel, with a disk of every kind, says of itself and of us: one boot each."""
+"""Each stock kernel with a disk of every kind, in one boot: the kernel, doctor and loads."""
 
 import os
 import shlex
@@ -55,29 +55,29 @@ NEWEST = pytest.param(
 
 @pytest.fixture(scope="module", params=[*kernels.STOCK, NEWEST])
 def stock(request: pytest.FixtureRequest, ready: None) -> Iterator[tuple[str, list[str]]]:
-    """What one boot of each stock kernel, with a disk of every kind, says of itself and of us."""
+    """The output of CHECKS in one boot of each stock kernel, with a disk of every kind."""
     build()
     words = ["--kernel", request.param, *(f"--fs={fs}" for fs in FILE_SYSTEMS)]
     script = f"FILE_SYSTEMS={shlex.quote(' '.join(FILE_SYSTEMS))}\n{CHECKS}"
     result = vm(*words, "--", "sh", "-c", script, "sh", TARGET / "debug" / "dmafile")
     assert result.returncode == 0, result.stderr.decode()
-    # With --quiet on, nothing is said unless something is wrong.
+    # With --quiet, a message would mean that something is wrong.
     assert result.stderr == b""
     yield request.param, result.stdout.decode().splitlines()
 
 
-def test_it_is_the_kernel_asked_for(stock: tuple[str, list[str]]) -> None:
+def test_the_requested_kernel_runs(stock: tuple[str, list[str]]) -> None:
     name, said = stock
     assert said[0] == kernels.find(name).image.name.removeprefix("vmlinuz-")
 
 
-def test_only_newer_kernels_have_dma_bufs_for_user_space(stock: tuple[str, list[str]]) -> None:
+def test_only_newer_kernels_offer_dma_bufs_to_user_space(stock: tuple[str, list[str]]) -> None:
     name, said = stock
     nodes = {line.split()[1] for line in said if line.startswith("node ")}
     assert nodes == (set() if name == "6.1" else {"/dev/udmabuf", "/dev/dma_heap/system"})
 
 
-def test_where_there_are_no_dma_bufs_doctor_names_the_module(
+def test_without_dma_bufs_doctor_names_dmafile_ko(
     stock: tuple[str, list[str]],
 ) -> None:
     name, said = stock
@@ -91,24 +91,24 @@ def test_doctor_runs(stock: tuple[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("fs", FILE_SYSTEMS)
-def test_a_load_is_byte_equal_and_leaves_no_page_cache(
+def test_a_load_has_the_bytes_of_the_file_and_leaves_no_page_cache(
     stock: tuple[str, list[str]], fs: str
 ) -> None:
     [line] = [line for line in stock[1] if line.startswith(f"loaded {fs} ")]
     _, _, kind, cached = line.split()
-    # What `stat -f` calls ext4 and overlayfs has changed over time.
+    # The names that `stat -f` prints for ext4 and overlayfs have changed over time.
     assert kind.startswith(fs[:3]) or (fs == "overlayfs" and kind.startswith("overlay")), kind
     assert fs == "tmpfs" or cached == "0"
 
 
-def test_what_lies_in_memory_is_copied_from_there(stock: tuple[str, list[str]]) -> None:
+def test_files_on_tmpfs_are_copied_from_memory(stock: tuple[str, list[str]]) -> None:
     name, said = stock
-    # From Linux 6.6 on O_DIRECT opens files of tmpfs. No alignment is asked for: it is a copy, too.
+    # Since Linux 6.6, O_DIRECT opens files on tmpfs. It needs no alignment, because it copies too.
     assert ("unaligned" in said) == (name != "6.1"), said
     why = "tmpfs keeps its files in memory: there is nothing to bypass"
     [refused] = [line for line in said if line.startswith("refused direct: ")]
     assert why in refused and "(EOPNOTSUPP)" in refused, refused
     plan = [line.removeprefix("explained ") for line in said if line.startswith("explained ")]
-    # Nothing comes from a disk, and nothing is brought into the page cache.
+    # Nothing is read from a disk, and nothing is added to the page cache.
     assert [line.split()[:2] for line in plan] == [["io:", "buffered"], ["bytes:", "0"]], plan
     assert plan[0].endswith(why) and plan[1].startswith("bytes: 0 B from disk, 4.77 MiB"), plan

@@ -1,6 +1,6 @@
 """Vulkan's software driver (lavapipe) imports memfds on the host, and dma-bufs in a machine.
 
-Mesa is fetched from Debian, 70 MB, and unpacked in the cache: `make consumers-test`.
+`make consumers-test` downloads Mesa (70 MB) from Debian and unpacks it in the cache.
 """
 
 import os
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.skipif(not os.environ.get("CONSUMERS"), reason="make co
 
 WANTED = ("mesa-vulkan-drivers", "libvulkan1", "libvulkan-dev")
 OF_THE_HOST = ("libc6", "libgcc", "libstdc++", "libtinfo", "libzstd", "zlib")
-"""Each program has these of its own system."""
+"""Packages whose libraries are those of the host or the machine."""
 
 
 def closure(apt: debian.Apt) -> list[str]:
-    """The packages, and the libraries that they depend on."""
+    """The packages and the libraries that they depend on."""
     found = list(WANTED)
     for name in found:
         more = apt.depends(name, ("lib",))
@@ -40,7 +40,7 @@ def fetched() -> Path:
         if not place.exists():
             backports = f"{release}-backports"
             apt = debian.Apt("apt-mesa", debian.sources((release, backports)))
-            # Bookworm's own is too old to import memory.
+            # The version in bookworm is too old to import memory.
             apt.options += ["-o", f"APT::Default-Release={backports}"]
             with replacing(place) as partial:
                 apt.unpack(closure(apt), partial)
@@ -69,7 +69,7 @@ def vulkan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     words += ["-o", program, INSIDE / "vulkan.c", "-l:libvulkan.so.1"]
     subprocess.run(words, check=True)
     script = program.with_name("run")
-    # Some of Debian's older packages have theirs in /lib.
+    # Some of Debian's older packages have libraries in /lib.
     path = ":".join(map(str, [libraries, *mesa.glob("lib/*-linux-gnu")]))
     environment = f"LD_LIBRARY_PATH={path} VK_DRIVER_FILES={driver}"
     script.write_text(f'#!/bin/sh\n{environment} exec {program} "$@"\n')

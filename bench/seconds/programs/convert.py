@@ -1,4 +1,4 @@
-"""Writes the tensors of a safetensors file in another format, by whose format it is.
+"""Writes the tensors of a safetensors file in another format, with that format's library.
 
 convert.py SOURCE TARGET    TARGET.gguf, .pt or .tensors
 """

@@ -1,8 +1,8 @@
-"""Loads the two halves of a file, at once or in turn; in a process of its own.
+"""Loads the two halves of a file, concurrently or one after the other, in a separate process.
 
     halves.py FILE at-once|in-turn [check=1]
 
-Prints one JSON object as the others here do; `fill` is the time until both are there.
+Prints one JSON object, as the other programs do; `fill` is the time until both are loaded.
 """
 
 import json

@@ -1,9 +1,10 @@
-"""Opens a file of many small tensors, and makes arrays of all; in a process of its own.
+"""Opens a file of many small tensors and makes an array of each, in a separate process.
 
     many.py FILE [check=1]
 
-Prints one JSON object as the others here do: `create` is the time to open it and to read its
-header; `fill` that to load all tensors as NumPy arrays, less what the bytes alone take.
+Prints one JSON object, as the other programs do. `create` is the time to open the file and read
+its header. `fill` is the time to load all tensors as NumPy arrays, less the time to load only the
+bytes.
 """
 
 import json
@@ -29,7 +30,7 @@ def main() -> None:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     said = {
         "create": opened,
-        # Reading the header is the opening above; what is left are the arrays.
+        # The header is already counted in `create`; the rest is making arrays.
         "fill": max(0.0, whole - bytes_only - opened),
         "close": 0.0,
         "cpu": usage.ru_utime + usage.ru_stime,

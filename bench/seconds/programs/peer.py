@@ -1,13 +1,14 @@
-"""Loads every tensor of a model one way, as that loader's documentation tells its users to, and
-touches every 4 KiB of it; in a process of its own.
+"""Loads all tensors of a model with one loader, and touches every 4 KiB of them.
+
+The loader is called as its documentation recommends, in a separate process.
 
     peer.py WAY FILE [check=1 | wait=1]
 
-Prints one JSON object: seconds to `fill`, from before the load to after the last
-touch, and of CPU, imports left out; with check=1 a `report` with a digest of all names and bytes.
-With wait=1 it says so when it has imported all that it needs, and begins when a line comes. It
-says how long the tensors took to be there (`ready`), and until they were touched as well, and stays
-until the next line.
+Prints one JSON object: `fill`, the seconds from before the load until after the last touch, and CPU
+seconds, both without imports; with check=1 also a `report` with a digest of all names and bytes.
+
+With wait=1 it prints a line after its imports, and begins when it reads a line. It prints the
+seconds until the tensors were loaded (`ready`) and touched, and waits for another line.
 """
 
 import hashlib
@@ -26,14 +27,14 @@ Tensors = Iterable[tuple[str, Any]]
 
 
 def bytes_of_array(array: Any) -> Any:
-    """A NumPy array's bytes, as an array of them."""
+    """The bytes of a NumPy array, as an array of bytes."""
     import numpy as np
 
     return array.reshape(-1).view(np.uint8)
 
 
 def bytes_of_tensor(tensor: Any) -> Any:
-    """A torch tensor's bytes, as a NumPy array of them."""
+    """The bytes of a torch tensor, as a NumPy array of bytes."""
     import torch
 
     return tensor.reshape(-1).view(torch.uint8).numpy()
@@ -97,7 +98,7 @@ def fastsafetensors() -> Callable[[Path], Tensors]:
 
 
 def runai() -> Callable[[Path], Tensors]:
-    """Tensors as they come, which lie in memory that is used again."""
+    """Tensors as they arrive, in memory that is reused for the next ones."""
     from runai_model_streamer import SafetensorsStreamer
 
     def load(path: Path) -> Iterator[tuple[str, Any]]:
@@ -109,7 +110,7 @@ def runai() -> Callable[[Path], Tensors]:
 
 
 def runai_kept() -> Callable[[Path], Tensors]:
-    """The same, and each is copied to stay."""
+    """The same, with a copy of each tensor."""
     load = runai()
     return lambda path: [(name, tensor.clone()) for name, tensor in load(path)]
 
@@ -137,7 +138,7 @@ def tensorizer() -> Callable[[Path], Tensors]:
 
 
 def gguf() -> Callable[[Path], Tensors]:
-    """Views of a mapping."""
+    """Views of a memory mapping."""
     from gguf import GGUFReader
 
     return lambda path: [(one.name, one.data) for one in GGUFReader(str(path)).tensors]
@@ -145,22 +146,22 @@ def gguf() -> Callable[[Path], Tensors]:
 
 @dataclass(frozen=True)
 class Way:
-    """How a loader is called, and what it needs."""
+    """How a loader is called, and the packages that it needs."""
 
     start: Callable[[], Callable[[Path], Tensors]]
-    """Imports all that it needs, and returns the load that is timed."""
+    """Imports its packages, and returns the function that is timed."""
     package: str
-    """Whose version says what was measured; nothing of what Python has itself."""
+    """The package whose version is shown."""
     needs: tuple[str, ...] = ()
-    """Modules besides."""
+    """Additional modules that it needs."""
     file: str = "safetensors"
     """The format that it reads."""
     torch: bool = False
-    """It gives torch's tensors."""
+    """Whether it returns torch tensors."""
     streams: bool = False
-    """A tensor is gone when the next one comes."""
+    """Whether the next tensor overwrites the memory of this one."""
     note: str = ""
-    """What it can't do, or what its figures don't say."""
+    """A limitation of the loader, or a note on its figures."""
 
 
 WAYS = {
@@ -182,7 +183,7 @@ WAYS = {
         ("torch",),
         torch=True,
         streams=True,
-        note="keeps no tensor: each is touched, and its memory used again",
+        note="keeps no tensor: each is touched, and its memory reused",
     ),
     "Run:ai Model Streamer": Way(runai_kept, "runai-model-streamer", ("torch",), torch=True),
     "torch.load": Way(torch_load, "torch", file="pt", torch=True),
@@ -208,7 +209,7 @@ def held_torch() -> Callable[[Path], Tensors]:
 
 
 def taken() -> Callable[[Path], Tensors]:
-    """Whole files, of which no header is read; FILE is `held:NAME`."""
+    """Whole files, without reading headers; FILE is `held:NAME`."""
     import dmafile
     import numpy as np
 
@@ -220,7 +221,7 @@ def taken() -> Callable[[Path], Tensors]:
 
 
 def shared() -> Callable[[Path], Tensors]:
-    """Whole files, of which no header is read."""
+    """Whole files, without reading headers."""
     import dmafile
     import numpy as np
 
@@ -237,18 +238,18 @@ HELD = {
     "dmafile.torch, held:": Way(held_torch, "dmafile", ("torch",), torch=True),
     "dmafile.shared": Way(shared, "dmafile", ("numpy",)),
 }
-"""What another process has in memory; shown by `bench.holding`."""
+"""Models that another process holds in memory, for `bench.holding`."""
 
 
 def touched(tensors: Iterable[Any]) -> int:
-    """Reads a byte of every page."""
+    """Reads one byte of every page."""
     import numpy as np
 
     return sum(int(one[::PAGE].sum(dtype=np.uint64)) for one in tensors)
 
 
 def digest(tensors: Iterable[tuple[str, Any]]) -> str:
-    """Of all names and bytes, in the order of the names."""
+    """A digest of all names and bytes, in the order of the names."""
     found = hashlib.blake2b()
     for name, one in sorted(tensors, key=lambda pair: pair[0]):
         found.update(name.encode() + b"\0" + one.tobytes())
@@ -261,7 +262,7 @@ def busy() -> float:
 
 
 def read_bytes() -> int:
-    """What this process has had read from the disk."""
+    """Bytes that were read from the disk for this process."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return next(int(one.split()[1]) for one in lines if one.startswith("read_bytes:"))
 
@@ -272,7 +273,7 @@ def faults() -> int:
 
 
 def wait(load: Callable[[Path], Tensors], path: Path, raw: Callable[[Any], Any]) -> None:
-    """Loads and touches at the first line of its standard input, and keeps it until the second."""
+    """Loads and touches at the first line on standard input; keeps the tensors until the second."""
     print("imported", flush=True)
     sys.stdin.readline()
     read, faulted, started = read_bytes(), faults(), time.perf_counter()
@@ -295,7 +296,7 @@ def main() -> None:
     started, cpu = time.perf_counter(), busy()
     loaded = load(path)
     if not check and not way.streams:
-        # All of them are there at once.
+        # All tensors must be in memory at the same time.
         loaded = list(loaded)
     if check:
         kept = [(name, raw(tensor).copy()) for name, tensor in loaded]

@@ -1,11 +1,11 @@
-"""Loads all tensors of a model's files one way, as one of several ranks, and touches every 4 KiB.
+"""Loads all tensors of a model as one of several ranks, and touches every 4 KiB.
 
     rank.py WAY FILE...
 
-The ranks find each other as torchrun's do: by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. It
-says when it has joined, begins when a line comes, and prints one JSON object: seconds until the
-tensors were touched, seconds of CPU, and bytes that were read from the disk. It stays until the
-next line.
+The ranks find each other by the variables of torchrun: RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT. A rank prints a line when it has joined, and begins when it reads a line. It prints one
+JSON object: seconds until the tensors were touched, CPU seconds, and bytes that were read from the
+disk. Then it waits for another line.
 """
 
 import json
@@ -35,7 +35,7 @@ def safetensors(files: list[str]) -> Tensors:
 
 
 def fastsafetensors(files: list[str]) -> Tensors:
-    """Each rank reads its share of the files, and broadcasts them tensor by tensor."""
+    """Each rank reads its share of the files, and broadcasts it tensor by tensor."""
     import torch
     import torch.distributed as dist
     from fastsafetensors import SafeTensorsFileLoader
@@ -49,7 +49,7 @@ def fastsafetensors(files: list[str]) -> Tensors:
 
 
 def runai(files: list[str]) -> Tensors:
-    """Each rank reads a part, and broadcasts it; tensors lie in memory that is used again."""
+    """Each rank reads a part and broadcasts it; tensors are in memory that is reused."""
     from runai_model_streamer import SafetensorsStreamer
 
     with SafetensorsStreamer() as streamer:
@@ -64,7 +64,7 @@ WAYS: dict[str, tuple[Callable[[list[str]], Tensors], str]] = {
     "fastsafetensors, gloo": (fastsafetensors, "fastsafetensors"),
     "Run:ai, distributed": (runai, "runai-model-streamer"),
 }
-"""How each loads, and the package that it needs."""
+"""The function for each loader, and the package that it needs."""
 
 
 def used() -> tuple[float, int]:

@@ -1,6 +1,6 @@
 """The baseline: plain buffered read() of FILE into a fresh memfd mapping.
 
-usage: read_into_memfd.py FILE [CHUNK]     CHUNK: bytes a read, 1 MiB unless told
+usage: read_into_memfd.py FILE [CHUNK]     CHUNK: bytes per read [1 MiB]
 """
 
 import mmap

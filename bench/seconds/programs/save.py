@@ -1,12 +1,13 @@
-"""Saves tensors in memory one way, as that package's documentation tells its users to, and to the
-disk; in a process of its own.
+"""Saves tensors in memory to the disk with one package.
+
+The package is called as its documentation recommends, in a separate process.
 
     save.py WAY NOISE TARGET [check=1]
 
-The tensors are the bytes of NOISE, in a memfd on huge pages that root takes from the system for
-it. Prints one JSON object: seconds to `fill` the file, and of CPU, imports left out; with check=1
-the file is read back, and it ends with 1 where it has other bytes. Where it cannot run, the object
-has only `refused`.
+The tensors are the bytes of NOISE, in a memfd on huge pages, which only root can reserve. Prints
+one JSON object: `fill`, the seconds to write the file, and CPU seconds, both without imports. With
+check=1 the file is read back, and the exit status is 1 if bytes differ. If it cannot run, the
+object has only `refused`.
 """
 
 import json
@@ -90,16 +91,16 @@ def read_torch(path: Path) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class Way:
-    """How tensors are saved, and what that needs."""
+    """How a package saves tensors, and what it needs."""
 
     start: Callable[[], Save]
-    """Imports all that it needs, and returns the save that is timed."""
+    """Imports its packages, and returns the function that is timed."""
     package: str
-    """Whose version says what was measured."""
+    """The package whose version is shown."""
     needs: tuple[str, ...] = ()
-    """Modules besides."""
+    """Additional modules that it needs."""
     torch: bool = False
-    """It takes torch's tensors."""
+    """Whether it takes torch tensors."""
     read: Callable[[Path], Iterable[Any]] = read_safetensors
 
 
@@ -116,20 +117,20 @@ WAYS = {
 
 @contextmanager
 def huge_pages(size: int) -> Iterator[None]:
-    """So much more of them for as long as they are needed."""
+    """Reserves SIZE bytes of additional huge pages, and releases them at the end."""
     before = int(POOL.read_text())
     wanted = before + -(-size // HUGE_PAGE)
     try:
         POOL.write_text(str(wanted))
         if int(POOL.read_text()) < wanted:
-            raise OSError(f"{POOL}: fewer huge pages than {wanted}")
+            raise OSError(f"{POOL}: cannot reserve {wanted} huge pages")
         yield
     finally:
         POOL.write_text(str(before))
 
 
 def fill(noise: Path, size: int) -> Any:
-    """The bytes of a file as an array in such a memfd."""
+    """The bytes of a file, as an array in a memfd on huge pages."""
     import numpy as np
 
     fd = os.memfd_create("saved", os.MFD_CLOEXEC | os.MFD_HUGETLB)
@@ -145,7 +146,7 @@ def fill(noise: Path, size: int) -> Any:
 
 
 def pieces(memory: Any, *, torch: bool) -> Tensors:
-    """The same as tensors."""
+    """The memory split into tensors."""
     import numpy as np
 
     some = np.split(memory.view(np.float32), PIECES)

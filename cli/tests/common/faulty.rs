@@ -1,4 +1,4 @@
-//! A file system with one file, which misbehaves as it is told (FUSE).
+//! A FUSE file system with one file, whose faults the test chooses.
 
 use crate::common::{self, content};
 use fuser::{
@@ -14,20 +14,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
-/// What goes wrong.
+/// The faults of the file.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     /// `O_DIRECT` is refused at open.
     pub no_direct_open: bool,
-    /// Direct reads are refused, from the one of this number on; the first is 1.
+    /// Direct reads are refused from this one on, counted from 1.
     pub no_direct_read_from: Option<u64>,
     /// A read that reaches this byte fails.
     pub broken_at: Option<u64>,
-    /// The most that one read gives.
+    /// The most bytes that one read returns.
     pub at_most: Option<u64>,
-    /// From the first read that reaches this byte on, the size is another one.
+    /// The first read that reaches this byte (0) changes the size (1).
     pub resized: Option<(u64, u64)>,
-    /// SEEK_DATA and SEEK_HOLE find everything where the search begins.
+    /// SEEK_DATA and SEEK_HOLE always return the offset where the search begins.
     pub nonsense_holes: bool,
     /// How long a read takes.
     pub pause: Duration,
@@ -55,7 +55,7 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         let unmounted = if common::is_root() {
             let place = CString::new(self.place.as_os_str().as_bytes()).unwrap();
-            // SAFETY: unmounts a place that this test has mounted.
+            // SAFETY: unmounts a mount of this test.
             unsafe { libc::umount2(place.as_ptr(), libc::MNT_DETACH) == 0 }
         } else {
             let mut command = Command::new("fusermount3");
@@ -64,7 +64,7 @@ impl Drop for Mounted {
         };
         assert!(
             unmounted || std::thread::panicking(),
-            "{} stays",
+            "{} is still mounted",
             self.place.display()
         );
         drop(self.session.take());
@@ -78,8 +78,8 @@ impl Mounted {
     }
 }
 
-/// Mounts `m/file` of `bytes` bytes of [`content`] in a folder. None, and said aloud, where
-/// nothing can be mounted.
+/// Mounts `m/file` with `bytes` bytes of [`content`] in a folder. None, with a message, if nothing can be
+/// mounted.
 pub fn mount(dir: &common::Dir, bytes: u64, faults: Faults) -> Option<Mounted> {
     let reads = Arc::new(AtomicU64::new(0));
     let file_system = Faulty {
@@ -119,7 +119,7 @@ struct Faulty {
 }
 
 const FILE: INodeNo = INodeNo(2);
-/// Nothing is cached: what the file is, is asked for each time.
+/// Attributes are not cached: the kernel requests them each time.
 const NOT_CACHED: Duration = Duration::ZERO;
 
 impl Faulty {
@@ -151,7 +151,7 @@ impl Faulty {
         }
     }
 
-    /// The bytes of a read, or why there are none.
+    /// The bytes of a read, or its error.
     fn answer(&self, offset: u64, len: u64, direct: bool) -> Result<Vec<u8>, Errno> {
         let faults = &self.faults;
         let end = offset + len;
@@ -201,8 +201,8 @@ impl Filesystem for Faulty {
         if flags.0 & libc::O_DIRECT != 0 && self.faults.no_direct_open {
             return reply.error(Errno::EINVAL);
         }
-        // The page cache takes a short answer for the end of the file; without it, read(2) gives
-        // what came.
+        // The page cache would take a short read for the end of the file; without it, read(2) returns
+        // the short read.
         let flags = match self.faults.at_most {
             Some(_) => FopenFlags::FOPEN_DIRECT_IO,
             None => FopenFlags::empty(),

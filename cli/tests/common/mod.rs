@@ -1,4 +1,4 @@
-//! What the tests of the command share: a folder on a disk, the command, and how it ended.
+//! Shared by the tests of the command: a folder on a disk, the command, and its result.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
@@ -23,20 +23,20 @@ pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 /// An ordinary user, for tests that run as root.
 pub const NOBODY: u32 = 65534;
-/// Every way of moving bytes into memory of any kind, as `--method` names them: all but `module`.
+/// Every method that fills any kind of memory, as `--method` names them.
 pub const METHODS: [&str; 8] = [
     "auto", "uring", "threads", "read", "mmap", "bounce", "sendfile", "splice",
 ];
 
-/// Nothing here takes this long, even on a crowded machine, unless it hangs.
+/// Even on a busy machine, only a command that hangs takes this long.
 const HANGS_AFTER: Duration = Duration::from_secs(60);
-/// On the disk that holds the build; /tmp may be memory.
+/// On the disk of the build folder; /tmp may be memory.
 const DISK: &str = env!("CARGO_TARGET_TMPDIR");
-/// What a COMMAND does to give the checksum of the bytes that it was handed.
+/// A COMMAND that prints the checksum of the bytes of the buffer.
 const CHECKSUM: &str = "tail -c +$((DMAFILE_OFFSET + 1)) /proc/self/fd/$DMAFILE_FD \
                         | head -c $DMAFILE_BYTES | sha256sum";
 
-/// Held open, so that a user who may not enter the folder of the build can execute it.
+/// Kept open, so that a user without permission to enter the build folder can execute it.
 static BINARY: LazyLock<File> =
     LazyLock::new(|| File::open(env!("CARGO_BIN_EXE_dmafile")).unwrap());
 
@@ -51,8 +51,8 @@ impl Dir {
         Self::with_pool(libc::LOCK_SH)
     }
 
-    /// For a test that changes the pool of huge pages, or counts on what is in it: no other test
-    /// with a folder runs meanwhile, in whatever process, as its loads might take pages from there.
+    /// For a test that changes the pool of huge pages, or relies on its size. No other test with a folder
+    /// runs at the same time, in any process, because its loads could take pages from the pool.
     pub fn alone_with_pool() -> Self {
         Self::with_pool(libc::LOCK_EX)
     }
@@ -60,11 +60,11 @@ impl Dir {
     fn with_pool(lock: i32) -> Self {
         let pool = File::open(POOL).ok();
         if let Some(file) = &pool {
-            // SAFETY: a lock on an open file, given back when it is closed.
+            // SAFETY: a lock on an open file, released when the file is closed.
             done(unsafe { libc::flock(file.as_raw_fd(), lock) }).unwrap();
         }
         let dir = tempfile::tempdir_in(DISK).unwrap();
-        // Whoever the command runs as writes its report here.
+        // The command writes its report here, also when it runs as another user.
         fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
         Self(dir, pool)
     }
@@ -113,8 +113,7 @@ impl Dir {
         end(&mut self.dmafile(args))
     }
 
-    /// `dmafile load ARGS`, handing over to a COMMAND that prints a checksum. `prepare` runs in
-    /// front of it.
+    /// `dmafile load ARGS` with a COMMAND that runs `prepare` and then prints a checksum.
     pub fn load_then(&self, args: &str, prepare: &str) -> Command {
         let mut command = self.dmafile(&format!("load {args} --json=report.json"));
         command.args(["--", "sh", "-c", &format!("{prepare}\n{CHECKSUM}")]);
@@ -130,7 +129,7 @@ impl Dir {
         self.handed(&end(command).ok())
     }
 
-    /// What a command of [`Dir::load`] handed over and reported.
+    /// The buffer and the report of a command of [`Dir::load`] that has ended.
     pub fn handed(&self, ended: &Ended) -> Loaded {
         let report = self.path("report.json");
         let text = fs::read(&report).unwrap();
@@ -141,7 +140,7 @@ impl Dir {
         }
     }
 
-    /// The one line of a command that must fail, without a trace in this folder.
+    /// The one line of a command that must fail, and must leave nothing in this folder.
     pub fn refusal(&self, command: &mut Command, status: i32) -> String {
         let before = self.names();
         let line = end(command).line(status).to_string();
@@ -149,7 +148,7 @@ impl Dir {
         line
     }
 
-    /// As [`Dir::refusal`], for `load ARGS`, with and without `--json`.
+    /// Like [`Dir::refusal`], for `load ARGS`, with and without `--json`.
     pub fn refuses(&self, args: &str, status: i32) -> String {
         let line = self.refusal(&mut self.dmafile(&format!("load {args}")), status);
         let json = self.refusal(&mut self.dmafile(&format!("load --json {args}")), status);
@@ -158,10 +157,10 @@ impl Dir {
     }
 }
 
-/// What came of a load that was handed over.
+/// What a COMMAND got from a load, and the report.
 #[derive(Debug)]
 pub struct Loaded {
-    /// SHA-256 of the bytes, by the program of that name.
+    /// SHA-256 of the bytes, computed by `sha256sum`.
     pub digest: String,
     pub report: Value,
 }
@@ -172,13 +171,13 @@ impl Loaded {
         self.report[key].as_u64().unwrap()
     }
 
-    /// The reasons as one text, a line each.
+    /// The reasons as one text, one per line.
     pub fn reasons(&self) -> String {
         reasons(&self.report)
     }
 }
 
-/// The reasons of a plan or a report as one text, a line `about choice: why` each.
+/// The reasons of a plan or a report as one text with lines `about choice: why`.
 pub fn reasons(json: &Value) -> String {
     let line = |reason: &Value| {
         let [about, choice, why] =
@@ -207,7 +206,7 @@ impl Ended {
         self
     }
 
-    /// The line it failed with, less `dmafile: `: the only one on stderr, and stdout is empty.
+    /// The line it failed with, without `dmafile: `: the only one on stderr; stdout is empty.
     pub fn line(&self, status: i32) -> &str {
         assert_eq!(self.status.code(), Some(status), "{self:?}");
         assert_eq!(self.stdout, "", "{self:?}");
@@ -221,7 +220,7 @@ impl Ended {
     }
 }
 
-/// A command under way, in a process group of its own. It does not outlive this.
+/// A running command in its own process group. Dropping this kills it.
 pub struct Running {
     child: Child,
     output: [File; 2],
@@ -240,7 +239,7 @@ pub fn end(command: &mut Command) -> Ended {
     start(command).end()
 }
 
-/// Runs a command to its end, its stdout being the caller's choice.
+/// Runs a command to its end, with this stdout.
 pub fn end_with_stdout(command: &mut Command, stdout: impl Into<Stdio>) -> Ended {
     let output = [(); 2].map(|()| tempfile::tempfile_in(DISK).unwrap());
     command.stdout(stdout);
@@ -264,7 +263,7 @@ impl Running {
     }
 
     pub fn signal(&self, signal: i32) {
-        // SAFETY: the child has not been waited for, so that its number is its own.
+        // SAFETY: the child has not been waited for, so its PID has not been reused.
         assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
     }
 
@@ -272,13 +271,13 @@ impl Running {
     pub fn written(&self) -> [String; 2] {
         self.output.each_ref().map(|file| {
             let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
-            // Read at a place: the child shares the file's position.
+            // Reads at an offset, because the child shares the position of the file.
             file.read_exact_at(&mut bytes, 0).unwrap();
             String::from_utf8(bytes).unwrap()
         })
     }
 
-    /// Waits until `happened` says so, or the command has ended.
+    /// Waits until `happened` returns true, or the command has ended.
     pub fn until(&mut self, mut happened: impl FnMut(&mut Self) -> bool) {
         let what = self.what.clone();
         eventually(&what, || {
@@ -306,14 +305,14 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if self.child.try_wait().unwrap().is_none() {
-            // SAFETY: the child has not been waited for, so that its group is its own.
+            // SAFETY: the child has not been waited for, so its group has not been reused.
             unsafe { libc::kill(-self.pid(), libc::SIGKILL) };
             self.child.wait().unwrap();
         }
     }
 }
 
-/// Waits until `happened` says so.
+/// Waits until `happened` returns true.
 pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !happened() {
@@ -330,7 +329,7 @@ pub fn caught(pid: i32, signal: i32) -> bool {
     mask.unwrap_or(0) >> (signal - 1) & 1 == 1
 }
 
-/// What every file of these tests holds, from `offset`: no two blocks of it are alike.
+/// The content of every file of these tests, from `offset`; no two blocks of it are alike.
 pub fn content(offset: u64, len: usize) -> Vec<u8> {
     // splitmix64 of the number of each word
     let word = |index: u64| {
@@ -346,7 +345,7 @@ pub fn content(offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// SHA-256 of a range of a file, by the program of that name.
+/// SHA-256 of a range of a file, computed by `sha256sum`.
 pub fn sha256(path: &Path, offset: u64, bytes: u64) -> String {
     let script = r#"tail -c "+$1" "$0" | head -c "$2" | sha256sum"#;
     let mut command = Command::new("sh");
@@ -356,24 +355,24 @@ pub fn sha256(path: &Path, offset: u64, bytes: u64) -> String {
     ended.stdout.split(' ').next().unwrap().to_string()
 }
 
-/// An empty memfd that can be sealed.
+/// A memfd of zeros that can be sealed.
 pub fn memfd(bytes: u64) -> File {
     memfd_with(libc::MFD_ALLOW_SEALING, bytes)
 }
 
-/// An empty memfd of pages from the hugetlb pool.
+/// A memfd of zeros with pages from the hugetlb pool.
 pub fn huge_memfd(bytes: u64) -> File {
     memfd_with(libc::MFD_HUGETLB, bytes)
 }
 
 fn memfd_with(flags: u32, bytes: u64) -> File {
-    // SAFETY: a constant name; the descriptor that comes back is ours.
+    // SAFETY: a constant name; the returned descriptor is new.
     let file = unsafe { File::from_raw_fd(libc::memfd_create(c"test".as_ptr(), flags)) };
     file.set_len(bytes).unwrap();
     file
 }
 
-/// Bytes of a file in the page cache, by the program `fincore`; None without it.
+/// Bytes of a file in the page cache, from `fincore`; None if that program is missing.
 pub fn cached(path: &Path) -> Option<u64> {
     let mut command = Command::new("fincore");
     command.args(["--bytes", "--noheadings", "--output", "RES"]);
@@ -392,7 +391,7 @@ pub fn cached(path: &Path) -> Option<u64> {
     }
 }
 
-/// Says, past the test harness, that something went untested; under CI=true it may not.
+/// Prints, past the test harness, what was not tested; with CI=true this is an error.
 pub fn skip(why: &str) {
     let line = format!(
         "SKIPPED: {}: {why}\n",
@@ -405,7 +404,7 @@ pub fn skip(why: &str) {
     io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
-/// Whether `file` of `dir` can be read past the page cache; tests that need it say where not.
+/// Whether `file` in `dir` can be read with direct I/O; if not, this prints why.
 pub fn reads_directly(dir: &Dir) -> bool {
     let plan = dir.run("explain file --io direct");
     if !plan.status.success() {
@@ -417,8 +416,8 @@ pub fn reads_directly(dir: &Dir) -> bool {
     plan.status.success()
 }
 
-/// From now on, what this thread and its children mount is theirs alone, and ends with them at
-/// the latest. Root's only: whoever else may mount at all does so by way of fusermount3.
+/// Gives this thread and its children a mount namespace, which ends with them. Only for root: other
+/// users mount with fusermount3.
 pub fn own_mounts() -> io::Result<()> {
     let flags = libc::MS_REC | libc::MS_PRIVATE;
     let none = std::ptr::null();
@@ -434,8 +433,8 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Has a command end at SIGINT and SIGQUIT, as in a terminal: in the background of a script they are
-/// ignored, and stay so.
+/// Makes SIGINT and SIGQUIT end a command, as in a terminal: a background job of a script inherits them
+/// ignored.
 pub fn interruptible(command: &mut Command) -> &mut Command {
     // SAFETY: signal(2) may be called between fork and exec.
     unsafe {
@@ -448,13 +447,13 @@ pub fn interruptible(command: &mut Command) -> &mut Command {
     }
 }
 
-/// A user of this process's own, told apart by `number`: limits that count by user count what other
-/// runs of these tests do, too.
+/// A user ID for this process and `number` only: limits per user would also count other runs of these
+/// tests.
 pub fn own_user(number: u32) -> u32 {
     20_000 + (std::process::id() * 4 + number) % 40_000
 }
 
-/// Has a command run as user `uid` where the tests run as root.
+/// Makes a command run as user `uid`, if the tests run as root.
 pub fn run_as(command: &mut Command, uid: u32) -> &mut Command {
     if !is_root() {
         return command;
@@ -469,7 +468,7 @@ pub fn run_as(command: &mut Command, uid: u32) -> &mut Command {
     }
 }
 
-/// Has a command run under a limit of setrlimit(2); only the soft one, so that what it executes
+/// Makes a command run under a limit of setrlimit(2); only the soft limit, so that the program it executes
 /// can raise it again.
 pub fn limit(
     command: &mut Command,
@@ -490,7 +489,7 @@ pub fn limit(
     }
 }
 
-/// The answer of a system call as a result.
+/// Turns the return value of a system call into a result.
 pub fn done(answer: i32) -> io::Result<()> {
     match answer {
         0 => Ok(()),

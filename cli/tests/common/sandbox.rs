@@ -17,7 +17,7 @@ pub struct Call {
     pub bits: u64,
 }
 
-/// Whatever its arguments.
+/// A call with any arguments.
 pub fn any(number: i64) -> [Call; 1] {
     [Call {
         number,
@@ -26,7 +26,7 @@ pub fn any(number: i64) -> [Call; 1] {
     }]
 }
 
-/// Opening past the page cache.
+/// Calls that open with O_DIRECT.
 pub fn open_direct() -> Vec<Call> {
     let call = |number, argument| Call {
         number,
@@ -40,9 +40,9 @@ pub fn open_direct() -> Vec<Call> {
     ]
 }
 
-/// A file without a name is refused, as on file systems that have none.
+/// O_TMPFILE is refused, as on file systems without it.
 pub fn no_nameless() -> Vec<Call> {
-    // O_TMPFILE is two bits, of which a folder has the other.
+    // O_TMPFILE includes O_DIRECTORY, which other opens use too.
     let bits = (libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
     let number = libc::SYS_openat;
     vec![Call {
@@ -73,12 +73,12 @@ fn compiled(rules: BTreeMap<i64, Vec<SeccompRule>>, errno: i32) -> BpfProgram {
     .unwrap()
 }
 
-/// Has a command run where system calls answer `errno`.
+/// Makes these system calls of a command fail with `errno`.
 pub fn refuse(command: Command, calls: &[Call], errno: i32) -> Command {
     apply(command, filter(calls, errno))
 }
 
-/// As [`refuse`], of a call with this descriptor as its first argument.
+/// Like [`refuse`], for a call with this descriptor as its first argument.
 pub fn refuse_on(command: Command, number: i64, fd: u64, errno: i32) -> Command {
     let length = SeccompCmpArgLen::Dword;
     let is_it = SeccompCondition::new(0, length, SeccompCmpOp::Eq, fd).unwrap();
@@ -88,7 +88,7 @@ pub fn refuse_on(command: Command, number: i64, fd: u64, errno: i32) -> Command 
 
 fn apply(mut command: Command, filter: BpfProgram) -> Command {
     let apply = move || seccompiler::apply_filter(&filter).map_err(|_| io::ErrorKind::Other.into());
-    // SAFETY: the filter is made; applying it is two system calls between fork and exec.
+    // SAFETY: the filter exists already; applying it is two system calls between fork and exec.
     unsafe { command.pre_exec(apply) };
     command
 }

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_keeps_it_from_being_opened_has_a_remedy() {
+    fn an_error_at_open_has_a_remedy() {
         let text = cannot_open(Errno::NOENT).to_string();
         assert!(
             text.contains("there is no /dev/dmafile (ENOENT); modprobe dmafile"),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_are_told_in_words() {
+    fn modes_are_described_in_words() {
         assert_eq!(modes(0), None);
         let (word, why) = modes(sys::ko::DIRECT | sys::ko::BOUNCED).unwrap();
         assert_eq!(word, "direct+bounced");

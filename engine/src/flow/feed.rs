@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_handed_out_before_its_memory_is_there() {
+    fn extents_are_handed_out_only_after_their_memory_is_published() {
         let cut = Cut {
             block: 8192,
             align: 512,
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_comes_again_and_a_stop_ends_all() {
+    fn returned_extents_are_handed_out_again_and_a_stop_ends_all() {
         let cut = Cut {
             block: 4096,
             align: 4096,
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_under_the_lock_ends_no_other_thread() {
+    fn a_panic_under_the_lock_does_not_panic_other_threads() {
         let cut = Cut {
             block: 4096,
             align: 4096,
@@ -325,11 +325,11 @@ mod tests {
     }
 
     proptest! {
-        /// Extents cover exactly the requested bytes, in order, aligned, inside the memory, and none
-        /// crosses the end of a block in memory. The memory begins at a page of the file, or anywhere
+        /// Extents cover exactly the requested bytes, in order, aligned and inside the memory, and none
+        /// crosses a block boundary in memory. The memory begins at a page of the file, or at any byte
         /// if it is the caller's.
         #[test]
-        fn extents_cover_the_range(
+        fn extents_cover_exactly_the_range(
             start in 0_u64..100_000,
             len in 1_u64..1_000_000,
             block_in_aligns in 1_u64..40,
@@ -347,7 +347,7 @@ mod tests {
             let feed = Feed::new([(start, start + len)], [], cut, None);
             let mut next = start;
             for extent in std::iter::from_fn(|| feed.wait(Lane::Main)) {
-                prop_assert!(extent.file + extent.need > next, "no way forward");
+                prop_assert!(extent.file + extent.need > next, "no progress");
                 prop_assert!(extent.file <= next && next - extent.file < align.max(1));
                 prop_assert_eq!(extent.at, extent.file - base);
                 prop_assert_eq!(extent.file % align, 0);

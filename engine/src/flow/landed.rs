@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_count_only_without_a_gap() {
+    fn only_bytes_before_the_first_gap_count() {
         let landed = Landed::default();
         landed.add(10, 20);
         landed.add(0, 5);

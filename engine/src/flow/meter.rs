@@ -324,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_hidden_is_no_longer_than_what_was_done() {
+    fn hidden_time_is_at_most_the_time_of_the_phase() {
         let meter = Meter::new(Instant::now(), 0, false, false, None);
         meter.io_begins();
         for _ in 0..100 {

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overlap_is_what_both_did_at_once() {
+    fn overlap_is_the_time_of_both_activities() {
         let ms = Duration::from_millis;
         let overlap = Overlap::default();
         overlap.was_busy((ms(10), ms(20)));

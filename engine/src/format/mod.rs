@@ -218,20 +218,20 @@ mod tests {
 
     /// The message for a refused file.
     pub(super) fn refusal(file: &[u8]) -> String {
-        let error = read(file).expect_err("a file that has to be refused");
+        let error = read(file).expect_err("a file that must be refused");
         assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{error}");
         let text = error.to_string();
         assert!(!text.contains('\n') && text.len() < 600, "{text}");
         text
     }
 
-    /// Checks what every user of a table relies on.
+    /// Asserts what every user of a table relies on.
     pub(super) fn assert_sound(table: &Table, size: u64) {
         let mut names = HashSet::new();
         let mut end = table.data;
         assert!(end <= size);
         for tensor in &table.tensors {
-            assert!(names.insert(&tensor.name), "{} comes twice", tensor.name);
+            assert!(names.insert(&tensor.name), "{} appears twice", tensor.name);
             assert!(tensor.offset >= end, "{} shares bytes", tensor.name);
             assert_eq!(
                 elements(&tensor.shape).and_then(|n| tensor.dtype.bytes(n)),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_text_stays_on_one_line() {
+    fn untrusted_text_stays_on_one_line() {
         assert_eq!(quoted("a\n\u{1b}[2J"), r#""a\n\u{1b}[2J""#);
         assert_eq!(quoted("it's \"so\""), r#""it's \"so\"""#);
         assert_eq!(quoted(&"x".repeat(64)).len(), 66);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn short_files_end_inside_their_header() {
+    fn a_file_shorter_than_its_header_is_refused() {
         for file in [&b""[..], b"G", b"GGUF", b"{}", b"\0\0\0\0\0\0\0"] {
             let text = refusal(file);
             assert!(text.contains("ends inside"), "{text}");
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_no_fault_of_the_file() {
+    fn a_read_error_is_not_reported_as_an_invalid_file() {
         struct Broken;
         impl Read for Broken {
             fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_files_and_of_stored_descriptors() {
+    fn names_must_be_valid_for_files_and_stored_descriptors() {
         for good in ["llama", "Llama-3.1_8B", "7", &"x".repeat(LONGEST)] {
             check(good).unwrap();
         }

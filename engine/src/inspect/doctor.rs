@@ -485,7 +485,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_of_udmabufs_is_raised_only_where_it_is_low() {
+    fn raising_the_udmabuf_limit_is_advised_only_if_it_is_low() {
         let raise = "echo 65536 > /sys/module/udmabuf/parameters/size_limit_mb";
         let low = udmabuf_that_opens(64, 1024, false);
         assert_eq!(

@@ -350,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_peeking_brought_in_goes_when_a_load_ends_early() {
+    fn pages_of_sample_reads_are_dropped_if_a_load_ends_early() {
         const LEN: u64 = 4 << 20;
         let dir = crate::source::folder_on_disk();
         let path = dir.path().join("file");
@@ -366,12 +366,12 @@ mod tests {
         let peeked = Peeked(Arc::clone(&source));
         peeked.no_readahead();
         assert!(!peeked.peek(0, LEN - 1));
-        // These reads are complete, however slow the disk is.
+        // Unlike the sample reads, these reads wait for the disk.
         for at in [0, LEN - 1] {
             let (fd, at) = source.buffered(at);
             crate::sys::file::pread_all(fd, &mut [0], at).unwrap();
         }
-        assert_ne!(source.resident(0, LEN), Ok(0), "a miss brings pages in");
+        assert_ne!(source.resident(0, LEN), Ok(0), "no pages came in");
         drop(peeked);
         assert_eq!(source.resident(0, LEN), Ok(0));
     }

@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_be_direct_is_strict_but_for_parts_of_blocks() {
+    fn whole_blocks_must_be_direct_and_partial_blocks_need_not() {
         let whole = range(777, 4096 + 777, 20_000);
         assert_eq!(parts(whole, false, 4096), [(whole, false)]);
         let want = [
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_come_is_not_given_back() {
+    fn only_extents_that_were_not_read_are_returned() {
         let extent = |at: u64| Extent {
             file: at + 1000,
             at,

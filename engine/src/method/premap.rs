@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_hold_all_blocks_of_a_file_and_lie_in_the_dma_buf() {
+    fn windows_include_all_blocks_of_a_file_inside_the_dma_buf() {
         const MIB: u64 = 1 << 20;
         // All of one file, whose last block extends beyond its end.
         assert_eq!(window_of(0, 5000, 0, (0, 5000), 8192), (0, 8192));

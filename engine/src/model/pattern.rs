@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_globs_and_expressions() {
+    fn patterns_are_names_globs_or_regular_expressions() {
         let matches = |pattern: &str, name: &str| pattern.parse::<Pattern>().unwrap().matches(name);
         assert!(matches("a.b", "a.b") && !matches("a.b", "a.bc"));
         assert!(matches("*.0.*", "model.layers.0.q") && !matches("*.0.*", "model.layers.10"));

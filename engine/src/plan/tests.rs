@@ -194,7 +194,7 @@ fn full_memory() -> Existing {
 }
 
 #[test]
-fn the_ladder_is_whole_where_everything_works() {
+fn every_fallback_is_listed_if_everything_works() {
     let plan = plan_for(&Asked::default(), &file(GIB), &host(), false).unwrap();
     let want = [
         "uring direct registered",
@@ -211,7 +211,7 @@ fn the_ladder_is_whole_where_everything_works() {
 }
 
 #[test]
-fn data_between_holes_is_not_blown_up_to_huge_pages() {
+fn auto_uses_base_pages_if_huge_pages_would_fill_holes() {
     // 4 KiB in every 2 MiB of a GiB.
     let runs = (0..512).map(|n| Run {
         start: n * 2 * MIB + 4096,
@@ -247,7 +247,7 @@ fn data_between_holes_is_not_blown_up_to_huge_pages() {
     assert!(error.contains("1073741824 bytes are needed"), "{error}");
 }
 
-/// A dma-buf whose mapping direct reads cannot go into.
+/// A dma-buf whose mapping cannot be the target of direct reads.
 fn unpinnable(method: Method) -> Asked {
     Asked {
         kind: Kind::Heap("system".to_string()),
@@ -261,7 +261,7 @@ fn unpinnable(method: Method) -> Asked {
 }
 
 #[test]
-fn a_dma_buf_is_mapped_once_where_the_kernel_does_that() {
+fn a_dma_buf_is_premapped_if_the_kernel_supports_it() {
     let bounces = [
         "bounce direct registered",
         "bounce direct",
@@ -311,7 +311,7 @@ fn a_dma_buf_is_mapped_once_where_the_kernel_does_that() {
 }
 
 #[test]
-fn what_cannot_be_mapped_goes_through_a_ring_that_can() {
+fn memory_that_cannot_be_premapped_is_copied_from_a_premapped_ring() {
     let refuses = |asked: Asked| Asked {
         dma_buf: asked.dma_buf.map(|facts| DmaBufFacts {
             premap_refused: Some("its exporter does not map it".to_string()),
@@ -344,7 +344,7 @@ fn what_cannot_be_mapped_goes_through_a_ring_that_can() {
 }
 
 #[test]
-fn windows_of_other_memory_are_mapped_where_an_iommu_makes_that_pay() {
+fn windows_of_other_memory_are_premapped_only_with_an_iommu() {
     for kind in [Kind::Anon, Kind::Memfd, Kind::Udmabuf] {
         let asked = Asked {
             kind,
@@ -377,7 +377,7 @@ fn windows_of_other_memory_are_mapped_where_an_iommu_makes_that_pay() {
                 .all(|reason| reason.about != "pre-mapped")
         );
     }
-    // Windows are pinned.
+    // Windows are pinned, so the limit on pinned memory applies.
     let asked = Asked::default();
     let poor = Host {
         memlock: Some(8 * MIB),
@@ -395,7 +395,7 @@ fn windows_of_other_memory_are_mapped_where_an_iommu_makes_that_pay() {
 }
 
 #[test]
-fn who_insists_on_mapping_is_told_why_not() {
+fn method_premap_is_refused_with_the_reason() {
     let error = plan_for(&unpinnable(Method::Premap), &file(GIB), &host(), false).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
     let error = error.to_string();
@@ -413,7 +413,7 @@ fn who_insists_on_mapping_is_told_why_not() {
 }
 
 #[test]
-fn windows_of_registered_buffers_keep_to_what_the_kernel_takes() {
+fn windows_of_registered_buffers_do_not_exceed_the_kernel_limit() {
     for (block, depth, window) in [(4 * MIB, 8, 64 * MIB), (64 * MIB, 4096, GIB)] {
         let request = Asked {
             block: Some(block),
@@ -426,7 +426,7 @@ fn windows_of_registered_buffers_keep_to_what_the_kernel_takes() {
 }
 
 #[test]
-fn each_missing_part_takes_its_rungs_away() {
+fn each_missing_feature_removes_its_fallbacks() {
     // Four windows at a time, each with a part of a huge page at either end.
     for (limit, registered) in [(144 * MIB, true), (144 * MIB - 4, false)] {
         let limited = Host {
@@ -481,7 +481,7 @@ fn each_missing_part_takes_its_rungs_away() {
 }
 
 #[test]
-fn a_ring_reads_nothing_that_may_lie_on_fuse() {
+fn io_uring_is_not_used_for_files_that_may_be_on_fuse() {
     let on = |name: &str, align_told| File {
         file_system: name.to_string(),
         align_told,
@@ -511,7 +511,7 @@ fn a_ring_reads_nothing_that_may_lie_on_fuse() {
 }
 
 #[test]
-fn on_btrfs_direct_reads_find_their_pages_there() {
+fn on_btrfs_pages_are_allocated_before_direct_reads() {
     let on = |name: &str| File {
         file_system: name.to_string(),
         ..file(MIB)
@@ -541,7 +541,7 @@ fn a_cached_file_is_copied_by_threads() {
 }
 
 #[test]
-fn pages_are_the_largest_that_can_be_had() {
+fn auto_selects_the_largest_available_pages() {
     let pages = |request: &Asked, host: &Host, size| {
         plan_for(request, &file(size), host, false).unwrap().pages
     };
@@ -551,7 +551,7 @@ fn pages_are_the_largest_that_can_be_had() {
     };
     assert_eq!(pages(&Asked::default(), &pool, GIB), Pages::Huge);
     assert_eq!(pages(&Asked::default(), &pool, GIB + 1), Pages::Thp);
-    // Its memory ends with a whole page.
+    // Memory of an exact size cannot end within a huge page.
     let exact = Asked {
         exact_size: true,
         ..Asked::default()
@@ -588,7 +588,7 @@ fn pages_are_the_largest_that_can_be_had() {
 }
 
 #[test]
-fn memory_is_congruent_with_the_file() {
+fn memory_has_the_alignment_of_the_file_offset() {
     for offset in [0, 1, 511, 512, 4096, 4097, 123_456_789] {
         for length in [1, 512, 4096, 1_000_000] {
             let request = Asked {
@@ -605,7 +605,7 @@ fn memory_is_congruent_with_the_file() {
 }
 
 #[test]
-fn what_cannot_fit_is_refused_early() {
+fn a_file_that_does_not_fit_into_memory_is_refused() {
     let little = Host {
         available: Some(GIB),
         ..host()
@@ -638,7 +638,7 @@ fn what_cannot_fit_is_refused_early() {
 
 /// Since Linux 7.0, if the administrator enables it.
 #[test]
-fn what_heaps_give_counts_where_the_kernel_says_so() {
+fn heap_memory_counts_if_the_kernel_charges_it() {
     let mut host = Host {
         cgroup: Some((MIB, "/sys/fs/cgroup/memory.max".into())),
         ..host()
@@ -720,7 +720,7 @@ fn values_out_of_range_name_the_range() {
 }
 
 #[test]
-fn what_direct_reads_cannot_land_in_bounces() {
+fn memory_that_direct_reads_cannot_fill_uses_bounce_buffers() {
     let bounces = [
         "bounce direct registered",
         "bounce direct",
@@ -770,7 +770,7 @@ fn what_direct_reads_cannot_land_in_bounces() {
 }
 
 #[test]
-fn one_thread_drops_behind_it_what_its_reads_bring_in() {
+fn buffered_reads_by_one_thread_drop_their_pages_if_possible() {
     let refused = |drops_behind| File {
         direct_refused: Some("no".to_string()),
         drops_behind,
@@ -841,7 +841,7 @@ fn one_thread_drops_behind_it_what_its_reads_bring_in() {
 }
 
 #[test]
-fn a_ring_to_bounce_from_needs_little_of_the_pin_limit() {
+fn a_bounce_ring_fits_into_a_low_pin_limit() {
     let request = |depth| Asked {
         dma_buf: Some(DmaBufFacts {
             unpinnable: Some(rustix::io::Errno::FAULT),
@@ -866,7 +866,7 @@ fn a_ring_to_bounce_from_needs_little_of_the_pin_limit() {
 }
 
 #[test]
-fn direct_reads_do_not_land_in_a_dma_buf_when_asked_to() {
+fn requested_direct_reads_into_an_unpinnable_dma_buf_are_refused() {
     for method in [Method::Uring, Method::Threads, Method::Read] {
         let request = Asked {
             dma_buf: Some(DmaBufFacts {
@@ -884,7 +884,7 @@ fn direct_reads_do_not_land_in_a_dma_buf_when_asked_to() {
 }
 
 #[test]
-fn memory_that_comes_all_at_once_is_counted_with_its_holes() {
+fn holes_count_for_memory_that_is_allocated_at_once() {
     let poor = Host {
         available: Some(64 * MIB),
         ..host()
@@ -913,7 +913,7 @@ fn memory_that_comes_all_at_once_is_counted_with_its_holes() {
 }
 
 #[test]
-fn what_memory_lacks_is_counted_where_it_exists() {
+fn only_the_missing_pages_of_existing_memory_are_counted() {
     let poor = Host {
         available: Some(64 * MIB),
         ..host()
@@ -938,7 +938,7 @@ fn what_memory_lacks_is_counted_where_it_exists() {
 }
 
 #[test]
-fn a_ring_is_small_however_much_is_asked_for() {
+fn a_bounce_ring_is_limited_whatever_is_requested() {
     let request = Asked {
         dma_buf: Some(DmaBufFacts {
             unpinnable: Some(rustix::io::Errno::FAULT),
@@ -955,7 +955,7 @@ fn a_ring_is_small_however_much_is_asked_for() {
 }
 
 #[test]
-fn udmabufs_lie_on_base_pages_where_drivers_see_wrong_bytes_on_others() {
+fn udmabufs_use_base_pages_if_the_kernel_maps_other_pages_wrongly() {
     let wrong = Host {
         udmabuf_vmaps_wrong: true,
         pool_free: 4 * GIB,
@@ -997,7 +997,7 @@ fn of_ko(kind: Kind) -> Asked {
 }
 
 #[test]
-fn the_module_fills_its_own_dma_bufs() {
+fn dmafile_ko_fills_only_its_own_dma_bufs() {
     let request = of_ko(Kind::Dmafile);
     let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
     let want = ["module direct", "module buffered", "threads buffered"];
@@ -1037,7 +1037,7 @@ fn the_module_fills_its_own_dma_bufs() {
 }
 
 #[test]
-fn the_module_reads_in_the_way_in_which_most_bytes_come() {
+fn dmafile_ko_reads_directly_unless_most_bytes_are_cached() {
     let plan = |cached: u64, io| {
         let runs = [(0, cached, true), (cached, GIB, false)];
         let runs = runs.into_iter().filter(|run| run.0 < run.1);
@@ -1068,7 +1068,7 @@ fn the_module_reads_in_the_way_in_which_most_bytes_come() {
 }
 
 #[test]
-fn what_has_holes_is_made_and_then_filled() {
+fn a_file_with_holes_is_allocated_before_it_is_read() {
     let request = of_ko(Kind::Dmafile);
     let run = |start, end| Run {
         start,
@@ -1107,7 +1107,7 @@ fn of_heap() -> Asked {
 }
 
 #[test]
-fn a_heap_that_can_reads_whole_files() {
+fn a_heap_that_supports_it_reads_whole_files() {
     let plan = plan_for(&of_heap(), &file(GIB), &host(), false).unwrap();
     let want = [
         "heap-read direct",
@@ -1151,7 +1151,7 @@ fn a_heap_that_can_reads_whole_files() {
 }
 
 #[test]
-fn memory_that_the_kernel_copies_into_is_filled_so() {
+fn copy_file_range_is_used_if_the_kernel_supports_it() {
     let there = |copies| Asked {
         copies,
         existing: Some(full_memory()),
@@ -1201,7 +1201,7 @@ fn sizes(plan: &Plan) -> String {
 }
 
 #[test]
-fn a_plan_names_no_size_that_will_not_be_used() {
+fn a_plan_has_only_the_sizes_that_will_be_used() {
     let asked = |method, io, allocation| Asked {
         method,
         io,

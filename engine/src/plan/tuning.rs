@@ -13,7 +13,7 @@ use crate::reasons::Reasons;
 use crate::request::Request;
 
 /// Direct reads: 4 MiB blocks keep a disk busy at a queue depth of 8 with the fewest operations (see
-/// docs/measuring.md).
+/// docs/tuning.md).
 pub(crate) const DIRECT_BLOCK: u64 = 4 << 20;
 pub(crate) const DIRECT_DEPTH: u32 = 8;
 /// Direct reads that are copied afterwards: 8 of these blocks stay in the CPU's cache, and fit the
@@ -123,7 +123,7 @@ impl Tuning {
 ///
 /// A folio of the page cache, at most a huge page, is dropped as a whole when a part of it has been
 /// read. So no two blocks may share one, and only one thread reads: with several, read-ahead for one
-/// brings in what another has read and dropped, and that stays (docs/measuring.md).
+/// brings in what another has read and dropped, and that stays (docs/tuning.md).
 fn drop_behind(
     request: &Request,
     file: &File,

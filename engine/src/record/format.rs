@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_comes_back_and_no_byte_of_it_may_change() {
+    fn a_header_is_decoded_only_if_no_byte_has_changed() {
         let bytes = HEADER.encode();
         assert_eq!(bytes.len(), 4096);
         let head: [u8; HEAD] = bytes[..HEAD].try_into().unwrap();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_the_index_comes_back_and_no_byte_of_it_may_change() {
+    fn an_index_block_is_decoded_only_if_no_byte_has_changed() {
         let head = Head {
             number: 9,
             next: 1 << 33,

@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_lead_to_a_folder_and_a_name() {
+    fn symbolic_links_are_resolved_to_a_folder_and_a_name() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::create_dir(at("sub")).unwrap();

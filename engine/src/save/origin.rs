@@ -756,7 +756,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn origins_are_parsed_strictly() {
+    fn invalid_sources_are_refused() {
         assert!(matches!("model".parse(), Ok(Origin::File(_))));
         assert!(matches!("./fd:3".parse(), Ok(Origin::File(_))));
         assert!(matches!("-".parse(), Ok(Origin::Stream(_))));

@@ -547,10 +547,10 @@ mod tests {
     use crate::save::Origin;
     use std::io::Write;
 
-    /// ext4, xfs and block devices refuse direct writes that are not aligned: the refusal that others
-    /// answer at the first write of any kind.
+    /// ext4, XFS and block devices refuse unaligned direct writes, as other file systems refuse every
+    /// first direct write.
     #[test]
-    fn a_direct_write_that_is_refused_is_left_to_the_next_rung() {
+    fn a_refused_direct_write_falls_back_to_buffered() {
         const LEN: usize = 3_000_001;
         let dir = crate::source::folder_on_disk();
         let to = dir.path().join("to");
@@ -594,14 +594,14 @@ mod tests {
                 eprintln!("SKIP: {why}");
                 return;
             }
-            // Nothing that a disk can write directly.
+            // Unaligned, so that the disk cannot write directly.
             decided.to.grain = 1;
             decided.plan.set_block(100_001);
             let ladder = &mut decided.plan.ladder;
             ladder.retain(|rung| registered || !rung.registered);
             let report = save.carry_out(decided, &clock, &log).unwrap();
             let whys: Vec<_> = report.reasons.iter().map(ToString::to_string).collect();
-            // Once: no other direct rung is tried after it.
+            // Once: no other direct fallback is tried after it.
             let refusals = whys.iter().filter(|why| why.contains("EINVAL")).count();
             assert_eq!(refusals, 1, "{what}: {whys:?}");
             assert_eq!(
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_writes_reach_whole_blocks() {
+    fn only_whole_blocks_are_written_directly() {
         let all = |run, grain| {
             let (middle, [head, tail]) = middle(run, grain);
             [head, middle, tail]
@@ -627,7 +627,7 @@ mod tests {
             all((1, 8193), 4096),
             [(1, 4096), (4096, 8192), (8192, 8193)]
         );
-        // Less than a block, inside of one and across the border of two.
+        // Less than a block, inside one block and across two.
         assert_eq!(all((5, 100), 4096), [(5, 100), (100, 100), (100, 100)]);
         assert_eq!(
             all((4000, 5000), 4096),

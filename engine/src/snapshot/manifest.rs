@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_known_by_their_names() {
+    fn the_generation_of_a_file_is_parsed_from_its_name() {
         for (file, generation) in [
             ("weights.1.dmafile", Some(1)),
             ("a.b.12.dmafile", Some(12)),
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn the_largest_manifest_is_written_and_read_back() {
         let name = "x".repeat(LONGEST_NAME - 3);
         let entry = |number| {
             let name = format!("{name}{number:03}");

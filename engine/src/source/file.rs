@@ -333,7 +333,7 @@ mod tests {
     use std::io::{Seek, SeekFrom, Write};
 
     #[test]
-    fn holes_are_found_and_small_ones_bridged() {
+    fn holes_are_found_and_small_holes_are_bridged() {
         let dir = crate::source::folder_on_disk();
         let path = dir.path().join("sparse");
         let mut file = std::fs::File::create(&path).unwrap();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_wait_for_their_bytes() {
+    fn descriptors_are_blocking() {
         let source = Input::open(&std::env::current_exe().unwrap()).unwrap();
         let fds = [Ok(source.buffered()), source.direct()];
         for fd in fds.into_iter().flatten() {
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_contents_is_refused() {
+    fn files_without_fixed_contents_are_refused() {
         let refused = |path: &str| Input::open(Path::new(path)).err().unwrap().to_string();
         assert!(refused("/proc/self/maps").contains("proc generates this file"));
         assert!(refused("/dev/null").contains("is not a regular file"));

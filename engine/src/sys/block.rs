@@ -137,7 +137,7 @@ mod tests {
     const NVME: &str = "pci/nvme/nvme0/nvme0n1";
 
     #[test]
-    fn what_a_disk_is_its_folder_tells() {
+    fn the_kind_of_a_disk_is_read_from_its_sysfs_folder() {
         for (path, files, why) in [
             (
                 "virtual/block/dm-0",
@@ -172,14 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_is_a_part_of_its_disk() {
+    fn a_partition_has_the_properties_of_its_disk() {
         let (name, not_nvme, refuses) = told(NVME, &[("queue/zoned", "host-managed")], true);
         assert_eq!((name.as_str(), not_nvme), ("nvme0n1p1", None));
         assert_eq!(refuses.as_deref(), Some("nvme0n1p1 is zoned"));
     }
 
     #[test]
-    fn what_a_namespace_has_beside_its_data_counts() {
+    fn a_namespace_with_metadata_is_refused() {
         for (files, refuses) in [
             (
                 &[("integrity/format", "none"), ("queue/zoned", "none")][..],
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_number_is_no_device() {
+    fn an_unknown_device_number_is_not_a_device() {
         assert!(Device::of((0, 4096)).is_none());
     }
 }

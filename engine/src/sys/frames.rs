@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_tracked_pages_have_an_exact_number_of_pins() {
+    fn only_tracked_pages_have_an_exact_pin_count() {
         assert_eq!(exact_pins(PINS_EXACT), Some(0));
         // Two long-term pins of region 7.
         assert_eq!(exact_pins((7 << 36) | PINS_EXACT | (1 << 32) | 2), Some(2));

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn brackets_mark_the_choice() {
+    fn the_choice_is_the_word_in_brackets() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("enabled");
         fs::write(&file, "always [madvise] never\n").unwrap();
@@ -184,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn this_kernel_has_a_release() {
+    fn the_release_of_this_kernel_is_read() {
         assert!(release().unwrap() > (4, 0));
     }
 
     #[test]
-    fn meminfo_is_in_bytes() {
+    fn meminfo_is_converted_to_bytes() {
         let total = kilobytes("/proc/meminfo", "MemTotal").unwrap();
         assert!(total > 1 << 20 && total.is_multiple_of(1024));
         assert_eq!(kilobytes("/proc/meminfo", "MemTotalling"), None);

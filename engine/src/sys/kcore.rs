@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_describes_itself_among_other_notes() {
+    fn vmcoreinfo_is_found_among_other_notes() {
         let text = b"OSRELEASE=6.12.117\nSYMBOL(mem_section)=ffff8a4d3ffd7000\nSIZE(page)=64\n\
                      OFFSET(page._refcount)=52\nLENGTH(mem_section)=4096\nNUMBER(PG_head_mask)=64\n\
                      NUMBER(phys_base)=-457179136\n";
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_in_two_segments_counts_once() {
+    fn overlapping_segments_are_merged() {
         assert_eq!(merged(vec![10..20, 1..5, 12..14, 20..22]), [1..5, 10..22]);
     }
 }

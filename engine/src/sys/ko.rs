@@ -356,9 +356,9 @@ mod tests {
     use std::mem::offset_of;
     use std::process::Command;
 
-    /// Sizes and places of members, and numbers, as a C compiler sees them in the header.
+    /// Sizes, offsets of members and constants, as a C compiler reads them from the header.
     #[test]
-    fn structures_and_numbers_are_those_of_the_header() {
+    fn structures_and_constants_equal_those_of_the_header() {
         macro_rules! members {
             ($rust:ident, $c:literal: $($member:ident),+) => {{
                 let mut list = vec![(format!("sizeof(struct {})", $c), size_of::<$rust>() as u64)];

@@ -670,9 +670,9 @@ mod tests {
         assert!(bytes.iter().all(|&byte| byte == 0));
     }
 
-    /// No pool has a TiB to reserve.
+    /// No pool has 1 TiB.
     #[test]
-    fn holes_of_hugetlb_files_take_nothing_of_the_pool() {
+    fn a_sparse_hugetlb_mapping_reserves_no_pool_pages() {
         use super::super::memfd;
         use std::os::fd::AsFd;
         let huge = match memfd::create("holes", true) {
@@ -683,13 +683,13 @@ mod tests {
         let whole = Mapping::shared(huge.as_fd(), 1 << 40, 1, true);
         assert_eq!(whole.err(), Some(Errno::NOMEM));
         let map = Mapping::shared_sparse(huge.as_fd(), 1 << 40).unwrap();
-        // A page of the pool, or there is none: then an error, not a signal.
+        // If the pool has no page, it is an error, not a signal.
         let copied = map.region().try_copy_in(1 << 30, &[9; 100]);
         assert!(matches!(copied, Ok(()) | Err(Errno::FAULT)), "{copied:?}");
     }
 
     #[test]
-    fn populating_keeps_inside_memory_that_was_lent() {
+    fn populate_stays_inside_memory_of_the_caller() {
         let page = page_size() as usize;
         let mut memory = vec![7_u8; 3 * page + 100];
         let region = Region::lent(&mut memory[13..]);
@@ -701,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_gone_round() {
+    fn a_ring_wraps_around() {
         let page = page_size();
         let map = Mapping::anon(4 * page as usize, page as usize).unwrap();
         let ring = map.ring(100 * page, page);
@@ -716,14 +716,14 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "lies across the end")]
-    fn nothing_lies_across_the_end_of_a_ring() {
+    fn an_extent_across_the_end_of_a_ring_panics() {
         let map = Mapping::anon(8192, 4096).unwrap();
         map.ring(1 << 30, 0).zero(8000, 200);
     }
 
     #[test]
     #[should_panic(expected = "is outside")]
-    fn an_extent_past_the_end_is_caught() {
+    fn an_extent_past_the_end_panics() {
         let map = Mapping::anon(4096, 4096).unwrap();
         map.region().zero(4000, 97);
     }

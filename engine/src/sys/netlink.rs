@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_ends_where_the_kernel_says_so() {
+    fn a_list_ends_at_nlmsg_done() {
         let mut messages = Vec::new();
         let more = [message(20, b"abcde"), message(20, b"fgh")].concat();
         assert_eq!(take(&more, &mut messages), Ok(true));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_padded_and_cut_ones_end_them() {
+    fn attributes_are_padded_and_a_truncated_one_ends_the_list() {
         let mut bytes = attribute(2, 7).to_vec();
         // Nested, five bytes, padding.
         bytes.extend([9, 0, 3, 0x80, 1, 2, 3, 4, 5, 0, 0, 0]);

@@ -159,7 +159,7 @@ mod tests {
     use crate::sys::map::Mapping;
 
     #[test]
-    fn both_ways_see_the_same_pages() {
+    fn pagemap_scan_and_pagemap_count_the_same_pages() {
         const HUGE: u64 = 2 << 20;
         let map = Mapping::anon(5 * HUGE as usize, HUGE as usize).unwrap();
         let region = map.region();

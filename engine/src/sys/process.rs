@@ -232,7 +232,7 @@ mod tests {
                           CapEff:\t000001ffffffffff\n";
 
     #[test]
-    fn status_is_read_by_name() {
+    fn status_fields_are_found_by_name() {
         let status = parse_status(STATUS).unwrap();
         assert_eq!((status.pid, status.uid), (41, 1000));
         assert_eq!(status.name, "dd (of=x)");
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_threads_have_no_memory() {
+    fn kernel_threads_have_no_locked_or_pinned_memory() {
         let text: String = STATUS
             .lines()
             .filter(|line| !line.starts_with("Vm"))
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn mappings_have_names_with_spaces_or_none() {
+    fn names_of_mappings_may_have_spaces_or_be_empty() {
         let line = "7f4f44c0b000-7f4f44c1b000 rw-s 00002000 00:01 4                          \
                     /memfd:a b (deleted)";
         let mapped = parse_mapped(line).unwrap();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_are_listed_alike_by_every_kernel() {
+    fn registered_buffers_are_parsed_from_every_kernel_version() {
         let two = Some(vec![(0x7f00_0000_1000, 4096), (0x7f00_0020_0000, 1 << 30)]);
         // 5.6 to 6.12: an empty slot has an impossible address, and a length computed from it.
         let old = "SqMask:\t0x3\nUserFiles:\t1\n    0: 7: x\nUserBufs:\t4\n    \
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_rings_and_old_kernels_list_nothing() {
+    fn busy_rings_and_old_kernels_list_no_buffers() {
         assert_eq!(parse_registered("UserBufs:\t2\nPollList:\n"), None);
         assert_eq!(parse_registered("pos:\t0\nflags:\t02\n"), None);
         assert_eq!(parse_registered("UserBufs:\t1\n    0: 0x10/\n"), None);

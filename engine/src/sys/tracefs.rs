@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_such_instances_made_is_theirs() {
+    fn only_probes_of_dmafile_instances_are_owned() {
         let line = "r10:dmafile_watch_7_0/fast pin_user_pages_fast n=$retval:s32";
         assert_eq!(owned(line), Some(("dmafile_watch_7_0", "fast")));
         assert_eq!(owned("p:kprobes/mine do_sys_open"), None);

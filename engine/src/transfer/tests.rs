@@ -49,10 +49,10 @@ impl Parts {
     }
 }
 
-/// ext4, XFS and block devices refuse direct reads that are not aligned, as overlayfs
-/// over squashfs and some FUSE daemons refuse every first read.
+/// ext4, XFS and block devices refuse unaligned direct reads, as overlayfs over squashfs and some FUSE
+/// daemons refuse every first direct read.
 #[test]
-fn a_direct_read_that_is_refused_is_left_to_the_next_rung() {
+fn a_refused_direct_read_falls_back_to_buffered() {
     let dir = crate::source::folder_on_disk();
     let path = dir.path().join("file");
     let bytes: Vec<u8> = (0..3_000_001_u32)
@@ -68,14 +68,14 @@ fn a_direct_read_that_is_refused_is_left_to_the_next_rung() {
         }
         let load = Load::new(&path).method(method).pages(Pages::Small);
         let mut plan = load.plan().unwrap();
-        // Nothing that a disk can read directly.
+        // Unaligned, so that the disk cannot read directly.
         plan.tuning.align = 1;
         plan.tuning.block = 100_001;
         let parts = Parts::of(&path, plan, Pages::Small);
         let outcome = parts.transfer().run().unwrap();
         assert!(!outcome.rung.direct, "{method}");
         let whys: Vec<_> = parts.log.list().iter().map(ToString::to_string).collect();
-        // Once: no other direct rung is tried after it.
+        // Once: no other direct fallback is tried after it.
         assert_eq!(
             whys.iter().filter(|why| why.contains("EINVAL")).count(),
             1,
@@ -89,12 +89,12 @@ fn a_direct_read_that_is_refused_is_left_to_the_next_rung() {
 
 /// Threads take steps in any order, but memory is announced without gaps.
 #[test]
-fn memory_is_published_without_a_gap() {
+fn memory_is_published_without_gaps() {
     const MIB: u64 = 1 << 20;
     let dir = crate::source::folder_on_disk();
     let path = dir.path().join("file");
     let file = std::fs::File::create(&path).unwrap();
-    // The last two are on one huge page, of which there is only a part.
+    // The last two are on the same partial huge page.
     let data = [
         (0, 20 * MIB),
         (60 * MIB, 100 * MIB + 65536),
@@ -145,9 +145,9 @@ fn memory_is_published_without_a_gap() {
     assert_eq!(feed.frontier(), end);
 }
 
-/// A second allocating thread costs CPU time: it joins only if reads wait for memory.
+/// A second allocating thread costs CPU time, so it joins only if reads wait for memory.
 #[test]
-fn others_allocate_where_reads_wait() {
+fn more_threads_allocate_only_while_reads_wait() {
     /// What is in flight while memory is being allocated.
     enum Reads {
         /// Memory is read into as soon as it is announced.
@@ -179,10 +179,10 @@ fn others_allocate_where_reads_wait() {
         assert!(parts.log.list().is_empty());
         steps.threads()
     };
-    // The second may take all that the first could join for once more.
+    // The second thread may take all remaining steps, so that a third does not join.
     assert!(threads(Allocation::Ahead, Reads::Waiting) > 1);
     assert_eq!(threads(Allocation::Ahead, Reads::Lasting), 1);
     assert_eq!(threads(Allocation::Ahead, Reads::NotBegun), 1);
-    // Nothing is read at that time.
+    // With `before`, no reads happen during the allocation.
     assert_eq!(threads(Allocation::Before, Reads::NotBegun), 3);
 }

@@ -54,10 +54,10 @@ impl Hasher {
 mod tests {
     use super::*;
 
-    /// Published digests of "abc" (RFC 3720's polynomial; FIPS 180-4; the XXH3 and BLAKE3
-    /// reference programs), and what `git hash-object` says of it.
+    /// Published digests of "abc" (the polynomial of RFC 3720; FIPS 180-4; the reference programs of XXH3
+    /// and BLAKE3), and the output of `git hash-object`.
     #[test]
-    fn digests_are_the_published_ones() {
+    fn digests_equal_the_published_ones() {
         let of = |algorithm| {
             let mut hasher = Hasher::new(algorithm, 3);
             hasher.update(b"a");

@@ -1,6 +1,6 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
-//! The double of GPU drivers (tests/double/driver.c), built once and opened before the engine asks for a
-//! driver: a library that is there already is the one that a program gets by its name.
+//! The double of GPU drivers (tests/double/driver.c), built once and opened before the engine opens a driver:
+//! dlopen(3) returns a library that is already loaded under the same name.
 
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int};
@@ -14,7 +14,7 @@ pub struct Double {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// What is left of the calls of a process, and what the double says of them.
+/// What a process has not released, and the complaint of the double about its calls.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Left {
     pub registered: u64,
@@ -29,11 +29,11 @@ static CUDA: LazyLock<Library> = LazyLock::new(|| open("libcuda.so.1", &[]));
 static HIP: LazyLock<Library> = LazyLock::new(|| open("libamdhip64.so.7", &["-DHIP"]));
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The folder of a library of this name, built of what the double is now.
+/// A folder with a library of this name, built from the double.
 pub fn built(name: &str, flags: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/double/driver.c");
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    // Removed with the build; what a process has open has to stay.
+    // Kept, because a process may have it open; `cargo clean` removes it.
     let place = place.keep();
     let out = Command::new("cc")
         .args(["-O2", "-shared", "-fPIC", "-pthread"])
@@ -49,7 +49,7 @@ pub fn built(name: &str, flags: &[&str]) -> PathBuf {
 
 fn open(name: &str, flags: &[&str]) -> Library {
     let folder = built(name, flags);
-    // SAFETY: it has no initialisers but its own.
+    // SAFETY: its only initialisers are those of the double.
     let library = unsafe { Library::new(folder.join(name)) }.unwrap();
     std::fs::remove_dir_all(folder).unwrap();
     library
@@ -77,11 +77,11 @@ impl Double {
 
     /// A function of it.
     pub fn call<T: Copy>(&self, name: &str) -> T {
-        // SAFETY: the caller names the type that the double's source has.
+        // SAFETY: the caller gives the type from the source of the double.
         unsafe { *self.library.get::<T>(name).unwrap() }
     }
 
-    /// Has the `nth` call of a function answer `code`.
+    /// Makes the `nth` call of a function return `code`.
     pub fn fail(&self, name: &str, nth: i32, code: i32) {
         let name = CString::new(name).unwrap();
         type Fail = unsafe extern "C" fn(*const c_char, c_int, c_int);
@@ -89,8 +89,8 @@ impl Double {
         unsafe { self.call::<Fail>("double_fail")(name.as_ptr(), nth, code) }
     }
 
-    /// How long copies are held up at most, in microseconds, and whether memory that is mapped for reading
-    /// can be registered.
+    /// The maximum delay of copies, in microseconds, and whether memory that is mapped read-only can be
+    /// registered.
     pub fn set(&self, delay: i32, read_only: bool) {
         type Set = unsafe extern "C" fn(c_int, c_int);
         // SAFETY: it takes numbers.
@@ -126,12 +126,12 @@ impl Double {
         }
     }
 
-    /// How many copies there were.
+    /// The number of copies.
     pub fn copies(&self) -> u64 {
         self.counts().0[6]
     }
 
-    /// How many bytes were registered at most since this was asked last.
+    /// The maximum of registered bytes since the last call.
     pub fn most_registered(&self) -> u64 {
         self.counts().0[7]
     }

@@ -1,4 +1,4 @@
-//! Files to load, and readers that are not ours to check what came.
+//! Files to load, and independent readers that check the loaded bytes.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 mod page_cache;
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-/// A directory on the disk that holds the build, not on a tmpfs; or where DMAFILE_TEST_DIR says, on
-/// machines that cannot write there.
+/// A folder on the disk of the build folder, not on a tmpfs; or in DMAFILE_TEST_DIR, for machines that
+/// cannot write there.
 pub fn dir() -> tempfile::TempDir {
-    // Loads may take huge pages from the pool. A test of the command that fills it, in whatever
-    // process, holds this lock alone, and does not meet ours.
+    // Loads may take huge pages from the pool. Tests of the command that rely on its size hold this
+    // lock exclusively, so they do not run at the same time, in any process.
     static POOL: LazyLock<Option<File>> = LazyLock::new(|| {
         let pool = File::open("/proc/sys/vm/nr_hugepages").ok()?;
         rustix::fs::flock(&pool, rustix::fs::FlockOperation::LockShared).unwrap();
@@ -36,7 +36,16 @@ pub fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Pseudo-random bytes that differ in every 4 KiB, so that a block in the wrong place shows.
+/// The default size of hugetlb pages, which depends on that of base pages.
+pub fn default_huge_page() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let mut lines = text.lines();
+    let size = lines.find_map(|line| line.strip_prefix("Hugepagesize:"));
+    let kilobytes = size.unwrap().trim().trim_end_matches(" kB");
+    kilobytes.parse::<u64>().unwrap() << 10
+}
+
+/// Pseudo-random bytes, different in every 4 KiB, so that a block at a wrong offset is detected.
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -50,7 +59,7 @@ pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// A file of `len` bytes without holes, on the disk and out of the page cache.
+/// A file of `len` bytes without holes, on the disk and not in the page cache.
 pub fn cold(dir: &Path, len: usize) -> PathBuf {
     let path = dir.join(format!("noise-{len}"));
     std::fs::write(&path, noise(len, len as u64)).unwrap();
@@ -77,12 +86,12 @@ pub fn evict(path: &Path) {
     page_cache::evict(&File::open(path).unwrap());
 }
 
-/// Has a range in the page cache until what comes back is dropped; it starts at a page.
+/// Keeps a range in the page cache until the returned value is dropped; `start` is page-aligned.
 pub fn warm(path: &Path, start: u64, end: u64) -> page_cache::Warm {
     page_cache::Warm::range(&File::open(path).unwrap(), start..end)
 }
 
-/// Bytes of a file in the page cache, as util-linux's fincore counts them.
+/// Bytes of a file in the page cache, counted by fincore of util-linux.
 pub fn cached(path: &Path) -> u64 {
     let out = Command::new("fincore")
         .args(["--bytes", "--noheadings", "--output", "RES"])
@@ -96,7 +105,7 @@ pub fn cached(path: &Path) -> u64 {
         .unwrap()
 }
 
-/// What sha256sum says of a range of a file.
+/// The digest of a range of a file, computed by sha256sum.
 pub fn file_digest(path: &Path, offset: u64, len: u64) -> String {
     let script = format!("tail -c +{} \"$0\" | head -c {len} | sha256sum", offset + 1);
     let out = Command::new("sh")
@@ -108,8 +117,7 @@ pub fn file_digest(path: &Path, offset: u64, len: u64) -> String {
     first_word(&out.stdout)
 }
 
-/// What sha256sum, another process, says of the buffer's wanted bytes; through its descriptor
-/// where it has one.
+/// The digest of a buffer, computed by sha256sum, through its descriptor if it has one.
 pub fn buffer_digest(buffer: &Buffer) -> String {
     match buffer.as_fd() {
         Some(fd) => descriptor_digest(
@@ -121,7 +129,7 @@ pub fn buffer_digest(buffer: &Buffer) -> String {
     }
 }
 
-/// What sha256sum says of a range of a descriptor's contents.
+/// The digest of a range of a descriptor, computed by sha256sum.
 pub fn descriptor_digest(fd: OwnedFd, offset: u64, len: u64) -> String {
     let mut file = File::from(fd);
     file.seek(SeekFrom::Start(0)).unwrap();
@@ -135,7 +143,7 @@ pub fn descriptor_digest(fd: OwnedFd, offset: u64, len: u64) -> String {
     first_word(&out.stdout)
 }
 
-/// What sha256sum says of these bytes.
+/// The digest of these bytes, computed by sha256sum.
 pub fn bytes_digest(bytes: &[u8]) -> String {
     let mut child = Command::new("sha256sum")
         .stdin(Stdio::piped())
@@ -156,8 +164,8 @@ fn first_word(text: &[u8]) -> String {
     word
 }
 
-/// Every method that fills memory of whatever kind, on any kernel; `module` and `heap-read` fill
-/// dma-bufs of their own, and `premap` is of kernels that map buffers.
+/// Every method that fills any kind of memory on any kernel: `module` and `heap-read` only fill their own
+/// dma-bufs, and `copy-file-range` and `premap` need patched kernels.
 pub fn methods() -> impl Iterator<Item = Method> {
     let few = [
         Method::Module,
@@ -177,7 +185,7 @@ pub fn memfd(len: u64) -> OwnedFd {
     fd
 }
 
-/// A memfd full of ones, so that a byte that was forgotten shows.
+/// A memfd full of ones, so that a byte that was not written is detected.
 pub fn dirty_memfd(len: u64) -> OwnedFd {
     let fd = memfd(len);
     rustix::io::pwrite(fd.as_fd(), &vec![0xff; len as usize], 0).unwrap();
@@ -189,7 +197,7 @@ pub struct Forked(i32);
 
 impl Forked {
     pub fn new() -> Self {
-        // SAFETY: the child makes system calls alone, and ends by itself if the test does not end it.
+        // SAFETY: the child only makes system calls, and ends by itself if the test does not end it.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             // SAFETY: as above.
@@ -206,7 +214,7 @@ impl Forked {
 
 impl Drop for Forked {
     fn drop(&mut self) {
-        // SAFETY: our own child, which nothing else waits for.
+        // SAFETY: a child of this process, which nothing else waits for.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             libc::waitpid(self.0, std::ptr::null_mut(), 0);

@@ -1,4 +1,4 @@
-//! Writers of model files: plain enough to be right, and not ours to read back.
+//! Writers of model files, simple and independent of the readers under test.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// A tensor to write: name, dtype, shape, bytes.
 pub type Written = (String, &'static str, Vec<u64>, Vec<u8>);
 
-/// `count` tensors of bytes that differ everywhere; the sizes are odd on purpose.
+/// `count` tensors whose bytes differ everywhere; their sizes are unaligned on purpose.
 pub fn tensors(prefix: &str, count: u64, scale: u64) -> Vec<Written> {
     (0..count)
         .map(|no| {
@@ -43,7 +43,7 @@ pub fn safetensors(path: &Path, tensors: &[Written]) {
     fs::write(path, file).unwrap();
 }
 
-/// Several safetensors files and their index; the index.
+/// Writes several safetensors files and their index; returns the path of the index.
 pub fn sharded(folder: &Path, shards: &[Vec<Written>]) -> PathBuf {
     let mut places = Vec::new();
     for (no, shard) in shards.iter().enumerate() {
@@ -64,7 +64,7 @@ pub fn sharded(folder: &Path, shards: &[Vec<Written>]) -> PathBuf {
     index
 }
 
-/// A GGUF file of I8 tensors; `split` is its number, from 0, and how many there are.
+/// A GGUF file of I8 tensors; `split` is its number, from 0, and the number of files.
 pub fn gguf(path: &Path, tensors: &[Written], split: Option<(u16, u16)>) {
     const ALIGNMENT: usize = 32;
     let text = |text: &str| {

@@ -1,4 +1,4 @@
-//! What of a file is in the page cache, for tests that depend on it while others use the machine.
+//! Control of the page cache, for tests that depend on it while other programs use the machine.
 #![allow(unsafe_code, reason = "mincore(2) and mlock(2) take mappings")]
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// A part of a file, mapped to ask about its pages or to keep them.
+/// A part of a file, mapped to query or to lock its pages.
 struct Mapping(*mut libc::c_void, usize);
 
 impl Mapping {
@@ -18,7 +18,7 @@ impl Mapping {
         );
         let null = std::ptr::null_mut();
         let (prot, flags) = (libc::PROT_READ, libc::MAP_SHARED);
-        // SAFETY: a mapping of its own, which nobody reads through.
+        // SAFETY: a new mapping, which is never read.
         let at = unsafe { libc::mmap(null, len, prot, flags, file.as_raw_fd(), start) };
         assert_ne!(at, libc::MAP_FAILED);
         Self(at, len)
@@ -46,11 +46,11 @@ fn any_cached(file: &File) -> bool {
     pages.iter().any(|page| page & 1 != 0)
 }
 
-/// Writes a file out and drops it from the page cache. A page that another process holds for a
-/// moment stays, like one that is still being read ahead or written out; so it tries again. Where
-/// pages stay for good, as on a tmpfs, they stay.
+/// Writes a file back and drops it from the page cache. A page that another process uses, or that is still
+/// being read ahead or written back, stays at first, so this tries repeatedly. On tmpfs, pages cannot be
+/// dropped.
 pub fn evict(file: &File) {
-    // It may be open for writing only.
+    // The descriptor may be open for writing only.
     let file = &File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
     for _ in 0..100 {
         file.sync_all().unwrap();
@@ -65,16 +65,15 @@ pub fn evict(file: &File) {
     }
 }
 
-/// A part of a file in the page cache, which the machine can't take back before this is
-/// dropped: it may do so at any time with pages that nobody locks. Without the right to lock so
-/// much (RLIMIT_MEMLOCK) they are there, and may go.
+/// A part of a file that is locked in the page cache until this is dropped: the kernel may reclaim unlocked
+/// pages at any time. If the lock exceeds RLIMIT_MEMLOCK, the pages are only read in.
 #[must_use]
 pub struct Warm(Mapping);
 
 impl Warm {
     pub fn range(file: &File, range: Range<u64>) -> Self {
         let mapping = Mapping::of(file, range);
-        // SAFETY: its own mapping; locking brings the pages in, and none behind them.
+        // SAFETY: its own mapping; locking reads in these pages, and none after them.
         unsafe {
             libc::madvise(mapping.0, mapping.1, libc::MADV_RANDOM);
             if libc::mlock(mapping.0, mapping.1) != 0 {

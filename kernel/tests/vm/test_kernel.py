@@ -170,7 +170,7 @@ def test_dkms_builds_what_is_installed(kernel: str, tmp_path: Path) -> None:
     words = ["-m", "dmafile", "-v", version, "-k", release, "--kernelsourcedir", str(found.build)]
     words += ["--dkmstree", str(state), "--sourcetree", str(stage / "usr" / "src")]
     # In the root of a release that isn't the host's there is a DKMS, too.
-    with roots.beside(found.build, tmp_path) as before:
+    with roots.build_prefix(found.build, tmp_path) as before:
         command = [*before, "dkms", "build", *words]
         result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -255,7 +255,7 @@ def test_a_module_that_is_not_taken_ends_the_run(options: str, said: bytes) -> N
     result = vm("--module-options", options, "--", "echo", "ran")
     assert result.returncode == machine.NO_GUEST
     assert result.stdout == b""
-    assert b"vm: the guest could not be made" in result.stderr
+    assert b"vm: the guest could not be set up" in result.stderr
     assert said in result.stderr
 
 

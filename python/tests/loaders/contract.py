@@ -1,7 +1,7 @@
-"""Reads the newest wheels of the packages that dmafile plugs into: what of that has moved?
+"""Checks whether the newest wheels of packages that use dmafile changed anything it relies on.
 
-contract.py [PACKAGE ...] downloads each as pip does (1 GB in all, deleted at the end), and looks at
-its source with `ast`: nothing of it is imported, or installed. Exit status 1: something has moved.
+contract.py [PACKAGE ...] downloads each wheel with pip (1 GB in all, deleted at the end) and parses
+its source with `ast`; nothing is imported or installed. Exit status 1: something has changed.
 """
 
 import ast
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Read = Callable[[str], str]
-"""Gives the text of a file of a wheel; a KeyError where there is none."""
+"""Returns the text of a file of a wheel; raises KeyError if there is none."""
 
 
 class Moved(Exception):
-    """What is not where, or what, it was."""
+    """Something is missing or has changed."""
 
 
 def found(read: Read, file: str, name: str) -> ast.AST:
@@ -105,7 +105,7 @@ def members(node: ast.AST) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Says:
-    """A class or function in whose source this stands."""
+    """A class or function whose source contains this text."""
 
     file: str
     name: str
@@ -118,7 +118,7 @@ class Says:
 
 @dataclass(frozen=True)
 class Same:
-    """A function whose source we do again in our own words: it is to be read when it changes."""
+    """A function that dmafile reimplements: if it changes, it must be read again."""
 
     file: str
     name: str
@@ -297,7 +297,7 @@ EXPECTED: dict[str, list[Call | Has | Says | Same]] = {
 
 
 def moved(package: str, read: Read) -> list[str]:
-    """What of a package has moved."""
+    """The changes of a package, one message each."""
     said = []
     for expected in EXPECTED[package]:
         try:
@@ -309,7 +309,7 @@ def moved(package: str, read: Read) -> list[str]:
 
 def newest(package: str, folder: Path) -> Path:
     """The newest wheel, downloaded."""
-    # For a Python that all of them have wheels for.
+    # For a Python version for which all packages have wheels.
     only = ["--no-deps", "--only-binary=:all:", "--python-version=3.12"]
     command = [
         sys.executable,

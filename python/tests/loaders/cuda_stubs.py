@@ -1,9 +1,9 @@
-"""Puts empty CUDA libraries beside PyTorch's own, so that its CPU half can be had without NVIDIA's.
+"""Adds stub CUDA libraries to PyTorch, so that its CPU part works without NVIDIA's libraries.
 
-cuda_stubs.py FOLDER      (that of torch's libraries; needs readelf and cc)
+cuda_stubs.py FOLDER      (the folder of torch's libraries; needs readelf and cc)
 
-PyTorch's wheel needs CUDA libraries of several gigabytes, which it does not call where there is no
-device. The functions that it names are made here, and return 100: cudaErrorNoDevice.
+PyTorch's wheel needs CUDA libraries of several gigabytes, which it does not call without a device.
+The stubs define the functions that it refers to, and return 100: cudaErrorNoDevice.
 """
 
 import re
@@ -29,7 +29,7 @@ def readelf(*arguments: str | Path) -> str:
 
 
 def symbols(library: Path) -> Iterator[tuple[str, bool]]:
-    """The names of its dynamic symbols, and whether it defines them."""
+    """The names of the dynamic symbols of a library, and whether it defines them."""
     for line in readelf("--dyn-syms", library).splitlines():
         fields = line.split()
         if len(fields) >= 8 and fields[0].rstrip(":").isdigit():
@@ -51,7 +51,7 @@ def main(folder: Path) -> None:
         needed |= set(LIBRARY.findall(readelf("--dynamic", library)))
         for name, defined in symbols(library):
             (have if defined else want).add(name)
-    # What torch ships itself is large; what was made here before is not.
+    # Libraries of torch are large; stubs of an earlier run are not.
     needed -= {path.name for path in there if path.stat().st_size > 1 << 20}
     functions = sorted(name for name in want - have if FUNCTION.match(name))
     with tempfile.TemporaryDirectory() as temporary:

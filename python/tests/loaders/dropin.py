@@ -1,10 +1,9 @@
-"""Runs the test suite of the package safetensors on dmafile: its imports are changed, and little
-else.
+"""Runs the test suite of the package safetensors on dmafile, with changed imports and little else.
 
-dropin.py FOLDER [ARGUMENT...]      (where the suite is kept; arguments are pytest's)
+dropin.py FOLDER [ARGUMENT...]      (FOLDER keeps the suite; arguments are for pytest)
 
-The suite is in the source distribution that PyPI has. What is changed of it is in CHANGES; what is
-left out, with the reason, in LEFT_OUT.
+The suite is in the source distribution on PyPI. CHANGES lists what is changed in it; LEFT_OUT lists
+what is left out, with the reason.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ DIGEST = "fabaf3e0f18a6618d9b36560682562157f77c2b71fcffc7b432be2baed9d753d"
 
 CHANGES = [
     ("imports", r"\b(from|import) safetensors\b", r"\1 dmafile"),
-    # Errors are compared by their class. Their texts differ: ours name the file and say what to do.
+    # Errors are compared by class. Their texts differ: those of dmafile name the file and a remedy.
     (
         "texts of errors, of which there only has to be one",
         r"assertEqual\(\s*str\((ctx|cm)\.exception\),",
@@ -35,7 +34,7 @@ LEFT_OUT = {
     "test_tf_comparison.py": "for TensorFlow",
 }
 
-# What still asked for the package itself would fail.
+# An import of the package itself would fail.
 CONFTEST = """
 import sys
 
@@ -44,7 +43,7 @@ sys.modules["safetensors"] = None
 
 
 def fetch(folder: Path) -> Path:
-    """The source distribution, downloaded once."""
+    """Downloads the source distribution once; returns its path."""
     path = folder / f"safetensors-{VERSION}.tar.gz"
     if not path.exists():
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
@@ -57,7 +56,7 @@ def fetch(folder: Path) -> Path:
 
 
 def unpack(archive: Path, to: Path) -> None:
-    """The tests, changed."""
+    """Unpacks the tests with the changes."""
     changed = dict.fromkeys((what for what, _, _ in CHANGES), 0)
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():

@@ -1,6 +1,6 @@
-"""Saves checkpoints again and again in a child that is killed at random: killed.py FOLDER TIMES.
+"""Saves checkpoints repeatedly in a child that is killed at random moments: killed.py FOLDER TIMES.
 
-What is in the folder then is a checkpoint, whole: the last that the child has told of, or the next.
+Then the folder has a whole checkpoint: the last one that the child has reported, or the next.
 """
 
 import os
@@ -16,7 +16,7 @@ import dmafile.checkpoint
 import torch
 import torch.distributed.checkpoint as dcp
 
-# What torch says of a world without ranks.
+# Warnings of torch about saving without ranks.
 warnings.filterwarnings("ignore")
 SHAPES = {"large": (24 << 20,), "small": (1000,), "square": (512, 512), "empty": (0, 3)}
 
@@ -36,7 +36,7 @@ def save(folder: Path, number: int, say: int) -> None:
 
 
 def loaded(folder: Path, reader: type[Any]) -> int:
-    """The number of the checkpoint, all of whose tensors are its own."""
+    """The number of the checkpoint; asserts that all its tensors have that number."""
     tensors = state(0) | {"number": 0}
     dcp.load(tensors, storage_reader=reader(folder), no_dist=True)
     number = int(tensors.pop("number"))
@@ -53,7 +53,7 @@ def main(folder: Path, times: int) -> None:
         if child == 0:
             save(folder, number, say)
         os.close(say)
-        # The first is to be there.
+        # Wait for the first checkpoint.
         said = os.read(listen, 8) if number == 1 else b""
         time.sleep(chance.uniform(0, 0.3))
         os.kill(child, signal.SIGKILL)
@@ -66,7 +66,7 @@ def main(folder: Path, times: int) -> None:
         assert ours in (last, last + 1), (ours, last)
         assert loaded(folder, dcp.FileSystemReader) == ours
         number = ours + 1
-    # What the killed have left goes with the next save.
+    # The next save removes what killed saves have left.
     dcp.save(state(number), storage_writer=dmafile.checkpoint.StorageWriter(folder), no_dist=True)
     assert loaded(folder, dmafile.checkpoint.StorageReader) == number
     print(len(list(folder.iterdir())), number, flush=True)

@@ -28,7 +28,7 @@ PLACES = {
 
 
 def whole() -> dict[str, Any]:
-    """The tensors: in rows and columns that 3 and 4 ranks cannot share out evenly."""
+    """The tensors, with rows and columns that 3 and 4 ranks cannot divide evenly."""
     generator = torch.Generator().manual_seed(5)
 
     def noise(*shape: int) -> Any:
@@ -73,7 +73,7 @@ def load(folder: Path, mesh: Any) -> None:
     loaded = state(mesh, torch.zeros_like) | {"step": 0, "names": []}
     dcp.load(loaded, storage_reader=dcp.FileSystemReader(folder))
     check(loaded)
-    # Of rows and of what is not cut, what is wanted is read, and no more.
+    # For tensors that are divided by rows or not divided, only the needed bytes are read.
     rows = ("rows", "half", "same", "wide")
     loaded = {name: one for name, one in state(mesh, torch.zeros_like).items() if name in rows}
     wanted = sum(tensor.to_local().nbytes for tensor in loaded.values())
@@ -84,7 +84,7 @@ def load(folder: Path, mesh: Any) -> None:
 
 
 def load_model(folder: Path, mesh: Any) -> None:
-    """A safetensors model, that another reader of torch has as well."""
+    """A safetensors model, compared with another reader of torch."""
     loaded = state(mesh, torch.zeros_like)
     loaded = {name: loaded[name] for name in PLACES}
     theirs = {name: torch.zeros_like(tensor) for name, tensor in loaded.items()}
@@ -117,7 +117,7 @@ def rank(number: int, count: int, task: str, folder: Path, store: Path) -> None:
 def main(folder: Path, tasks: list[str]) -> None:
     for task in tasks:
         count = int(task.partition(":")[0])
-        # Forked, because to import PyTorch takes longer than all that is done with it.
+        # Forked, because importing PyTorch takes longer than the test.
         with tempfile.TemporaryDirectory() as store:
             started = []
             for number in range(count):

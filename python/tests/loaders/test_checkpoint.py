@@ -1,4 +1,4 @@
-"""Checkpoints: saved and loaded by different numbers of ranks, and killed in between."""
+"""Checkpoints: saved and loaded by different numbers of ranks, and saves that are killed."""
 
 import os
 import shutil
@@ -34,21 +34,21 @@ def place(folder: Path, request: pytest.FixtureRequest) -> Path:
     return folder / str(request.node.name)
 
 
-def test_four_ranks_save_what_three_load(place: Path) -> None:
+def test_three_ranks_load_what_four_saved(place: Path) -> None:
     ranks(place, "4:save", "3:load")
     names = sorted(file.name for file in place.iterdir())
-    assert len(names) == 5 and names[0] == ".metadata", "one file a rank, and the metadata"
+    assert len(names) == 5 and names[0] == ".metadata", "one file per rank, and the metadata"
     # A save to the same place replaces it.
     ranks(place, "3:save", "4:load")
     assert len(list(place.iterdir())) == 4
 
 
-def test_what_torch_has_saved_is_loaded(place: Path) -> None:
+def test_checkpoints_of_torch_are_loaded(place: Path) -> None:
     ranks(place, "2:save-theirs", "3:load")
 
 
 def test_a_safetensors_model_is_loaded(place: Path) -> None:
-    # It needs torch.
+    # This import needs torch.
     from loaders.ranks import whole
 
     tensors = whole()
@@ -59,7 +59,7 @@ def test_a_safetensors_model_is_loaded(place: Path) -> None:
     ranks(place, "2:load-model")
 
 
-def test_killed_at_random_the_checkpoint_before_is_whole(place: Path) -> None:
+def test_the_previous_checkpoint_is_whole_after_a_kill(place: Path) -> None:
     done = subprocess.run(
         [sys.executable, HERE / "killed.py", place, os.environ.get("KILLS", "10")],
         capture_output=True,
@@ -99,7 +99,7 @@ def equal(left: Any, right: Any) -> bool:
 
 @pytest.mark.parametrize("writer", ["ours", "theirs"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_tensors_of_every_kind_come_back(tmp_path: Path, kind: str, writer: str) -> None:
+def test_tensors_of_every_kind_are_saved_and_loaded(tmp_path: Path, kind: str, writer: str) -> None:
     saved = KINDS[kind]()
     made = {"ours": dmafile.checkpoint.StorageWriter, "theirs": dcp.FileSystemWriter}[writer]
     dcp.save({"it": saved, "between": torch.ones(3)}, storage_writer=made(tmp_path), no_dist=True)
@@ -111,7 +111,7 @@ def test_tensors_of_every_kind_come_back(tmp_path: Path, kind: str, writer: str)
             assert torch.equal(state["between"], torch.ones(3))
 
 
-def test_copies_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_copies_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint: Any = dmafile.checkpoint
     saved = {f"{n}": torch.full((100, 1000), float(n)) for n in range(9)}
     dcp.save(saved, storage_writer=dmafile.checkpoint.StorageWriter(tmp_path), no_dist=True)
@@ -124,7 +124,7 @@ def test_copies_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         read(files, pieces)
 
     monkeypatch.setattr(checkpoint, "read", counted)
-    # Of another type, so that none is read into its place; and such as is.
+    # Targets of another type need a copy; those of the same type are read into directly.
     for dtype, want in ((torch.float64, [2, 2, 2, 2, 1]), (torch.float32, [9])):
         state = {name: torch.zeros_like(tensor, dtype=dtype) for name, tensor in saved.items()}
         reads.clear()
@@ -133,7 +133,7 @@ def test_copies_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert all(torch.equal(state[name], tensor.to(dtype)) for name, tensor in saved.items())
 
 
-def test_a_checkpoint_that_is_there_may_be_kept(tmp_path: Path) -> None:
+def test_overwrite_false_keeps_an_existing_checkpoint(tmp_path: Path) -> None:
     writer = dmafile.checkpoint.StorageWriter(tmp_path, overwrite=False, method="threads")
     dcp.save({"it": torch.ones(3)}, storage_writer=writer, no_dist=True)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_is_there_may_be_kept(tmp_path: Path) -> None:
         dmafile.checkpoint.StorageWriter(tmp_path, magic=1)  # type: ignore[call-arg]
 
 
-def test_what_cannot_be_read_or_written_is_said(tmp_path: Path) -> None:
+def test_missing_and_truncated_files_are_errors(tmp_path: Path) -> None:
     folder = tmp_path / "it"
     state = {"it": torch.ones(1000, 1000)}
     dcp.save(state, storage_writer=dmafile.checkpoint.StorageWriter(folder), no_dist=True)

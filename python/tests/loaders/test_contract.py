@@ -1,4 +1,4 @@
-"""What the contract says of packages that have moved; of sources of our own, and no wheel."""
+"""The checks of contract.py, with a source of this test instead of a wheel."""
 
 import ast
 import hashlib
@@ -51,12 +51,12 @@ def read(file: str) -> str:
 
 
 @pytest.mark.parametrize("expected", HOLDS)
-def test_what_holds_is_silent(expected: Any) -> None:
+def test_a_matching_expectation_raises_nothing(expected: Any) -> None:
     expected.check(read)
 
 
 @pytest.mark.parametrize("expected,text", MOVED)
-def test_what_has_moved_is_named(expected: Any, text: str) -> None:
+def test_a_changed_source_is_named(expected: Any, text: str) -> None:
     with pytest.raises(Moved, match=text):
         expected.check(read)
 

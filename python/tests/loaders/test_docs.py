@@ -1,4 +1,4 @@
-"""What the documentation of loaders shows works."""
+"""The examples of the documentation of loaders work."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[3] / "docs/loaders.md"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_examples_run(
+def test_the_examples_of_the_documentation_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     examples = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)

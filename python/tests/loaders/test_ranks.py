@@ -1,4 +1,4 @@
-"""Ranks of a process group that load together, with PyTorch's gloo."""
+"""Ranks of a process group load together, with PyTorch's gloo."""
 
 import contextlib
 import errno
@@ -28,7 +28,7 @@ ROWS = {1: (41, 30, 3), 2: (22, 34)}
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
-    """One of several files, out of the page cache."""
+    """A model of several files, not in the page cache."""
     where = folder / "ranks"
     where.mkdir()
     places: dict[str, str] = {}
@@ -54,7 +54,7 @@ def size(model: Path) -> int:
 
 
 def digests(model: Path) -> dict[str, str]:
-    """By another reader."""
+    """The digest of each tensor, read without dmafile."""
     found = {}
     for file in files(model):
         data = file.read_bytes()
@@ -72,7 +72,7 @@ def evict(model: Path) -> None:
 
 
 class Node:
-    """Where ranks run: a process that has imported PyTorch, and forks."""
+    """A process that has imported PyTorch and forks ranks."""
 
     def __init__(self, before: Sequence[str] = (), interface: str = "lo") -> None:
         own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
@@ -90,7 +90,7 @@ class Node:
         self.process.stdin.flush()
 
     def said(self) -> tuple[list[dict[str, Any]], int]:
-        """What each rank says, and how many have failed."""
+        """What each rank reports, and how many have failed."""
         assert self.process.stdout is not None
         found: list[dict[str, Any]] = []
         for line in self.process.stdout:
@@ -105,7 +105,7 @@ class Node:
 
 
 def load(nodes: Sequence[Node], place: Path, path: Path, **more: Any) -> dict[int, dict[str, Any]]:
-    """What the ranks say, of which each node has as many."""
+    """What the ranks report; each node has the same number of ranks."""
     wanted: dict[str, Any] = {
         "world": 4,
         "store": f"file://{place}/store",
@@ -131,13 +131,13 @@ def load(nodes: Sequence[Node], place: Path, path: Path, **more: Any) -> dict[in
         failed += more_failed
         found |= {one["rank"]: one for one in said}
     killed = wanted["killed"]
-    assert failed == (killed is not None), "see what they have written"
+    assert failed == (killed is not None), "unexpected failures of ranks: see stderr"
     assert found.keys() == set(range(wanted["world"])) - {killed}
     for one in found.values():
         before, after = one["before"], one["after"]
-        # The group had more open a moment ago.
+        # The process group may have closed descriptors since then.
         assert not Counter(after.pop("fds")) - Counter(before.pop("fds")), one
-        assert after == before, "nothing is left"
+        assert after == before, "the load leaked something"
     return found
 
 
@@ -150,7 +150,7 @@ def node() -> Iterator[Node]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder for sockets too, and for other users."""
+    """A folder for files and sockets that other users can enter."""
     for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         folder.chmod(0o755)
     return tmp_path
@@ -164,7 +164,7 @@ def check_equal(said: dict[int, dict[str, Any]], model: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["load_file", "stream"])
-def test_ranks_of_a_node_read_each_byte_once(
+def test_the_ranks_of_a_node_read_each_byte_once(
     place: Path, model: Path, call: str, node: Node
 ) -> None:
     evict(model)
@@ -177,18 +177,18 @@ def test_ranks_of_a_node_read_each_byte_once(
         assert report["nodes"] == [[0, 1, 2, 3]]
         assert [rank["disk"] for rank in report["ranks"]] == [size(model), 0, 0, 0]
         assert all(rank["peers"] == 0 < rank["seconds"] for rank in report["ranks"])
-    # A file system without direct reads, or one in memory, is asked for more or for nothing.
+    # Without direct reads more may be read, and from memory nothing.
     assert said[0]["read"] >= 0.98 * size(model) or said[0]["read"] == 0
 
 
-def test_one_rank_loads_for_itself(place: Path, model: Path, node: Node) -> None:
+def test_a_single_rank_loads_into_private_memory(place: Path, model: Path, node: Node) -> None:
     said = load([node], place, model, world=1)
     check_equal(said, model)
     assert said[0]["memory"] == 0, "private memory"
     assert said[0]["reports"][0]["ranks"][0]["disk"] >= size(model)
 
 
-def test_a_digest_is_compared_and_tensors_are_chosen_by_rank(
+def test_digests_are_compared_and_each_rank_chooses_its_tensors(
     place: Path, model: Path, node: Node
 ) -> None:
     options: dict[str, Any] = {"0": {"verify": "xxh3"}}
@@ -207,14 +207,14 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("killed", [0, 2])
-def test_a_rank_that_is_killed_is_named(place: Path, model: Path, killed: int, node: Node) -> None:
+def test_a_killed_rank_is_named(place: Path, model: Path, killed: int, node: Node) -> None:
     said = load([node], place, model, killed=killed)
     for one in said.values():
         text = f"cannot load: {model}: rank {killed} has ended (ECONNRESET)"
         assert (one["error"], one["errno"]) == (text, errno.ECONNRESET)
 
 
-def test_the_rank_that_has_the_store_is_named(place: Path, model: Path, node: Node) -> None:
+def test_a_killed_rank_with_the_store_is_named(place: Path, model: Path, node: Node) -> None:
     store = f"tcp://127.0.0.1:{free_port()}"
     said = load([node], place, model, killed=0, store=store)
     for one in said.values():
@@ -222,14 +222,14 @@ def test_the_rank_that_has_the_store_is_named(place: Path, model: Path, node: No
 
 
 def all_say(said: dict[int, dict[str, Any]], own: int, theirs: str, others: str) -> None:
-    """What one rank says, and what the others say of it."""
+    """Asserts the text of the error in one rank, and in the others."""
     for rank, one in said.items():
         text = theirs if rank == own else others
         assert text in one["error"], (rank, one["error"])
         assert "\n" not in one["error"]
 
 
-def test_other_files_are_refused(place: Path, model: Path, node: Node) -> None:
+def test_a_rank_with_other_files_is_refused(place: Path, model: Path, node: Node) -> None:
     other = place / "other"
     other.mkdir()
     safetensors.save_file({"it": torch.ones(3)}, other / "model.safetensors")
@@ -239,7 +239,7 @@ def test_other_files_are_refused(place: Path, model: Path, node: Node) -> None:
     assert {one["errno"] for one in said.values()} == {errno.EINVAL}
 
 
-def test_other_options_are_refused(place: Path, model: Path, node: Node) -> None:
+def test_a_rank_with_other_options_is_refused(place: Path, model: Path, node: Node) -> None:
     said = load([node], place, model, world=3, options={"2": {"verify": "xxh3"}})
     text = "rank 2 asks for something else than rank 0: verify='xxh3', not None (EINVAL)"
     all_say(said, 2, text, text)
@@ -253,13 +253,13 @@ def test_other_options_are_refused(place: Path, model: Path, node: Node) -> None
     all_say(said, 1, "backend: 'none' is not supported", "rank 1 has failed: backend: 'none'")
 
 
-def test_a_file_that_is_missing_for_one_rank_is_said(place: Path, model: Path, node: Node) -> None:
+def test_a_file_that_one_rank_lacks_is_named(place: Path, model: Path, node: Node) -> None:
     said = load([node], place, model, world=3, paths={"2": str(place / "none")})
     all_say(said, 2, f"{place}/none", f"rank 2 has failed: cannot open: {place}/none")
     assert {one["errno"] for one in said.values()} == {errno.ENOENT}
 
 
-def test_a_rank_that_lacks_permission_is_named(place: Path, node: Node) -> None:
+def test_a_rank_without_permission_is_named(place: Path, node: Node) -> None:
     if os.geteuid():
         pytest.skip("only root can become another user")
     path = place / "model.safetensors"
@@ -271,8 +271,8 @@ def test_a_rank_that_lacks_permission_is_named(place: Path, node: Node) -> None:
     assert {one["errno"] for one in said.values()} == {errno.EACCES}
 
 
-def test_a_rank_that_is_late_is_named(place: Path, model: Path, node: Node) -> None:
-    # The others wait as long as their group does, and this one comes then.
+def test_a_late_rank_is_named(place: Path, model: Path, node: Node) -> None:
+    # This rank comes after the timeout of the group.
     said = load([node], place, model, world=3, timeout=20, late={"1": 25})
     text = "rank 1 has not begun to load within 20 seconds (ETIMEDOUT)"
     all_say(said, 1, text, text)
@@ -283,7 +283,7 @@ STORE = "tcp://10.77.0.1:29511"
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[Node]]:
-    """Two nodes, each with a network and a /run of its own."""
+    """Two nodes, each with its own network and /run."""
     if os.geteuid():
         pytest.skip("only root can make network namespaces")
     names = [f"dmafile-{os.getpid()}-{number}" for number in (1, 2)]
@@ -315,7 +315,9 @@ def nodes() -> Iterator[list[Node]]:
             made.stop()
 
 
-def test_nodes_read_half_each(place: Path, model: Path, nodes: list[Node]) -> None:
+def test_each_of_two_nodes_reads_half_of_the_bytes(
+    place: Path, model: Path, nodes: list[Node]
+) -> None:
     evict(model)
     said = load(nodes, place, model, store=STORE)
     check_equal(said, model)
@@ -342,20 +344,22 @@ def test_digests_are_compared_on_each_node(
 
 
 @pytest.mark.parametrize("killed", [0, 1, 2, 3])
-def test_a_rank_that_is_killed_is_named_on_the_other_node(
+def test_a_killed_rank_is_named_on_the_other_node(
     place: Path, model: Path, nodes: list[Node], killed: int
 ) -> None:
     said = load(nodes, place, model, store=STORE, killed=killed)
     for rank, one in said.items():
         named = f"rank {killed} has ended (ECONNRESET)"
-        # That rank has the store too, and the other node's may see only that this is gone.
+        # Rank 0 also has the store; ranks of the other node may only notice the loss of the store.
         store = "the process that has the group's store, rank 0 or torchrun, has ended"
         store += " (ECONNRESET)"
         texts = [named, store] if killed == 0 and rank > 1 else [named]
         assert one["error"] in [f"cannot load: {model}: {text}" for text in texts]
 
 
-def test_files_with_other_bytes_are_refused(place: Path, model: Path, nodes: list[Node]) -> None:
+def test_nodes_with_different_bytes_are_refused(
+    place: Path, model: Path, nodes: list[Node]
+) -> None:
     # Files of the same size and tensors, with other bytes.
     other = place / "copy"
     other.mkdir()

@@ -1,4 +1,4 @@
-"""Models that transformers makes of lazy tensors are those that it reads itself."""
+"""Models that transformers makes from lazy tensors equal those that it reads itself."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ transformers: Any = pytest.importorskip("transformers", reason="transformers is 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["dense", "tied"])
 def model(folder: Path, request: pytest.FixtureRequest) -> Path:
-    # Matrices of up to 2 MiB, and some that are read through the page cache.
+    # Matrices of up to 2 MiB, and small tensors that are read through the page cache.
     return tiny.llama(folder / f"llama-{request.param}", hidden=512, tied=request.param)
 
 
@@ -44,7 +44,7 @@ def check_same(ours: Any, theirs: Any) -> None:
     assert torch.equal(*generated)
 
 
-def test_a_model_from_lazy_tensors_is_the_same(model: Path) -> None:
+def test_a_model_from_lazy_tensors_equals_one_of_transformers(model: Path) -> None:
     theirs = transformers.LlamaForCausalLM.from_pretrained(model)
     check_same(made(model, dmafile.transformers.state_dict(model)), theirs)
     files = sorted(model.glob("*.safetensors"))
@@ -56,12 +56,12 @@ def test_a_model_from_lazy_tensors_is_the_same(model: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, "auto"])
-def test_a_dtype_is_kept_or_made(model: Path, dtype: Any) -> None:
+def test_a_requested_dtype_is_used(model: Path, dtype: Any) -> None:
     theirs = transformers.LlamaForCausalLM.from_pretrained(model, dtype=dtype)
     check_same(made(model, dmafile.transformers.state_dict(model), dtype=dtype), theirs)
 
 
-def test_a_dtype_may_come_from_the_tensors(model: Path) -> None:
+def test_dtype_auto_uses_the_dtype_of_the_tensors(model: Path) -> None:
     config = transformers.LlamaConfig.from_pretrained(model)
     config.dtype = None
     weights = dmafile.transformers.state_dict(model)
@@ -72,7 +72,7 @@ def test_a_dtype_may_come_from_the_tensors(model: Path) -> None:
 
 
 class Seen(Mapping[str, Any]):
-    """Keeps in mind which threads have read, and what."""
+    """Remembers which threads have read which tensors."""
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
         self.weights = weights
@@ -98,7 +98,9 @@ class Seen(Mapping[str, Any]):
         return len(self.weights)
 
 
-def test_threads_read_each_tensor_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_threads_read_each_tensor_once(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs = transformers.LlamaForCausalLM.from_pretrained(model)
     monkeypatch.delenv("HF_DEACTIVATE_ASYNC_LOAD", raising=False)
     weights = Seen(dmafile.transformers.state_dict(model))
@@ -122,7 +124,7 @@ def test_missing_and_unexpected_tensors_are_named(model: Path) -> None:
     assert set(said["unexpected_keys"]) == {"surplus"}
 
 
-def test_a_file_that_is_cut_short_is_an_error(folder: Path) -> None:
+def test_a_truncated_file_is_an_error(folder: Path) -> None:
     model = tiny.llama(folder / "short", hidden=512)
     weights = dmafile.transformers.state_dict(model)
     last = sorted(model.glob("*.safetensors"))[-1]
@@ -162,7 +164,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_ranks_take_their_parts(model: Path, tmp_path: Path) -> None:
+def test_tensor_parallel_ranks_load_their_parts(model: Path, tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
         [sys.executable, "-c", PARALLEL, model, tmp_path / "store"],

@@ -1,4 +1,4 @@
-"""The load format of vLLM, in vLLM's build for CPUs."""
+"""The load format for vLLM, with vLLM's CPU build."""
 
 import importlib.metadata
 import json
@@ -46,7 +46,7 @@ def tokens(done: "subprocess.CompletedProcess[str]") -> list[list[int]]:
 
 
 ALONE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-# Each rank has a CPU of its own, in place of a NUMA node.
+# Each rank has its own CPU instead of a NUMA node.
 TWO = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -57,7 +57,7 @@ def theirs(model: Path) -> list[list[int]]:
     return made
 
 
-def test_one_rank_generates_the_same(model: Path, theirs: list[list[int]]) -> None:
+def test_one_rank_generates_the_same_tokens(model: Path, theirs: list[list[int]]) -> None:
     extra = {"budget": 100_000, "verify": "xxh3", "share": "off"}
     options: dict[str, Any] = {"load_format": "dmafile", "model_loader_extra_config": extra}
     done = generate(model, ALONE, **options)
@@ -66,7 +66,7 @@ def test_one_rank_generates_the_same(model: Path, theirs: list[list[int]]) -> No
 
 
 @pytest.mark.parametrize("share", [None, "off"])
-def test_two_ranks_generate_the_same(
+def test_two_ranks_generate_the_same_tokens(
     model: Path, theirs: list[list[int]], share: str | None
 ) -> None:
     extra = {"share": share} if share else {}
@@ -79,7 +79,7 @@ def test_two_ranks_generate_the_same(
     assert (text in done.stdout + done.stderr) == (share is None)
 
 
-def test_the_entry_point_is_what_vllm_calls() -> None:
+def test_vllm_finds_the_entry_point_and_the_load_format() -> None:
     found = importlib.metadata.entry_points(group="vllm.general_plugins", name="dmafile")
     assert {one.value for one in found} == {"dmafile.vllm:register"}
     from vllm.plugins import load_general_plugins
@@ -104,7 +104,7 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize("extra,text", WRONG)
-def test_extra_config_that_is_wrong_is_named(extra: Any, text: str) -> None:
+def test_invalid_extra_config_is_named(extra: Any, text: str) -> None:
     from dmafile._vllm import Loader
     from vllm.config.load import LoadConfig
 
@@ -127,7 +127,7 @@ def iterated(model: Path, **source: Any) -> dict[str, Any]:
     return weights
 
 
-def test_what_vllm_leaves_out_stays_out(model: Path, folder: Path) -> None:
+def test_tensors_that_vllm_filters_are_left_out(model: Path, folder: Path) -> None:
     import safetensors.numpy
 
     whole = iterated(model, prefix="outer.")
@@ -135,7 +135,7 @@ def test_what_vllm_leaves_out_stays_out(model: Path, folder: Path) -> None:
     assert whole.keys() == {f"outer.{name}" for name in names}
     first = {name for name, file in names.items() if "00001" in file}
     assert iterated(model, is_unused_weight=first.__contains__).keys() == names.keys() - first
-    # A file that the index does not name, and one of another set.
+    # A file that the index does not list.
     extra = folder / "vllm-extra"
     extra.mkdir()
     for file in model.iterdir():

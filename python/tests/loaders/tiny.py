@@ -1,4 +1,4 @@
-"""Models of a few layers with random weights, in two shards, and what their readers want beside.
+"""Models of a few layers with random weights, in two shards, and the files that their readers need.
 
 python3 tiny.py FOLDER      (needs numpy, safetensors and, for a tokenizer, tokenizers)
 """

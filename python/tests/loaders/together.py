@@ -1,8 +1,8 @@
-"""Ranks that load a model together: takes lines of JSON, and answers each with a line for each rank
-and how many of them have failed.
+"""Ranks that load a model together: reads lines of JSON, and answers each with one line per rank
+and the number of ranks that have failed.
 
-`ranks` are those to start here, of `world`. What a rank does is in `paths`, `options`, `users` and
-`late`, by its number; `killed` is one that is killed when half of the bytes are there.
+`ranks` are the ranks to start here, of `world`. `paths`, `options`, `users` and `late` have the
+settings of a rank by its number; rank `killed` is killed when half of the bytes are loaded.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-# Before the user is another one, who may not read it.
+# For prctl(2), after a change of the user.
 import dmafile._ranks
 import dmafile.torch
 import torch
@@ -35,7 +35,7 @@ def read_bytes() -> int:
 
 
 def memory() -> tuple[int, int]:
-    """Of memfds: this process's share, and how many mappings there are."""
+    """The share (Pss) of this process in mapped memfds, and the number of these mappings."""
     pss, count, here = 0, 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if line[0] in "0123456789abcdef" and "-" in line.split()[0]:
@@ -48,13 +48,13 @@ def memory() -> tuple[int, int]:
 
 def links() -> Iterator[str]:
     for one in Path("/proc/self/fd").iterdir():
-        # That of this loop is gone.
+        # The descriptor of this loop is closed by then.
         with suppress(FileNotFoundError):
             yield str(one.readlink())
 
 
 def left() -> dict[str, Any]:
-    """What a load may leave behind."""
+    """What a load could leak."""
     gc.collect()
     return {
         "fds": sorted(links()),
@@ -83,11 +83,11 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
         world_size=wanted["world"],
         timeout=timedelta(seconds=wanted["timeout"]),
     )
-    # All connections are there from now on.
+    # After this, all connections are open.
     dist.barrier()
     if user := wanted["users"].get(me):
         os.setuid(user)
-        # Else its own files in /proc are root's.
+        # Otherwise its files in /proc belong to root.
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
     mark, killed = Path(wanted["mark"]), wanted["killed"]
     if number == killed:
@@ -97,7 +97,7 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
     def progress(done: int, total: int) -> None:
         if killed is not None and 2 * done >= total:
             mark.touch()
-            # The one that is killed may be this one.
+            # This rank may be the one that is killed.
             time.sleep(0.2)
 
     before, read = left(), read_bytes()
@@ -124,7 +124,7 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
         dist.barrier()
         said |= {"digests": digests, "memory": memory()[0], "reports": reports}
         dist.barrier()
-        # What is written stays here.
+        # Writes are private to a rank.
         for tensor in tensors.values():
             tensor.view(torch.uint8).zero_()
             break
@@ -140,10 +140,10 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
 
 
 def run(wanted: dict[str, Any]) -> int:
-    """How many ranks have failed."""
+    """Runs the ranks; returns how many have failed."""
     os.environ |= wanted["environment"]
     started = []
-    # Forked, because to import PyTorch takes longer than all that is done with it.
+    # Forked, because importing PyTorch takes longer than the test.
     for number in wanted["ranks"]:
         child = os.fork()
         if child == 0:

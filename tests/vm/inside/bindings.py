@@ -1,9 +1,9 @@
-"""dma-bufs as C and Python see them, on a real kernel: several, and announced to devices.
+"""dma-bufs in C and Python on a real kernel: several per buffer, with synchronised CPU access.
 
     bindings.py EXERCISE PACKAGE FOLDER    in the machine, as root
 
 EXERCISE is capi/tests/exercise.c, PACKAGE the folder of the Python package, FOLDER one on a disk.
-What devices are told is what the exporters' functions are called for. Few imports: each costs here.
+Kprobes count the exporter's functions for CPU access. Few imports, because they are slow here.
 """
 
 import errno
@@ -28,7 +28,7 @@ EXPORTERS = {"udmabuf": "%s_cpu_udmabuf", "heap:system": "system_heap_dma_buf_%s
 
 
 class Told:
-    """How often a kind's exporter has been told that the CPU begins to read, and that it ends."""
+    """Counts how often CPU access to dma-bufs of a kind begins and ends."""
 
     def __init__(self, kind: str) -> None:
         self.seen = (0, 0)
@@ -40,7 +40,7 @@ class Told:
         (TRACING / "events/kprobes/enable").write_text(value)
 
     def since(self) -> tuple[int, int]:
-        """Since it was asked the last time."""
+        """The counts since the last call."""
         lines = (TRACING / "kprobe_profile").read_text().splitlines()
         hits = {name: int(count) for name, count, _ in (line.split() for line in lines)}
         before, self.seen = self.seen, (hits["begin"], hits["end"])
@@ -56,7 +56,7 @@ def exercise(program: str, path: Path) -> None:
 
 
 def saves(buffer: "dmafile.Buffer", folder: Path, want: bytes) -> None:
-    """All of a buffer's dma-bufs become one file."""
+    """All dma-bufs of a buffer are saved to one file."""
     import dmafile
 
     to, snapshot = folder / "saved", folder / "snapshot"
@@ -105,7 +105,7 @@ def views(path: Path, kind: str, count: int) -> None:
     assert view == want and view.readonly
     part = view[1:5]
     view.release()
-    assert told.since() == (0, 0), "a part of the view is still there"
+    assert told.since() == (0, 0), "a part of the view still exists"
     other = memoryview(buffer)
     assert told.since() == (count, 0)
     part.release()
@@ -123,7 +123,7 @@ def views(path: Path, kind: str, count: int) -> None:
     assert told.since() == (0, 2 * count)
     copied = buffer.__dlpack__(copy=True)
     assert told.since() == (count, count)
-    # Before its version 1.0 DLPack knows nothing of read-only memory.
+    # Before version 1.0, DLPack cannot express read-only memory.
     try:
         buffer.__dlpack__()
     except BufferError:
@@ -146,12 +146,12 @@ def views(path: Path, kind: str, count: int) -> None:
         told.since()
         with memoryview(plain) as again:
             assert again == view == want
-        assert told.since() == (0, 0), "a memfd needs no telling"
+        assert told.since() == (0, 0), "a memfd needs no synchronisation"
     told.enable("0")
 
 
 def main(program: str, package: str, folder: Path) -> None:
-    # The host's files are far away.
+    # Files of the host are slow to read.
     shutil.copytree(package, "/tmp/package/dmafile")
     importlib.invalidate_caches()
     path = folder / "file"

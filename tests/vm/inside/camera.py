@@ -1,4 +1,4 @@
-"""vivid's frames are recorded as it drew them, in the buffers of both sides.
+"""Frames of vivid are recorded as drawn, in buffers of the program and of the driver.
 
 camera.py RECORD_CAMERA FOLDER    in the machine, as root
 """
@@ -28,7 +28,7 @@ CAPTURE = 1
 OSD_TEXT_MODE = 0x00F0F001
 ALL, NONE = 0, 2
 RUNS: Sequence[tuple[str, int, Sequence[str]]] = (
-    # From memfds the disk has to read the frames itself; what the driver exports may bounce.
+    # Frames in memfds must be written without a copy; buffers of the driver may be copied.
     ("import", ALL, ("--method", "uring")),
     ("import", NONE, ()),
     ("export", ALL, ()),
@@ -39,7 +39,7 @@ Record = tuple[int, int, int, int, int, int, int, int, bytes]
 
 
 def reader() -> Callable[[str], Iterator[Record]]:
-    """The reader that docs/recording.md shows."""
+    """The reader in docs/recording.md."""
     text = (ROOT / "docs" / "recording.md").read_text()
     names: dict[str, Callable[[str], Iterator[Record]]] = {"__name__": "reader"}  # type: ignore[dict-item]
     exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1], names)
@@ -47,7 +47,7 @@ def reader() -> Callable[[str], Iterator[Record]]:
 
 
 def larger_frames(device: str) -> None:
-    """The node keeps its format when it is closed."""
+    """Sets larger frames; the node keeps its format when it is closed."""
     form = bytearray(208)
     struct.pack_into("<I", form, 0, CAPTURE)
     with Path(device).open("r+b", buffering=0) as video:
@@ -63,7 +63,7 @@ def text_in_picture(device: str, mode: int) -> None:
 
 
 def drawn(device: str) -> bytes:
-    """A frame by way of read(2), which dmafile has no part in."""
+    """A frame from read(2), without dmafile."""
     with Path(device).open("rb", buffering=0) as video:
         data = video.read(FRAME)
     assert data is not None and len(data) == FRAME
@@ -94,10 +94,10 @@ def main(program: str, folder: str) -> None:
         assert times == sorted(set(times)), times
         for record in all_of_it:
             assert len(record[8]) == FRAME, record[:8]
-            # What the buffer held before the camera got it back.
+            # The frame as the program saw it before it returned the buffer to the camera.
             assert record[8] == (frames / str(record[4])).read_bytes(), (name, record[:8])
         different = {hashlib.sha256(record[8]).digest() for record in all_of_it}
-        # The text counts the frames.
+        # The text in the picture has the number of the frame.
         assert len(different) == (FRAMES if mode == ALL else 1), (name, len(different))
         if mode == NONE:
             assert all_of_it[0][8] == drawn(device), name

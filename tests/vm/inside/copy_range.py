@@ -1,8 +1,8 @@
-"""What the kernel of the series copies between disks and memory, as dmafile uses it.
+"""Copies between disks and memory by the kernel of the series, as dmafile uses them.
 
     copy_range.py DMAFILE HELPERS FOLDER...    in the machine, as root
 
-Ends with an assertion that names the case, or with a line that counts them.
+Fails with an assertion that names the case, or prints the number of cases.
 """
 
 import sys
@@ -13,23 +13,23 @@ from tests.vm.inside.loads import MIB, File, Loads, setting
 METHOD = "copy-file-range"
 SIZES = (1, 4095, 4096, MIB + 1, 6 * MIB + 777)
 FILLED = ("memfd", "udmabuf", "heap:system")
-"""Memory of somebody else."""
+"""Kinds of existing memory."""
 MADE = ("memfd", "udmabuf", "heap:system")
-"""Memory of the load's own, in which it is asked for by name."""
+"""Kinds of memory that the load makes, for which the method is requested."""
 PLACES = ((0, 0), (777, 777), (4096, 8192), (5, 4098), (MIB + 1, 0))
-"""Where a range begins in the file, and where it goes."""
+"""Where a range begins in the file, and its offset in memory."""
 MAPPED = ("ext4", "xfs")
-"""File systems for whose files memory is mapped."""
+"""File systems for which memory is premapped."""
 BLOCK = 512
-"""Of the machine's disks."""
+"""The block size of the disks of the machine."""
 POOL = "/proc/sys/vm/nr_hugepages"
 OVERLAPS = "/sys/kernel/debug/dma-api/driver_filter"
-"""By a driver that isn't there: kernel/tests/vm/test_series.py says why."""
+"""A filter on a driver that does not exist: see kernel/tests/vm/test_series.py."""
 
 
 def existing(loads: Loads, folder: Path) -> None:
-    """Memory that is there is filled so without being asked to, in both ways; but for dma-bufs that
-    are mapped for the disk.
+    """Existing memory is filled with this method by default, directly and buffered, except for
+    dma-bufs that are premapped.
     """
     for kind in FILLED:
         for size in SIZES:
@@ -42,13 +42,13 @@ def existing(loads: Loads, folder: Path) -> None:
 
 
 def best(kind: str, file: File, io: str, congruent: bool = True) -> str:
-    """The method that nobody has to name."""
+    """The default method."""
     mapped = kind != "memfd" and io == "direct" and file.file_system in MAPPED
     return "premap" if mapped and congruent else METHOD
 
 
 def parts(loads: Loads, folder: Path) -> None:
-    """A range of a file to any place, and nothing around it is touched."""
+    """A range of a file is loaded to any offset, and nothing around it changes."""
     file = File.of(folder / "file", 3 * MIB + 777)
     for kind in FILLED:
         for start, at in PLACES:
@@ -62,7 +62,7 @@ def parts(loads: Loads, folder: Path) -> None:
 
 
 def made(loads: Loads, folder: Path) -> None:
-    """By name, into memory that the load makes."""
+    """On request, the method fills memory that the load makes."""
     file = File.of(folder / "file", 5 * MIB + 777)
     back = setting(POOL, 4)
     for kind in MADE:

@@ -1,4 +1,4 @@
-"""Recordings, for crashes.py: one after the other, directly and through the page cache, rotated."""
+"""Recordings for crashes.py: several in turn, direct and buffered, one of them rotated."""
 
 import random
 import struct
@@ -12,12 +12,12 @@ from tests.vm.inside.crashes import Tools, Wrong
 from tests.vm.inside.loads import MIB
 
 FRAMES = random.Random("frames").randbytes(MIB)
-"""What records are parts of."""
+"""The bytes of which records are parts."""
 LENGTHS = (5000, 200_000, 65536, 1, 4096, 300_001, 0, 4097)
 GROUPS = (1, 3, 4)
-"""How many records are appended before each sync."""
+"""The numbers of records that are appended before each sync."""
 ENDING = 2
-"""And how many before the end."""
+"""The number of records that are appended before the end."""
 COUNT = sum(GROUPS) + ENDING
 
 
@@ -28,7 +28,7 @@ class Way:
     rotate: int = 0
 
     def words(self, path: Path, source: Path) -> Sequence[str]:
-        """What recorder.c takes."""
+        """The arguments of recorder.c."""
         return (str(path), str(source), self.method, self.io, str(self.rotate))
 
 
@@ -36,12 +36,12 @@ WAYS = (Way("uring", "direct"), Way("auto", "buffered"), Way("bounce", "direct",
 
 
 def part(number: int) -> tuple[int, int]:
-    """Where record `number` begins in the frames, and its length."""
+    """The offset of record `number` in FRAMES, and its length."""
     return number * 4096, LENGTHS[number % len(LENGTHS)]
 
 
 class Recording:
-    """recorder.c at work: a line in, a line out."""
+    """A running recorder.c, which answers each line with a line."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.process = subprocess.Popen(
@@ -110,13 +110,13 @@ class Scenario:
                 raise Wrong(f"{first.name}: {len(there)} records, {least} were acknowledged")
 
     def there(self, first: Path, begun: bool) -> Iterator[Record]:
-        """The records of all files, read by the reader of docs/recording.md."""
+        """The records of all files, read by the reader in docs/recording.md."""
         file, path = 0, first
         while path.exists():
             try:
                 yield from self.records(str(path))
             except (AssertionError, struct.error) as error:
-                # One that never began has no header.
+                # A recording that has not begun has no header.
                 if begun and not file:
                     raise Wrong(f"{path.name} is no recording: {error}") from error
                 return

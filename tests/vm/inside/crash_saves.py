@@ -1,4 +1,4 @@
-"""Saves, for crashes.py: over an old file several times, to a new name, through a symbolic link."""
+"""Saves for crashes.py: over an old file several times, to a new name, through a symbolic link."""
 
 import os
 import random
@@ -9,10 +9,10 @@ from tests.vm.inside.crashes import BYSTANDER, Tools, Wrong
 from tests.vm.inside.loads import MIB
 
 MODE, ATTRIBUTE, VALUE = 0o640, "user.label", b"kept"
-"""What a file that is replaced gives the new one."""
+"""What a new file keeps of the one that it replaces."""
 SIZES = (MIB + 13, 3 * MIB + 777, 2 * MIB, 5000, 4 * MIB + 1)
 VERSIONS = [random.Random(number).randbytes(size) for number, size in enumerate(SIZES)]
-"""What `to` holds, one after the other; the first is there before."""
+"""The successive contents of `to`; it has the first one at the start."""
 WAYS = (
     ("--method=uring", "--io=direct", "--block=64K"),
     ("--method=bounce", "--io=direct", "--block=64K"),
@@ -26,7 +26,7 @@ NEW, LINKED = "new", "sub/real"
 class Scenario:
     def __init__(self, tools: Tools) -> None:
         self.tools = tools
-        # On a tmpfs, which is memory: saved as a memfd is.
+        # Files on tmpfs are memory, and are saved like a memfd.
         for number, data in enumerate(VERSIONS):
             self.source(number).write_bytes(data)
         self.other = tools.sources / "other"
@@ -48,10 +48,10 @@ class Scenario:
         for number, way in enumerate(WAYS, start=1):
             self.save(folder, str(self.source(number)), "to", *way)
             mark(f"{number}")
-        # From here on `to` is the last version.
+        # From here on, `to` is the last version.
         self.save(folder, str(self.other), NEW, "--block=64K")
         mark("new")
-        # Of a pipe nothing is reserved ahead.
+        # For a pipe, no space is reserved in advance.
         self.save(folder, "-", "link", stdin=OTHER)
         mark("linked")
 
@@ -83,7 +83,7 @@ class Scenario:
                 raise Wrong(f"{path.name} has mode {mode:o} and attribute {value!r}")
 
     def nothing_is_left(self, folder: Path) -> None:
-        """A crash may leave a file beside the place, which the next save to it removes."""
+        """A crash may leave a temporary file, which the next save to the same target removes."""
         own = {"to", NEW, "link", "sub", BYSTANDER, "lost+found", "real"}
         for inside in (folder, folder / "sub"):
             left = [path for path in inside.iterdir() if path.name not in own]
@@ -97,7 +97,7 @@ class Scenario:
 
 
 def mixture(data: bytes, versions: list[bytes]) -> str:
-    """What is known of a file that is no version of it."""
+    """Describes a file that matches no version."""
     block = 4096
     counts = [
         sum(data[at : at + block] == version[at : at + block] for at in range(0, len(data), block))

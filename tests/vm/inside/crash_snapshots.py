@@ -1,4 +1,4 @@
-"""Snapshots, for crashes.py: one after the other in a folder, of two and of three sources."""
+"""Snapshots for crashes.py: several in turn in a folder, of two and of three sources."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ SIZES = (
     {"a": 300 * KIB + 777, "c": 128 * KIB + 511},
     {"b": 256 * KIB, "c": 4095},
 )
-"""The sources of each snapshot; the first is there before."""
+"""The sources of each snapshot; the first one exists at the start."""
 WAYS = (
     (),
     ("--method=uring", "--io=direct", "--block=64K"),
@@ -39,7 +39,7 @@ class Scenario:
             digests = {}
             for name, size in sizes.items():
                 data = random.Random(f"{number}{name}").randbytes(size)
-                # On a tmpfs, which is memory: saved as a memfd is.
+                # Files on tmpfs are memory, and are saved like a memfd.
                 self.source(number, name).write_bytes(data)
                 digests[name] = hashlib.sha256(data).hexdigest()
             self.versions.append(digests)
@@ -69,15 +69,15 @@ class Scenario:
         if left:
             raise Wrong(f"{left} in the folder")
         if names(place) != kept:
-            # What a crash has left of another one goes with the next save.
+            # The next save removes what a crash has left.
             call(self.tools.dmafile, *self.words(folder, 0))
             kept = self.is_one_of(place, self.versions[:1])
             if names(place) != kept:
                 raise Wrong(f"{names(place) - kept} still there after the next save")
 
     def is_one_of(self, place: Path, versions: list[Digests]) -> set[str]:
-        """Looks at the snapshot that is valid; what belongs to it."""
-        # As it can be done without dmafile: docs/saving.md.
+        """Checks the valid snapshot; returns the names of its files."""
+        # Checked without dmafile, as in docs/saving.md.
         manifest = json.loads((place / MANIFEST).read_bytes())
         sources = manifest["sources"]
         lines = "".join(f"{one['digest']}  {one['file']}\n" for one in sources)
@@ -89,7 +89,7 @@ class Scenario:
         if digests not in versions:
             known = [number for number, one in enumerate(self.versions) if one == digests]
             raise Wrong(f"the snapshot is version {known}" if known else f"a mixture: {digests}")
-        # And as dmafile brings it back.
+        # Checked as dmafile loads it.
         reader = str(self.tools.sources / "reader")
         command = (self.tools.dmafile, "load", str(place), "--quiet", "--", reader)
         loaded = subprocess.run(command, capture_output=True)

@@ -1,13 +1,13 @@
-"""Crashes of the machine at every flush of a disk, and between: what is there afterwards.
+"""Crashes of the machine at every flush of a disk and between flushes, and checks of the result.
 
     crashes.py DMAFILE HELPERS SCENARIO COUNT PLAN FS...    as root, in machines with dm-log-writes
 
-A scenario is a module of this folder with a class `Scenario`, which does its work on a file system
-whose writes are all logged (dm-log-writes), and marks in the log what has returned. The log is then
-replayed to every flush, FUA and mark, and to COUNT other places; each time a copy of the disk is
-mounted, so that the file system recovers, and the scenario looks at what is there. PLAN is that of
-syncs.c: what becomes of each fsync of a command. Prints for each file system how many states were
-checked and how many of them were wrong, and the first few of those.
+A scenario is a module of this folder with a class `Scenario`, which works on a file system whose
+writes are all logged (dm-log-writes), and marks completed steps in the log. The log is then
+replayed up to every flush, FUA and mark, and up to COUNT other entries. Each time, a copy of the
+disk is mounted, so that the file system recovers, and the scenario checks the files. PLAN is that
+of syncs.c, which controls each fsync of a command. Prints for each file system how many states were
+checked, how many of them were wrong, and the first few wrong ones.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from tests.vm.inside.write_log import Log, State, states
 
 SECTOR = 512
 FOLDER = Path("/run/crashes")
-"""A tmpfs: here lie the disks, and what is compared with."""
+"""A tmpfs with the disks and the sources."""
 MOUNT = FOLDER / "mount"
 BYSTANDER = "bystander"
-"""A file that another program syncs all the time."""
+"""A file that another program syncs repeatedly."""
 NAME, COPY = "logged", "copy"
 SEED = 23
 SHOWN = 5
@@ -47,26 +47,26 @@ LOG_SIZE = 512 * MIB
 
 
 class Wrong(Exception):
-    """What a scenario says of a state that must not be."""
+    """A state that must not occur."""
 
 
 class Scenario(Protocol):
-    """What is done, and what must hold of it after a crash."""
+    """Work on a file system, and the checks after a crash."""
 
     def __init__(self, tools: "Tools") -> None: ...
 
     def prepare(self, folder: Path) -> None:
-        """Makes what is there before the first write that is logged."""
+        """Makes the files that exist before the first logged write."""
 
     def work(self, folder: Path, mark: Callable[[str], None]) -> None:
-        """Does it. `mark` notes in the log that all until now must have reached the disk."""
+        """Does the work. `mark` notes in the log that everything so far must be on the disk."""
 
     def check(self, folder: Path, marked: str) -> None:
-        """Raises Wrong for what cannot be there after a crash. `marked`: the last mark, if any."""
+        """Raises Wrong if the files are wrong after a crash. `marked` is the last mark, if any."""
 
 
 class Tools:
-    """What scenarios run."""
+    """The programs that scenarios run."""
 
     def __init__(self, dmafile: str, helpers: str, plan: str) -> None:
         self.dmafile = str(shutil.copy(dmafile, FOLDER / "dmafile"))
@@ -81,7 +81,7 @@ class Tools:
         call(*self.command(folder, "dmafile", *words), stdin=stdin)
 
     def command(self, folder: Path, name: str, *words: str) -> Sequence[str]:
-        """A program with its fsync calls by the plan."""
+        """The command line of a program whose fsync calls follow the plan."""
         return (self.syncs, self.plan, str(folder / BYSTANDER), str(FOLDER / name), *words)
 
 
@@ -91,7 +91,7 @@ def call(*words: str, stdin: bytes = b"") -> str:
     return done.stdout.decode()
 
 
-# By system calls, as each program that is started takes a tenth of a second or more.
+# System calls, because starting a program takes a tenth of a second or more.
 # linux/loop.h
 LOOP_SET_FD, LOOP_CLR_FD, LOOP_CTL_GET_FREE = 0x4C00, 0x4C01, 0x4C82
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -114,7 +114,7 @@ def opened(path: Path | str, flags: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def loop(path: Path, size: int | None = None) -> Iterator[str]:
-    """A file as a disk; with `size`, a new one."""
+    """A file as a disk; with `size`, a new file."""
     if size is not None:
         with path.open("wb") as file:
             file.truncate(size)
@@ -133,7 +133,7 @@ def mapped(name: str, table: str) -> Iterator[str]:
     """A disk of the device mapper."""
     call("dmsetup", "create", name, "--table", table)
     try:
-        # Its node of this name is nobody's to make here.
+        # Without udev, there is no node with this name.
         names = Path("/sys/block").glob("dm-*/dm/name")
         [found] = [path for path in names if path.read_text().strip() == name]
         yield f"/dev/{found.parts[-3]}"
@@ -157,7 +157,7 @@ class Crashes:
         self.disk, self.before, self.log = (FOLDER / name for name in ("disk", "before", "log"))
 
     def record(self) -> None:
-        """The scenario at work, with its writes in a log."""
+        """Runs the scenario with its writes in a log."""
         with loop(self.disk, self.size) as device:
             call(*self.make, device)
             with mounted(self.fs, device) as folder:
@@ -179,7 +179,7 @@ class Crashes:
         self.disk.unlink()
 
     def replay(self, count: int) -> tuple[int, list[str]]:
-        """How many states were looked at, and what was wrong with some."""
+        """The number of checked states, and the descriptions of wrong ones."""
         log, wrong, checked = Log(self.log), [], 0
         print(f"{self.fs}: {len(log.entries)} entries", flush=True)
         marks = [entry.mark for entry in log.entries]
@@ -204,7 +204,7 @@ class Crashes:
         return checked, wrong
 
     def look(self, device: str, log: Log, state: State, marked: str) -> None:
-        """Mounts a copy of a state, and has the scenario look at it."""
+        """Mounts a copy of a state, and lets the scenario check it."""
         sectors = self.size // SECTOR
         with (
             loop(FOLDER / "changes", self.size) as changes,
@@ -241,5 +241,5 @@ def main(dmafile: str, helpers: str, name: str, count: str, plan: str, *systems:
 
 
 if __name__ == "__main__":
-    # The module that scenarios import: there is one class Wrong.
+    # Runs the module that scenarios import, so that there is only one class Wrong.
     importlib.import_module("tests.vm.inside.crashes").main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-/* Of drm/drm.h what finds a driver and hands it a dma-buf; the header itself is in a package of its own. */
+/* The parts of drm/drm.h that find a driver and import a dma-buf; the header itself is in a separate package. */
 #ifndef DRM_H
 #define DRM_H
 
@@ -41,7 +41,7 @@ struct drm_mode_create_dumb {
 #define DRM_IOCTL_PRIME_FD_TO_HANDLE	_IOWR('d', 0x2e, struct drm_prime_handle)
 #define DRM_IOCTL_MODE_CREATE_DUMB	_IOWR('d', 0xb2, struct drm_mode_create_dumb)
 
-/* The first of a driver's nodes that is its, as /dev/dri/card0 may be another's; -1: none. */
+/* Opens the first node of this driver, because /dev/dri/card0 may belong to another one; -1 if there is none. */
 static inline int drm_open(const char *driver)
 {
 	for (int number = 0; number < 8; number++) {

@@ -1,9 +1,9 @@
-"""What breaks while a load runs: it ends, with one line, and leaves nothing.
+"""Faults during a load: it ends with one line and leaks nothing.
 
     faults.py DMAFILE HELPERS IMAGE FOLDER SPARE KIND...   in the machine, as root
 
-IMAGE is a squashfs with a file `file`; FOLDER is on a disk, and SPARE on another, which is taken
-away. Ends with an assertion that names the case, or with a line that counts them.
+IMAGE is a squashfs with a file `file`; FOLDER is on a disk, and SPARE on another, which is removed.
+Fails with an assertion that names the case, or prints the number of cases.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ DIRECT = {
     "heap:system": ("bounce",),
     "dmafile": ("module", "bounce"),
 }
-"""Of each kind, what reads directly."""
+"""The methods of each kind that read directly."""
 BUFFERED = ("threads", "read", "mmap")
 ALLOWED = {"KiB of shared memory": 64, "KiB of nobody's": 6 << 10}
-"""What there may be more of after a fault than before the first of its sort. Reports in /tmp are
-shared memory, too. Pages of nobody are what devices and rings have; one load of SIZE is more."""
+"""The allowed increase after a fault. Reports in /tmp are shared memory too. Devices and rings use
+some unaccounted pages; one load of SIZE would be more."""
 ACCOUNTS = (
     "MemFree:",
     "Active:",
@@ -58,7 +58,7 @@ ACCOUNTS = (
     "Percpu:",
     "Hugetlb:",
 )
-"""Whose memory is, in /proc/meminfo, each page once: free, of files and programs, of the kernel."""
+"""Fields of /proc/meminfo that count each page once: free, of files and programs, of the kernel."""
 
 
 def call(*words: str, text: str = "") -> str:
@@ -68,7 +68,7 @@ def call(*words: str, text: str = "") -> str:
 
 
 class Machine:
-    """What must be as it was, after everything."""
+    """The resources of the machine, which must not change."""
 
     def __init__(self) -> None:
         self.before = self.counts()
@@ -80,7 +80,7 @@ class Machine:
             "pinned pages": pinned(),
             "dma-bufs": int(table[-1].split()[1]),
             "KiB of shared memory": meminfo("Shmem:"),
-            # Of all memory: what has been thought of is above.
+            # All other memory; the counts above only include known uses.
             "KiB of nobody's": nobodys(),
             "reserved huge pages": meminfo("HugePages_Rsvd:"),
             "processes": sum(map(is_ours, Path("/proc").iterdir())),
@@ -93,19 +93,18 @@ class Machine:
         def well(more: Mapping[str, int]) -> bool:
             return all(count <= ALLOWED.get(name, 0) for name, count in more.items())
 
-        # The kernel gives back in its own time: rings, deferred closes.
+        # The kernel releases some resources later: rings, deferred closes.
         settles(more, well, f"{case}: left behind")
 
 
 def nobodys() -> int:
-    """KiB of memory that is in use, and in no account of the kernel's.
+    """KiB of memory that is in use, but not in any count of the kernel.
 
-    Free memory alone says nothing: caches, slabs and programs have more of it at one time, and less
-    at another.
+    Free memory alone is not enough: the memory of caches, slabs and programs varies.
     """
     lines = Path("/proc/meminfo").read_text().splitlines()
     sizes = {name: int(size) for name, size, *_ in map(str.split, lines)}
-    # Each processor has a few free pages at hand.
+    # Each CPU keeps a few free pages.
     zones = Path("/proc/zoneinfo").read_text().splitlines()
     at_hand = sum(int(line.split()[1]) for line in zones if line.split()[0] == "count:")
     page = mmap.PAGESIZE >> 10
@@ -114,9 +113,9 @@ def nobodys() -> int:
 
 
 def shadows() -> int:
-    """KiB that KASAN has for mappings that the kernel will take back together: an eighth of them.
+    """KiB of KASAN shadow for mappings that the kernel unmaps lazily: an eighth of them.
 
-    Up to 8 MiB on two processors (lazy_max_pages() in mm/vmalloc.c).
+    Up to 8 MiB on two CPUs (lazy_max_pages() in mm/vmalloc.c).
     """
     if not os.uname().release.endswith("-debug"):
         return 0
@@ -144,7 +143,7 @@ class Faults:
                 yield [f"--to={kind}", f"--method={method}", "--io=buffered"]
 
     def fails(self, path: Path, words: Sequence[str], *said: str) -> str:
-        """A load that ends with one line, in time, starts no COMMAND, and leaves nothing."""
+        """Asserts that a load ends with one line, in time, without COMMAND, and leaks nothing."""
         line = self.loads.refused("load", str(path), "--quiet", *words, *STARTS)
         for text in said:
             assert text in line, f"{words}: {text!r} is not in: {line}"
@@ -152,22 +151,22 @@ class Faults:
         return line
 
     def broken_sectors(self, folder: Path) -> None:
-        """A part of a device that cannot be read, in the middle of a file: dm-error."""
+        """Bad sectors in the middle of a file: dm-error."""
         bad = 5 * MIB + 4096
         with mapped(folder, broken(bad)) as file:
             self.machine = Machine()
             for way in self.ways():
                 words = [*way, f"--block={BLOCK}", f"--gather={BLOCK}"]
                 line = self.fails(file.path, words, "(EIO)", "the device failed to read")
-                # A block is read in one: what is named lies in the one with the byte.
+                # A block is read as a whole: the named byte is in the block with the bad one.
                 assert bad - BLOCK < place(line, file.path) <= bad, f"{way}: {line}"
-            # What can be read of it is loaded.
+            # The readable ranges are loaded.
             for kind in self.kinds:
                 self.loads.load(file, kind, f"--length={5 * MIB}", size=5 * MIB)
                 self.loads.load(file, kind, f"--offset={6 * MIB}", start=6 * MIB)
 
     def slow_disk(self, folder: Path) -> None:
-        """In the middle of a load it is told to end, is killed, or its file is cut short."""
+        """A load is interrupted or killed, or its file is truncated, during the reads."""
         with mapped(folder, slow) as file:
             self.machine = Machine()
             for kind in self.kinds:
@@ -185,13 +184,13 @@ class Faults:
                 out, line = process.communicate(timeout=PATIENCE)
                 assert (process.returncode, out) == (1, ""), f"{kind}: {process}, {line}"
                 assert "(ENODATA)" in line, f"{kind}: {line}"
-                # What had been read by then counts, wherever the file ends now.
+                # The error is at the byte where the load was, not at the new end of the file.
                 assert MIB < place(line, file.path) < SIZE, f"{kind}: {line}"
                 self.machine.is_as_it_was(f"{kind}, cut short")
                 file = File.of(file.path, SIZE)
 
     def no_rings(self, folder: Path) -> None:
-        """io_uring switched off: threads load, and who insists on a ring is told the remedy."""
+        """Without io_uring, threads load, and --method=uring is refused with a remedy."""
         if not Path("/proc/sys/kernel/io_uring_disabled").exists():
             print("no sysctl switches io_uring off, which Linux 6.6 brought")
             return
@@ -207,12 +206,12 @@ class Faults:
         back()
 
     def not_direct(self, image: str) -> None:
-        """squashfs reads nothing directly, which overlayfs tells one way or another."""
+        """squashfs has no direct I/O, which overlayfs reports in different ways."""
         for name in ("lower", "upper", "over"):
             Path(f"/run/{name}").mkdir()
         call("modprobe", "squashfs")
         call("mount", "-o", "loop,ro", "-t", "squashfs", image, "/run/lower")
-        # The upper and the work folder share a file system.
+        # The upper and the work folder must be on the same file system.
         call("mount", "-t", "tmpfs", "none", "/run/upper")
         for name in ("upper", "work"):
             Path(f"/run/upper/{name}").mkdir()
@@ -231,7 +230,7 @@ class Faults:
             call("umount", f"/run/{name}")
 
     def vanishing_disk(self, spare: Path) -> None:
-        """A disk that is pulled out in the middle of loads: errors, and nothing hangs."""
+        """A disk is removed during loads: they fail, and nothing hangs."""
         path = spare / "file"
         with path.open("wb") as file:
             for _ in range(128):
@@ -242,7 +241,7 @@ class Faults:
         for kind in self.kinds:
             running.append(process := self.start(File(path, b""), f"--to={kind}", block="4K"))
             reads(process)
-            # None is over before all have begun.
+            # Stopped, so that no load ends before all have begun.
             process.send_signal(signal.SIGSTOP)
         for process in running:
             process.send_signal(signal.SIGCONT)
@@ -259,23 +258,23 @@ class Faults:
         self.loads.count += 1
         file.evict()
         command = [self.loads.dmafile, "load", str(file.path), "--io=direct", "--quiet", *words]
-        # One small read after the other; of the module, as many as it keeps in flight.
+        # One small read after another; dmafile.ko keeps several in flight.
         command += [f"--block={block}", f"--gather={block}", "--queue-depth=1", *STARTS]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
 
 
 Table = Callable[[str, int, Path], Sequence[str]]
-"""A table of the device mapper, for another disk, its size in sectors, and a file that is there."""
+"""A device-mapper table for a disk, its size in sectors, and a file on it."""
 
 
 def slow(device: str, sectors: int, path: Path) -> Sequence[str]:
-    """Reads wait for 100 ms, writes don't: dm-delay."""
+    """Delays reads by 100 ms, but not writes: dm-delay."""
     return (f"0 {sectors} delay {device} 0 100 {device} 0 0",)
 
 
 def broken(bad: int) -> Table:
-    """The 4096 bytes of the file from that one on can be neither read nor written: dm-error."""
+    """Makes 4096 bytes of the file, from `bad` on, fail to read and write: dm-error."""
 
     def table(device: str, sectors: int, path: Path) -> Sequence[str]:
         start = on_disk(path, bad) // SECTOR
@@ -290,7 +289,7 @@ def broken(bad: int) -> Table:
 
 @contextlib.contextmanager
 def mapped(folder: Path, table: Table) -> Iterator[File]:
-    """A file on a disk that the device mapper makes of another, by the table that is given."""
+    """A file on a device-mapper disk with the given table."""
     image, mount, name = folder / "image", Path("/run/mapped"), "mapped"
     mount.mkdir(exist_ok=True)
     with image.open("wb") as disk:
@@ -303,10 +302,10 @@ def mapped(folder: Path, table: Table) -> Iterator[File]:
     lines = table(device, SECTORS, file.path)
     call("umount", str(mount))
     call("dmsetup", "create", name, text="\n".join(lines))
-    # Nobody makes the nodes of /dev/mapper in the machine but dmsetup itself.
+    # Without udev in the machine, dmsetup must make the nodes in /dev/mapper.
     call("dmsetup", "mknodes")
-    # No thread of ext4's own reads from a slow disk in the background: while it waits for that, the
-    # system cannot be suspended.
+    # Background threads of ext4 must not read from the slow disk: while they wait, the file system
+    # cannot be suspended.
     quiet = "noinit_itable,no_prefetch_block_bitmaps"
     call("mount", "-o", quiet, f"/dev/mapper/{name}", str(mount))
     yield file
@@ -317,13 +316,13 @@ def mapped(folder: Path, table: Table) -> Iterator[File]:
 
 
 def device_of(path: Path) -> Path:
-    """The folder of sysfs of the device that a file is on."""
+    """The sysfs folder of the device with a file."""
     number = path.stat().st_dev
     return Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
 
 
 def listens(process: "subprocess.Popen[str]") -> None:
-    """Waits until a load has a handler for SIGINT: on a busy machine programs start slowly."""
+    """Waits until a load has a handler for SIGINT: on a busy machine, programs start slowly."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         status = Path(f"/proc/{process.pid}/status").read_text()
@@ -350,8 +349,8 @@ Result = TypeVar("Result")
 
 
 def interrupted(act: Callable[[], Result], *call: int) -> Result:
-    """What comes of an action when a signal comes while it waits in a system call: of that number,
-    with the arguments that are given after the first. Repeats it until that has been so.
+    """The result of an action that was interrupted by a signal in a system call: `call` is the
+    number of the system call and its arguments after the first. Repeats the action until then.
     """
     seen: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda number, _: seen.append(number))
@@ -374,20 +373,20 @@ def interrupted(act: Callable[[], Result], *call: int) -> Result:
 
 def waits_in(process: int, number: int, *arguments: int) -> bool:
     words = Path(f"/proc/{process}/syscall").read_text().split()
-    # Of a process that runs it says no more than that.
+    # For a running process, the file only has that word.
     found = [int(word, 0) for word in words if word != "running"]
     return found[:1] == [number] and found[2 : 2 + len(arguments)] == [*arguments]
 
 
 def place(line: str, path: Path) -> int:
-    """The byte of the file that an error names."""
+    """The offset in the file that an error names."""
     _, _, after = line.partition(f"{path} at byte ")
     assert after, line
     return int(after.split(":")[0])
 
 
 def on_disk(path: Path, offset: int) -> int:
-    """Where a byte of a file lies on its device."""
+    """The offset on the device of a byte of a file."""
     block = 4096
     for line in call("filefrag", "-v", f"-b{block}", str(path)).splitlines():
         fields = line.replace("..", " ").replace(":", " ").split()

@@ -1,10 +1,10 @@
-"""What only dmafile.ko does: allocate and read in one call; and which kind of dma-buf is best.
+"""Loads with dmafile.ko, which allocates and reads in one call, and the choice of a dma-buf kind.
 
     fused.py DMAFILE HELPERS FOLDER [KIND...]   in the machine, as root, with the module loaded;
-                                               KIND: the kernel's own kinds, the better one first
+                                               KIND: other kinds of dma-bufs, the better one first
 
-Ends with an assertion that names the case, or with a line that counts them. The module is unloaded
-then, which it refuses while anything of it is held.
+Fails with an assertion that names the case, or prints the number of cases. At the end, the module
+is unloaded, which fails if anything of it is still in use.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ class Fused:
         self.loads, self.folder, self.kinds = loads, folder, kinds
 
     def choices(self, report: Any) -> dict[str, str]:
-        """What was decided, by what it is about; why it was."""
+        """The reason of each choice, by subject and choice."""
         return {f"{one['about']} {one['choice']}": one["why"] for one in report["reasons"]}
 
     def steps(self) -> None:
-        """In one step, or in two where that is asked for; the digest is that of the file."""
+        """Loads in one step by default, or in two on request; the digest is that of the file."""
         file = File.of(self.folder / "file", SIZE)
         digest = hashlib.sha256(file.data).hexdigest()
         for when, mode in (("auto", "direct"), ("before", "direct"), ("in-read", "direct+bounced")):
@@ -41,7 +41,7 @@ class Fused:
             report = self.loads.load(file, "dmafile", *words, "--trace=/tmp/trace.json")
             choices = self.choices(report)
             assert report["method"] == "module" and report["io"] == "direct", report
-            # A part of a block has no room around it in a buffer that others might hold already.
+            # In an existing buffer, a partial block has no spare room around it.
             assert f"mode {mode}" in choices, choices
             assert ("allocation ahead" in choices) == (when == "auto"), choices
             assert report["bytes_direct"] == SIZE and report["verify"]["matched"], report
@@ -56,13 +56,13 @@ class Fused:
         assert "wrong digest" in line and "(EBADMSG)" in line, line
 
     def cache(self) -> None:
-        """Of what is cached for the greater part, the cache is the source; directly else."""
+        """A mostly cached file is copied from the page cache; any other is read directly."""
         file = File.of(self.folder / "file", SIZE)
         reader = str(self.loads.helpers / "reader")
         for warm, io in ((SIZE // 4, "direct"), (3 * SIZE // 4, "buffered"), (SIZE, "buffered")):
             file.evict()
             with file.path.open("rb") as some:
-                # Only what is read is to be cached.
+                # Without readahead, only the bytes that are read get cached.
                 os.posix_fadvise(some.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 assert some.read(warm) == file.data[:warm]
             command = [*self.loads.words(file, "dmafile"), str(file.path)]
@@ -71,11 +71,11 @@ class Fused:
             assert seen.data[:SIZE] == file.data, f"{warm} bytes are cached: wrong bytes"
             assert report["io"] == io and f"mode {io}" in self.choices(report), (warm, report)
             if io == "direct":
-                # And nothing more of it came there.
+                # The load added nothing to the page cache.
                 assert seen.cached <= -(-warm // 4096) + 1, (warm, seen.cached)
 
     def files(self) -> None:
-        """A model of several files, each at its place; and of one with a hole, only the data."""
+        """Each file of a model is at its offset."""
         model = self.folder / "model"
         model.mkdir(exist_ok=True)
         for number in range(2):
@@ -94,13 +94,13 @@ class Fused:
             assert seen.data[at : at + len(data)] == data, shard
 
     def limits(self) -> None:
-        """What the module, or the process, may not have is told apart, and nothing stays."""
+        """Limits of the module and of the process have different errors, and nothing is leaked."""
         file = File.of(self.folder / "file", SIZE)
         back = setting(LARGEST, 1)
         line = self.loads.refused("load", str(file.path), "--to=dmafile", "--quiet")
         back()
         assert "dmafile.ko makes up to 1048576 bytes (EFBIG); " in line, line
-        # Enough for the process, the file and the node, and not for the dma-buf.
+        # Enough descriptors for the process, the file and the node, but not for the dma-buf.
         for most in range(6, 20):
             command = ["prlimit", f"--nofile={most}", self.loads.dmafile, "load"]
             command += [str(file.path), "--to=dmafile", "--io=direct", "--quiet"]
@@ -113,21 +113,21 @@ class Fused:
         assert most > 6, "it never had too few"
 
     def best(self) -> None:
-        """`dma-buf` is the best kind that is left, and the rest have a reason against them."""
+        """`dma-buf` selects the best available kind, and gives a reason against the others."""
         file = File.of(self.folder / "file", SIZE)
         against: list[str] = []
         for kind in ("dmafile", *self.kinds):
             report = self.loads.load(file, "dma-buf")
             choices = self.choices(report)
             assert report["kind"] == kind and f"kind {kind}" in choices, report
-            # Which a plan says before.
+            # The plan says the same.
             told = self.loads.run("explain", str(file.path), "--to=dma-buf", "--json")
             plan = json.loads(told.stdout)
             assert plan["kind"] == kind, plan
             assert (plan["ladder"][0]["method"] == "module") == (kind == "dmafile"), plan
             assert all("(ENOENT)" in choices[f"not {one}"] for one in against), choices
             if kind == "dmafile" and "udmabuf" in self.kinds:
-                # Its pages are not to be chosen; a udmabuf's are.
+                # The page size can be chosen for a udmabuf, but not for dmafile.
                 report = self.loads.load(file, "dma-buf", "--pages=base")
                 assert report["kind"] == "udmabuf" and report["pages"] == "base", report
             if kind == "dmafile":

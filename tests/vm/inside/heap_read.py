@@ -1,8 +1,8 @@
-"""What a heap of the series does: allocate and read in one call; and what goes another way.
+"""Loads with a heap of the series, which allocates and reads in one call, and its limits.
 
     heap_read.py DMAFILE HELPERS FOLDER...    in the machine, as root
 
-Ends with an assertion that names the case, or with a line that counts them.
+Fails with an assertion that names the case, or prints the number of cases.
 """
 
 import hashlib
@@ -15,13 +15,13 @@ KIND = "heap:system"
 IN_ORDER = "/sys/module/dma_heap_read/parameters/in_order"
 SIZES = (1, 4095, 4096, MIB + 1, 6 * MIB + 777)
 MAPPED = ("ext4", "xfs")
-"""File systems for whose files memory is mapped."""
+"""File systems for which memory is premapped."""
 BUFFERED = ("tmpfs",)
 """File systems whose direct reads are copies from the page cache."""
 
 
 def whole(loads: Loads, folder: Path) -> None:
-    """Files of every sort of size, in both ways, allocated meanwhile and before."""
+    """Files of several sizes, direct and buffered, allocated during the reads and before them."""
     for in_order in "NY":
         back = setting(IN_ORDER, in_order)
         for size in SIZES:
@@ -37,7 +37,7 @@ def whole(loads: Loads, folder: Path) -> None:
 
 
 def others(loads: Loads, folder: Path) -> None:
-    """What a heap does not read while it allocates comes by `bounce`."""
+    """Loads that the heap does not support use other methods."""
     size = 3 * MIB + 777
     file = File.of(folder / "file", size)
     cases = [["--offset=4096"], ["--length=8192"], ["--allocation=before"], ["--method=bounce"]]
@@ -52,12 +52,12 @@ def others(loads: Loads, folder: Path) -> None:
     for words in (["--offset=4096"], ["--allocation=before"]):
         line = loads.refused("load", str(file.path), f"--to={KIND}", "--method=heap-read", *words)
         assert "(EOPNOTSUPP)" in line, line
-        # Of more than one reason the last is told.
+        # Of several reasons, the last one is reported.
         assert file.file_system in BUFFERED or "whole files" in line, line
 
 
 def cached(loads: Loads, folder: Path) -> None:
-    """A file that is in the page cache is copied from there."""
+    """A cached file is copied from the page cache."""
     file = File.of(folder / "file", 2 * MIB + 5)
     file.path.read_bytes()
     _, report = loads.read("a cached file", [*loads.words(file, KIND), str(file.path)])
@@ -65,8 +65,8 @@ def cached(loads: Loads, folder: Path) -> None:
 
 
 def best(loads: Loads, folder: Path) -> None:
-    """`dma-buf` is such a heap's for a whole file; for a part of one, too, where that is mapped for
-    the disk, and a udmabuf elsewhere.
+    """`dma-buf` selects this heap for a whole file. For a part of a file, it selects the heap if
+    memory is premapped for the disk, and a udmabuf otherwise.
     """
     file = File.of(folder / "file", 2 * MIB + 5)
     report = loads.load(file, "dma-buf")

@@ -1,8 +1,8 @@
-"""What one process holds another takes, and a driver imports it there when its holder is dead.
+"""A process takes what another holds, and a driver imports it after the holder is killed.
 
-Before that the holder has been killed once, and started with the descriptors that were kept.
+Before that, the holder is killed once and restarted with the stored descriptors.
 
-held.py DMAFILE HELPERS FOLDER [KIND...]    in the machine, as root; memfds are held in any case
+held.py DMAFILE HELPERS FOLDER [KIND...]    in the machine, as root; memfds are always held too
 """
 
 import fcntl
@@ -19,11 +19,11 @@ from tests.vm.inside.loads import PATIENCE, File, Loads, difference
 
 SOCKET = Path("/run/held/socket")
 FIRST = 3
-"""The first descriptor that a service manager hands out (SD_LISTEN_FDS_START)."""
+"""The first descriptor that a service manager passes (SD_LISTEN_FDS_START)."""
 
 
 class Manager:
-    """Plays the service manager (sd_notify(3), sd_listen_fds(3)) of a holder."""
+    """The service manager of a holder (sd_notify(3), sd_listen_fds(3))."""
 
     def __init__(self) -> None:
         self.path = SOCKET.parent / "notify"
@@ -33,10 +33,10 @@ class Manager:
         self.kept: list[tuple[str, int]] = []
 
     def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
-        """Starts it with what is kept, and waits until it serves."""
+        """Starts a holder with the stored descriptors, and waits until it is ready."""
 
         def place() -> None:
-            # First out of the way of each other.
+            # First move them away, so that none is overwritten.
             high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for _, fd in self.kept]
             for number, fd in enumerate(high, FIRST):
                 os.dup2(fd, number)
@@ -61,11 +61,11 @@ class Manager:
 def held(
     loads: Loads, manager: Manager, file: File, kind: str, ways: Sequence[Sequence[str]]
 ) -> None:
-    """Holds a file, kills the holder and starts it with what was kept, takes the file once for each
-    way in, kills the holder again, and lets them import it.
+    """Holds a file, kills the holder and restarts it with the stored descriptors. Then takes the
+    file once for each importer, kills the holder again, and lets the importers import it.
     """
     where = ["--name=file", f"--at={SOCKET}", f"--to={kind}"]
-    # Of huge pages Linux 6.12 shows drivers the wrong ones (importers.py).
+    # Linux 6.12 maps huge pages wrongly for drivers (importers.py).
     where += ["--pages=4k"] if kind == "udmabuf" else []
     file.evict()
     for again in (False, True):
@@ -90,7 +90,7 @@ def held(
     for _, fd in manager.kept:
         os.close(fd)
     manager.kept.clear()
-    # One after the other: vivid has one output.
+    # One after another, because vivid has one output.
     for taker, how in zip(takers, ways, strict=True):
         seen, said = taker.communicate(b"go\n")
         case = f"{kind}, {how[1]}"
@@ -106,7 +106,7 @@ def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
     file = File.of(Path(folder) / "file", FRAME)
     importer = str(loads.helpers / "importer")
     ways = ways_in(importer) if kinds else []
-    # Another process maps it, as anything else than a dma-buf's driver does.
+    # A memfd is mapped by another process, not imported by a driver.
     held(loads, manager, file, "memfd", [[importer, "send", importer, "receive"]])
     for kind in kinds:
         held(loads, manager, file, kind, ways)

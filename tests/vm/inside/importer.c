@@ -1,11 +1,11 @@
 /*
- * importer vgem         imports a dma-buf into a graphics driver: attached to its device and mapped for DMA there
- * importer vivid        shows a dma-buf on a virtual video output, and prints what the input at the other end sees
- * importer receive      prints the bytes of a dma-buf that came through the socket at standard input
- * importer send WORDS   sends the dma-buf there to another program, `WORDS`, which it starts, and waits for it
+ * importer vgem         imports a dma-buf into a graphics driver: attaches its device and maps the memory for DMA
+ * importer vivid        shows a dma-buf on a virtual video output, and prints what the connected input receives
+ * importer receive      prints the bytes of a dma-buf that it receives from the socket at standard input
+ * importer send WORDS   starts the program `WORDS`, sends it the dma-buf, and waits for it
  *
- * The COMMAND of a load. vivid reads by the exporter's vmap() in a kernel thread of its own, which is another way into
- * the memory than mmap(), the one that most drivers without a DMA engine take.
+ * The COMMAND of a load. vivid reads through the exporter's vmap() in a kernel thread. This differs from mmap(), and is
+ * what most drivers without a DMA engine do.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -32,7 +32,7 @@
 #define WIDTH	1280
 #define HEIGHT	720
 #define FRAME	(WIDTH * HEIGHT * 4)
-/* vivid's control that says which output feeds its input. */
+/* The control of vivid that selects which output feeds its input. */
 #define CABLE	"HDMI 000-0 Is Connected To"
 
 static void xioctl(int fd, unsigned long request, void *argument, const char *what)
@@ -62,7 +62,7 @@ static void vgem(void)
 	if (fd < 0)
 		errx(1, "no vgem");
 	xioctl(fd, DRM_IOCTL_PRIME_FD_TO_HANDLE, &prime, "PRIME_FD_TO_HANDLE");
-	/* Only the driver's object keeps it now. */
+	/* Now, only the object of the driver keeps the memory. */
 	close(prime.fd);
 	prime.flags = O_CLOEXEC;
 	xioctl(fd, DRM_IOCTL_PRIME_HANDLE_TO_FD, &prime, "PRIME_HANDLE_TO_FD");
@@ -74,7 +74,7 @@ static void vgem(void)
 	xioctl(fd, DRM_IOCTL_GEM_CLOSE, &done, "GEM_CLOSE");
 }
 
-/* vivid's two nodes, told apart by what they can do. */
+/* Finds the two nodes of vivid by their capabilities. */
 static int video(uint32_t capability)
 {
 	for (int number = 0; number < 16; number++) {
@@ -94,7 +94,7 @@ static int video(uint32_t capability)
 	errx(1, "no vivid");
 }
 
-/* The control of a name; the numbers are vivid's affair. */
+/* The control with this name; vivid chooses the numbers. */
 static struct v4l2_query_ext_ctrl control_of(int fd, const char *name)
 {
 	struct v4l2_query_ext_ctrl control = { .id = V4L2_CTRL_FLAG_NEXT_CTRL };
@@ -107,7 +107,7 @@ static struct v4l2_query_ext_ctrl control_of(int fd, const char *name)
 	errx(1, "no control %s", name);
 }
 
-/* Whether a control is set to the choice whose name begins so. */
+/* Whether a control is set to the choice whose name begins with this text. */
 static bool chosen(int fd, const char *name, const char *choice)
 {
 	struct v4l2_control control = { .id = control_of(fd, name).id };
@@ -118,7 +118,7 @@ static bool chosen(int fd, const char *name, const char *choice)
 	return !ioctl(fd, VIDIOC_QUERYMENU, &menu) && !strncmp((char *)menu.name, choice, strlen(choice));
 }
 
-/* Sets it to that choice, which may be gone for a moment. */
+/* Sets a control to that choice, which may be missing for a moment. */
 static void choose(int fd, const char *name, const char *choice)
 {
 	struct v4l2_query_ext_ctrl control = control_of(fd, name);
@@ -138,7 +138,7 @@ static void choose(int fd, const char *name, const char *choice)
 	errx(1, "control %s has no choice %s", name, choice);
 }
 
-/* Both ends alike, so that frames are copied and not converted. */
+/* The same format for output and input, so that frames are copied and not converted. */
 static void set_format(int fd, enum v4l2_buf_type type)
 {
 	struct v4l2_format format = { .type = type };
@@ -157,7 +157,7 @@ static void set_format(int fd, enum v4l2_buf_type type)
 static void find(int fd, unsigned long enumerate, unsigned long set, const char *name)
 {
 	for (int index = 0; index < 16; index++) {
-		/* Inputs and outputs have the same members that count here, in the same places. */
+		/* The members used here are at the same offsets in inputs and outputs. */
 		union {
 			struct v4l2_input	input;
 			struct v4l2_output	output;
@@ -206,13 +206,13 @@ static void vivid(void)
 	want.type = in;
 	want.memory = V4L2_MEMORY_MMAP;
 	xioctl(input, VIDIOC_REQBUFS, &want, "VIDIOC_REQBUFS");
-	/* Both of the output's are the one, so that each frame is ours. */
+	/* Both buffers of the output are the same dma-buf, so that each frame shows it. */
 	queue(output, out, V4L2_MEMORY_DMABUF, 0, source);
 	queue(output, out, V4L2_MEMORY_DMABUF, 1, source);
 	xioctl(output, VIDIOC_STREAMON, (void *)&out, "VIDIOC_STREAMON");
 	/*
-	 * To connect them starts a worker of vivid's, which may look before they are connected and then take the
-	 * connection back: the frame is a test pattern. One that is there after a frame was there for it.
+	 * Connecting them starts a worker of vivid, which may check too early and undo the connection: then the frame
+	 * is a test pattern. If the connection still exists after a frame, it existed during the frame.
 	 */
 	for (int tries = 0;; tries++) {
 		choose(input, CABLE, "Output HDMI 000-0");
@@ -232,7 +232,7 @@ static void vivid(void)
 	write_all(map, FRAME);
 }
 
-/* With one byte of text, as a descriptor cannot travel alone. */
+/* Sent with one byte of text, because a descriptor cannot be sent alone. */
 union message {
 	char		space[CMSG_SPACE(sizeof(int))];
 	struct cmsghdr	header;
@@ -254,7 +254,7 @@ static void send_on(char **words)
 	if (child < 0)
 		err(1, "fork");
 	if (!child) {
-		/* Nothing else may tell where the bytes are. */
+		/* The program must find the bytes by the dma-buf only. */
 		dup2(pair[1], STDIN_FILENO);
 		close_range(3, ~0U, 0);
 		clearenv();

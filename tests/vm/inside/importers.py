@@ -1,4 +1,4 @@
-"""Drivers and programs that know nothing of dmafile import what it loads, and see the file.
+"""Drivers and programs that do not use dmafile import its buffers and get the bytes of the file.
 
 importers.py DMAFILE HELPERS FOLDER KIND[,METHOD]...    in the machine, as root
 """
@@ -12,18 +12,18 @@ from pathlib import Path
 from tests.vm.inside.loads import File, Loads, difference, setting
 
 FRAME = 1280 * 720 * 4
-"""What importer.c takes for one picture."""
+"""The size of a picture of importer.c."""
 HUGE = 2 << 20
 
 
 def ways_in(importer: str) -> list[list[str]]:
-    """Commands that import the dma-buf of DMAFILE_FD and print its bytes; loads their drivers."""
-    # One input and one output, HDMI, and no other nodes.
+    """Loads drivers; returns commands that import the dma-buf DMAFILE_FD and print its bytes."""
+    # One HDMI input, one HDMI output, and no other nodes.
     vivid = "n_devs=1 num_inputs=1 input_types=3 num_outputs=1 output_types=1 node_types=0x101"
     subprocess.run(["modprobe", "vivid", *vivid.split()], check=True)
     subprocess.run(["modprobe", "vgem"], check=True)
     ways = [["vgem"], ["vivid"], ["send", importer, "receive"]]
-    # There its ends cannot be connected: it has no control for that.
+    # In Linux 6.1, vivid has no control that connects its output to its input.
     if os.uname().release.startswith("6.1."):
         ways.remove(["vivid"])
     return [[importer, *how] for how in ways]
@@ -42,7 +42,7 @@ def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
             seen = loads.command(file, kind, *words, command=how)
             assert seen == file.data, f"{one}, {how[1]}: {difference(seen, file.data)}"
     if "udmabuf" in kinds:
-        # Larger than what huge pages are thought of for: nobody is shown wrong bytes unasked.
+        # Large enough for huge pages, but by default no driver must see wrong bytes.
         larger = File.of(Path(folder) / "larger", 2 * FRAME)
         seen = loads.command(larger, "udmabuf", command=[importer, "vivid"])
         assert seen == larger.data[:FRAME], difference(seen, larger.data[:FRAME])
@@ -59,8 +59,8 @@ def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
 
 
 def heads_only(seen: bytes, file: File) -> None:
-    """Linux 6.12 gives a driver that maps a udmabuf for the CPU the first page of every huge page
-    in the place of all of its pages (`vmap_udmabuf`; mended in 6.17). The right bytes will do, too.
+    """In Linux 6.12, a driver that maps a udmabuf for the CPU gets the first page of every huge
+    page instead of each of its pages (`vmap_udmabuf`; fixed in 6.17). Correct bytes are accepted.
     """
     if seen == file.data:
         print("vmap of huge pages: right")

@@ -1,7 +1,7 @@
-"""Loads in a machine, compared byte for byte with what a program of somebody else reads.
+"""Loads in a machine, whose bytes are compared with those that an independent program reads.
 
-Few imports, and everything that is started lies in the machine's own memory: starting a program
-from the host's files takes longer than the load.
+Few imports, and all programs are copied to the memory of the machine: starting a program from the
+files of the host takes longer than a load.
 """
 
 import json
@@ -18,28 +18,28 @@ from typing import Any
 
 MIB = 1 << 20
 SENTINEL = 0xA5
-"""What maker.c fills memory with."""
+"""The byte with which maker.c fills memory."""
 USER = 1000
 PATIENCE = 300
-"""Seconds in which a machine of a busy host does what it does at once on an idle one."""
+"""A timeout in seconds that is long enough for a machine on a busy host."""
 GROUP = Path("/sys/fs/cgroup/limited")
 ENTER = ("sh", "-c", f'echo $$ >{GROUP}/cgroup.procs && exec "$@"', "sh")
-"""Before a command, puts it into that cgroup."""
+"""A prefix that moves a command into this cgroup."""
 
 BLOB = random.Random(4).randbytes(8 * MIB)
-"""What files are made of: no two places of it are alike."""
+"""The content of files; no two parts of it are alike."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file and what is in it."""
+    """A file and its bytes."""
 
     path: Path
     data: bytes
 
     @classmethod
     def of(cls, path: Path, size: int) -> "File":
-        """One of that many bytes."""
+        """Writes a file of `size` bytes."""
         assert 0 < size <= len(BLOB), size
         path.write_bytes(data := BLOB[-size:])
         path.chmod(0o644)
@@ -47,7 +47,7 @@ class File:
 
     @classmethod
     def sparse(cls, path: Path, pieces: Sequence[tuple[int, int]], size: int) -> "File":
-        """One with data in some places, START and END, and holes elsewhere."""
+        """Writes a file with data in these ranges (start, end) and holes elsewhere."""
         path.unlink(missing_ok=True)
         data = bytearray(size)
         with path.open("wb") as file:
@@ -58,14 +58,14 @@ class File:
         return cls(path, bytes(data))
 
     def evict(self) -> None:
-        """Leaves none of it in the page cache."""
+        """Drops the file from the page cache."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     @property
     def file_system(self) -> str:
-        """The type of the deepest mount that it is on."""
+        """The type of the file system of the file."""
         mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
         on = [mount for mount in mounts if self.path.is_relative_to(mount[1])]
         return max(on, key=lambda mount: len(mount[1]))[2]
@@ -73,7 +73,7 @@ class File:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the reader of a load sees."""
+    """The output of reader.c in a load."""
 
     cached: int
     reserved: int
@@ -82,7 +82,7 @@ class Seen:
 
 
 class Loads:
-    """Starts loads with the helpers that the host has built, and counts them."""
+    """Runs loads with helpers that were built on the host, and counts them."""
 
     def __init__(self, dmafile: str, helpers: str) -> None:
         self.helpers = Path("/tmp/helpers")
@@ -102,19 +102,19 @@ class Loads:
         size: int | None = None,
         user: bool = False,
     ) -> Any:
-        """A load of a cold file, by root or an ordinary user, checked byte for byte; its report."""
+        """Loads a cold file as root or as a user, and checks all bytes; returns the report."""
         case = f"load {file.path} --to {kind} {' '.join(words)}"
         file.evict()
         self.report.unlink(missing_ok=True)
         command = self.words(file, kind, *words)
-        # The page cache is not an ordinary user's to look at.
+        # An ordinary user cannot query the page cache.
         command = as_user(command) if user else [*command, str(file.path)]
         seen, report = self.read(case, command)
         want = file.data[start : None if size is None else start + size]
         lead = report["offset"]
         total = sum(bytes for _, bytes in seen.descriptors)
         assert total >= lead + len(want), f"{case}: {seen.descriptors}"
-        # What is around the wanted bytes is zero.
+        # The bytes around the requested ones are zero.
         whole = bytes(lead) + want + bytes(total - lead - len(want))
         assert seen.data == whole, f"{case}: {difference(seen.data, whole)}"
         if kind != "memfd":
@@ -123,31 +123,31 @@ class Loads:
             starts = [sum(bytes for _, bytes in pieces[:number]) for number in range(len(pieces))]
             assert [one["at"] for one in report["dma_bufs"]] == starts, f"{case}: {report}"
         if "--io=direct" in words:
-            # btrfs reads a part of a block through the page cache, f2fs what it keeps in an inode.
+            # btrfs reads a partial block through the page cache, f2fs data that is in an inode.
             small = file.file_system == "f2fs" and len(file.data) < mmap.PAGESIZE
             allowed = 1 if small or file.file_system == "btrfs" else 0
             assert seen.cached <= allowed, f"{case}: {seen.cached} pages in the page cache"
         return report
 
     def fill(self, file: File, kind: str, size: int, *words: str, at: int | None = None) -> Any:
-        """A load into memory of somebody else, of `size` dirty bytes; its report."""
+        """Loads into existing memory of `size` dirty bytes; returns the report."""
         target = "fd:9" if at is None else f"fd:9@{at}"
         case = f"load {file.path} --to {target} ({kind}, {size} bytes) {' '.join(words)}"
         file.evict()
         maker = [str(self.helpers / "maker"), kind, str(size), "9"]
         seen, report = self.read(case, [*maker, *self.words(file, target, *words)])
         if at is None:
-            # All of the memory is the load's: what the file doesn't fill is zero.
+            # The load fills all of the memory: the bytes after the file are zero.
             whole = file.data + bytes(size - len(file.data))
         else:
-            # Only a range is: around it nothing changes.
+            # The load fills a range: nothing around it changes.
             dirt = bytes([SENTINEL]) * size
             whole = dirt[:at] + file.data + dirt[at + len(file.data) :]
         assert seen.data == whole, f"{case}: {difference(seen.data, whole)}"
         return report
 
     def command(self, file: File, kind: str, *words: str, command: Sequence[str]) -> bytes:
-        """What a COMMAND of a load prints."""
+        """The output of a COMMAND of a load."""
         self.count += 1
         done = subprocess.run(
             [self.dmafile, "load", str(file.path), "--to", kind, "--quiet", *words, "--", *command],
@@ -162,7 +162,7 @@ class Loads:
         return [*command, f"--json={self.report}", "--", str(self.helpers / "reader")]
 
     def read(self, case: str, command: Sequence[str]) -> tuple[Seen, Any]:
-        """Starts a load with the reader as its COMMAND, and takes what that prints."""
+        """Runs a load whose COMMAND is the reader; returns its output and the report."""
         self.count += 1
         with self.said.open("wb") as said:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said)
@@ -175,16 +175,16 @@ class Loads:
         descriptors = [word.decode().split(":") for word in header[2:]]
         pieces = [(kind, int(size)) for kind, size in descriptors]
         seen = Seen(int(header[0]), int(header[1]), pieces, data)
-        # A pool with one page too few taken from it has 2^64 - 1 reserved.
+        # A reservation that is released twice shows as 2^64 - 1 reserved pages.
         assert seen.reserved == 0, f"{case}: {seen.reserved} huge pages reserved"
         return seen, json.loads(self.report.read_text())
 
     def nothing_stays_pinned(self, case: str) -> None:
-        # A ring gives back what it has pinned some time after its process has ended.
+        # A ring unpins its memory some time after its process has ended.
         settles(lambda: pinned() - self.pinned, lambda more: not more, f"{case}: pages stay pinned")
 
     def refused(self, *words: str, user: bool = False, status: int = 1) -> str:
-        """The one line with which a command of ours fails."""
+        """The one line with which a dmafile command fails."""
         self.count += 1
         done = self.run(*words, user=user)
         assert done.returncode == status, f"{words}: {done}"
@@ -195,7 +195,7 @@ class Loads:
     def run(
         self, *words: str, user: bool = False, group: bool = False
     ) -> "subprocess.CompletedProcess[str]":
-        """A command of ours, of an ordinary user, in the cgroup with a limit."""
+        """Runs a dmafile command, optionally as an ordinary user or in the cgroup with a limit."""
         command = [self.dmafile, *words]
         command = as_user(command) if user else command
         command = [*ENTER, *command] if group else command
@@ -208,7 +208,7 @@ def as_user(command: Sequence[str]) -> list[str]:
 
 
 def difference(seen: bytes, want: bytes) -> str:
-    """Where two pieces of memory begin to differ."""
+    """Describes where two pieces of memory differ."""
     if len(seen) != len(want):
         return f"{len(seen)} bytes instead of {len(want)}"
     pages = range(0, len(want), mmap.PAGESIZE)
@@ -217,7 +217,7 @@ def difference(seen: bytes, want: bytes) -> str:
 
 
 def settles(look: Callable[[], Any], well: Callable[[Any], bool], case: str) -> None:
-    """Waits until what can be seen is well: the kernel does some of its work in its own time."""
+    """Waits until `well` accepts the result of `look`: the kernel does some work later."""
     end = time.monotonic() + PATIENCE
     while not well(seen := look()):
         assert time.monotonic() < end, f"{case}: {seen}"
@@ -231,7 +231,7 @@ def vmstat() -> Mapping[str, int]:
 
 def pinned() -> int:
     """Pages that are pinned on this machine."""
-    # Each processor counts for itself, and tells the others about once a second; or when asked to.
+    # Each CPU adds its own count to the total about once a second, or on request.
     Path("/proc/sys/vm/stat_refresh").read_text()
     counts = vmstat()
     return counts["nr_foll_pin_acquired"] - counts["nr_foll_pin_released"]
@@ -243,7 +243,7 @@ def meminfo(name: str) -> int:
 
 
 def setting(path: str, value: object) -> Callable[[], None]:
-    """Changes a file of /proc or /sys; what is returned takes that back."""
+    """Changes a file in /proc or /sys; the returned function restores it."""
     file = Path(path)
     before = file.read_text()
     file.write_text(str(value))

@@ -1,6 +1,6 @@
 /*
- * maker KIND SIZE FD COMMAND...   makes memory of a KIND (memfd, udmabuf, heap:NAME, dmafile) filled with SENTINEL bytes,
- * gives it the descriptor FD, and becomes COMMAND: what a load to `fd:FD` is given by somebody else.
+ * maker KIND SIZE FD COMMAND...   makes memory of a KIND (memfd, udmabuf, heap:NAME, dmafile), filled with SENTINEL, as
+ * descriptor FD, and executes COMMAND: the existing memory of a load to `fd:FD`.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -86,7 +86,7 @@ int main(int argc, char **argv)
 		err(1, "mmap");
 	memset(map, SENTINEL, size);
 	munmap(map, size);
-	/* The copy is the one that COMMAND inherits. */
+	/* COMMAND inherits the copy. */
 	if (dup2(fd, atoi(argv[3])) < 0)
 		err(1, "dup2");
 	execv(argv[4], argv + 4);

@@ -1,10 +1,10 @@
-"""Every kind of dma-buf by every method from every file system, on a real kernel.
+"""Every kind of dma-buf with every method from every file system, on a real kernel.
 
-    matrix.py DMAFILE HELPERS short|whole KIND... -- FOLDER...    as root; one folder a file system
+    matrix.py DMAFILE HELPERS short|whole KIND... -- FOLDER...    as root; a folder per file system
 
-`short` is the first folder with all methods, sizes, holes and ranges, each once, and a few cases on
-the others; `whole` has all of them with each other. Ends with an assertion that names the case, or
-with a line that counts them.
+`short` tests all methods, sizes, holes and ranges once in the first folder, and a few cases in the
+others; `whole` tests all combinations. Fails with an assertion that names the case, or prints the
+number of cases.
 """
 
 import sys
@@ -29,14 +29,14 @@ METHODS = {
         ("uring", "threads", "read", "sendfile", "splice"),
         (*BUFFERED, "sendfile", "splice"),
     ),
-    # Nothing but the CPU can write to what a heap gives: no disk, and no write(2).
+    # Only the CPU can write to memory of a heap: no disk, and no write(2).
     "heap:system": (("bounce",), BUFFERED),
     "dmafile": (("module", "bounce"), (*BUFFERED, "module")),
 }
-"""Of each kind, what moves bytes directly, and what does so through the page cache."""
+"""The direct and the buffered methods of each kind."""
 UNPINNED = ("uring", "threads", "read", "sendfile", "splice")
 REFUSED = {"udmabuf": ("module",), "heap:system": (*UNPINNED, "module"), "dmafile": UNPINNED}
-"""Of each kind, what cannot read directly."""
+"""The methods of each kind that cannot read directly."""
 NO_HUGE = ("sendfile", "splice")
 """hugetlbfs has no write(2)."""
 
@@ -45,7 +45,7 @@ class Matrix:
     def __init__(self, loads: Loads, kind: str, folder: Path, whole: bool) -> None:
         self.loads, self.kind, self.folder, self.whole = loads, kind, folder, whole
         self.direct, self.buffered = METHODS[kind]
-        # tmpfs has its files in memory, where nothing is direct.
+        # tmpfs has its files in memory, without direct I/O.
         self.in_memory = File(folder / "file", b"").file_system == "tmpfs"
 
     def load(self, file: File, *words: str, start: int = 0, size: int | None = None) -> Any:
@@ -56,7 +56,7 @@ class Matrix:
         return File.of(self.folder / "file", size)
 
     def ways(self, every: bool) -> Iterator[tuple[str, ...]]:
-        """The words of the ways to load: all of them, or the one that is taken by default."""
+        """The options of all methods, or of the default only."""
         yield () if self.in_memory else ("--io=direct",)
         if every:
             direct = () if self.in_memory else self.direct
@@ -75,7 +75,7 @@ class Matrix:
             self.load(file, *way)
 
     def few(self) -> None:
-        """What file systems differ in: where direct reads may begin and end."""
+        """The cases in which file systems differ: the alignment of direct reads."""
         for size in (1, GATHER + 513, 2 * GATHER):
             file = self.file(size)
             for way in self.ways(every=False):
@@ -91,12 +91,12 @@ class Matrix:
                     file, f"--offset={start}", f"--length={size}", *way, start=start, size=size
                 )
                 if "--io=buffered" in way:
-                    # What is still being read ahead could not be dropped, and would count as the
-                    # next load's: this waits for it.
+                    # Pages that are being read ahead cannot be dropped, and would be counted for
+                    # the next load: this waits for them.
                     file.path.read_bytes()
 
     def holes(self) -> None:
-        """At the start, in the middle, at the end, and all of it."""
+        """Holes at the start, in the middle, at the end, and everywhere."""
         end = 2 * GATHER + 777
         for pieces in (
             [(GATHER, end)],
@@ -120,12 +120,12 @@ class Matrix:
                         continue
                     words = (f"--pages={pages}", f"--allocation={when}", *way)
                     got = self.load(file, *words)["pages"]
-                    # Nobody collapses what the reads themselves allocate.
+                    # Pages that the reads allocate are not merged into huge pages.
                     assert got == pages or (pages, when) == ("thp", "in-read"), (words, got)
         back()
 
     def steps(self) -> None:
-        """In one step with the reads, allocated before them, and made and then filled."""
+        """Allocated ahead of the reads, before them, and by them."""
         for size in (1, GATHER + 777):
             file = self.file(size)
             for when in ("ahead", "before", "in-read"):
@@ -136,7 +136,7 @@ class Matrix:
                         self.load(file, *words, start=777, size=MIB)
 
     def refusals(self) -> None:
-        """Methods that cannot reach such memory say so, and nothing is loaded."""
+        """Methods that cannot fill this memory are refused."""
         file = self.file(5000)
         for name in REFUSED[self.kind]:
             words = ("load", str(file.path), "--to", self.kind, "--io=direct", f"--method={name}")
@@ -144,7 +144,7 @@ class Matrix:
             assert "(EOPNOTSUPP)" in line, line
 
     def limits(self) -> None:
-        """Above the limit there are several dma-bufs, one behind the other, each within it."""
+        """Above the limit, a buffer has several adjacent dma-bufs, each within the limit."""
         file = self.file(3 * GATHER + 777)
         for mib, count in ((1, 7), (2, 4), (5, 2), (64, 1)):
             back = setting(LIMIT, mib)
@@ -155,7 +155,7 @@ class Matrix:
 
 
 def fills(loads: Loads, folder: Path, whole: bool) -> None:
-    """Memory that exists: all of it, or a range with somebody else's bytes around."""
+    """Existing memory is filled completely, or in a range with other bytes around it."""
     ways: list[tuple[str, ...]] = [()]
     if whole:
         ways += [("--io=buffered",)]
@@ -172,7 +172,7 @@ def fills(loads: Loads, folder: Path, whole: bool) -> None:
             for words in ways:
                 report = loads.fill(file, kind, 2 * GATHER, *words)
                 assert (report["method"] == "module") == (kind == "dmafile"), (kind, report)
-                # In the middle of a page, of a block, and up to the last byte.
+                # At the start, inside a page, inside a block, and up to the last byte.
                 for at in (0, 777, MIB + 512, 2 * GATHER - size):
                     if at + size <= 2 * GATHER:
                         loads.fill(file, kind, 2 * GATHER, *words, at=at)
@@ -204,7 +204,7 @@ def cases(matrix: Matrix, first: bool) -> None:
     matrix.ranges()
     matrix.holes()
     if matrix.kind == "udmabuf":
-        # Whoever exports other dma-bufs chooses their pages.
+        # For other dma-bufs, the exporter chooses the page size.
         matrix.pages()
     if matrix.kind == "dmafile":
         matrix.steps()

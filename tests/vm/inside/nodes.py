@@ -1,8 +1,8 @@
-"""Where the memory of loads comes from, in a machine of several NUMA nodes.
+"""The NUMA node of loaded memory, in a machine with several nodes.
 
     nodes.py DMAFILE HELPERS FOLDER    in the machine, as root
 
-Ends with an assertion that names the case, or with a line that counts them.
+Fails with an assertion that names the case, or prints the number of cases.
 """
 
 import ctypes
@@ -17,15 +17,15 @@ from pathlib import Path
 from tests.vm.inside.loads import BLOB, MIB, File, Loads
 
 SIZE = 96 * MIB
-"""Enough for several threads that allocate."""
+"""Large enough for several allocating threads."""
 SET_MEMPOLICY, BIND = 238, 2
 """On x86-64; linux/mempolicy.h."""
 
 
 def lies(fd: int) -> dict[int, int]:
-    """How many pages of a memfd lie on which node."""
+    """The number of pages of a memfd on each node."""
     with mmap.mmap(fd, SIZE, prot=mmap.PROT_READ) as view:
-        # Only what is mapped is counted.
+        # Only mapped pages are counted.
         assert sum(view[:: mmap.PAGESIZE]) >= 0
         line = next(
             line
@@ -36,7 +36,7 @@ def lies(fd: int) -> dict[int, int]:
 
 
 def load(loads: Loads, file: File, pages: str, bind: int | None = None) -> dict[int, int]:
-    """A load by a process that may run everywhere, or has memory bound; where its memory lies."""
+    """Loads without a memory policy, or bound to a node; returns the pages on each node."""
     fd = os.memfd_create("nodes", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, SIZE)
     os.set_inheritable(fd, True)
@@ -57,7 +57,7 @@ def load(loads: Loads, file: File, pages: str, bind: int | None = None) -> dict[
     os.close(fd)
     reasons = [one for one in json.loads(said.stdout)["reasons"] if one["about"] == "node"]
     if bind is not None:
-        # Whoever asks for a node gets that one.
+        # A memory policy is obeyed.
         assert not reasons and set(found) == {bind}, f"{pages}: {reasons}, {found}"
     else:
         chosen = [int(one["choice"]) for one in reasons]

@@ -1,9 +1,9 @@
-"""What a load that cannot read directly leaves in the page cache, and what it reads from the disk.
+"""The page cache after buffered loads, and the bytes that they read from the disk.
 
     page_cache.py DMAFILE HELPERS FOLDER drops|fills    in the machine, as root
 
-FOLDER is on an ext4 disk; the last word is what its kernel lets a load do. Ends with an assertion
-that names the case, or with a line that counts them.
+FOLDER is on an ext4 disk; the last word says what a load does on this kernel. Fails with an
+assertion that names the case, or prints the number of cases.
 """
 
 import ctypes
@@ -20,22 +20,22 @@ from tests.vm.inside.loads import BLOB, MIB, File, Loads, setting
 
 KINDS = ("memfd", "udmabuf", "heap:system")
 DATA = b"".join(BLOB[number:] for number in range(3)) + BLOB[:777]
-"""No two blocks of it are alike."""
+"""The content of files; no two blocks of it are alike."""
 WARM = (5 * MIB, 3 * MIB)
 OFFSET = MIB + 777
-"""Where blocks of a load that starts there would not end where folios do."""
+"""An offset at which blocks of a load would not end at folio boundaries by themselves."""
 READ_AHEAD = 8192
-"""KiB: enough for folios of 2 MiB."""
+"""In KiB: enough for folios of 2 MiB."""
 CACHESTAT = 451
 DIGEST = ("sh", "-c", "head -c $DMAFILE_BYTES /proc/self/fd/$DMAFILE_FD | sha256sum")
 ENOUGH = 1.02
-"""The file, and what the file system has to know of it; read twice is a folio at least, of 12."""
+"""Allows for metadata of the file system; reading one of 12 folios twice would be more."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def cached(path: Path, start: int = 0, length: int = 0) -> int:
-    """Pages of a range, or of all of a file, that are in the page cache."""
+    """The number of cached pages of a file, or of a range of it."""
     counts = ctypes.create_string_buffer(40)
     with path.open("rb") as file:
         where = struct.pack("QQ", start, length)
@@ -44,7 +44,7 @@ def cached(path: Path, start: int = 0, length: int = 0) -> int:
 
 
 def disk(path: Path) -> Path:
-    """The folder of sysfs of the disk that a file is on."""
+    """The sysfs folder of the disk with a file."""
     number = path.stat().st_dev
     return Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
 
@@ -82,7 +82,7 @@ class PageCache:
         said = self.loads.command(file, "memfd", command=DIGEST)
         assert said.split()[0].decode() == hashlib.sha256(file.data).hexdigest()
         self.leaves(file, before, "partly cached")
-        # It is the same pages that are left.
+        # The cached pages are the same as before.
         assert cached(file.path, *WARM) == before
 
     def leaves(self, file: File, before: int, case: str, start: int = 0) -> None:
@@ -107,8 +107,8 @@ def main() -> None:
     loads, folder = Loads(*sys.argv[1:3]), Path(sys.argv[3])
     case = PageCache(loads, {"drops": True, "fills": False}[sys.argv[4]])
     journalled, plain = File(folder / "journalled", DATA), File(folder / "plain", DATA)
-    # What is written to it goes through ext4's journal, which direct I/O could not; the flag counts
-    # for nothing while allocation is delayed.
+    # Writes to this file go through the journal of ext4, so it has no direct I/O; with delayed
+    # allocation, the flag would have no effect.
     device = f"/dev/{disk(folder).name}"
     call("umount", str(folder))
     call("mount", "-o", "nodelalloc", device, str(folder))
@@ -120,12 +120,13 @@ def main() -> None:
         case.cold(journalled, kind)
     case.warm(journalled)
     case.is_told_before(journalled)
-    # Large folios, which a journalled file has not: it can be read directly, but not into there.
+    # Large folios, which a journalled file lacks. This file has direct I/O, but not into this
+    # memory.
     back = setting(str(disk(plain.path) / "queue/read_ahead_kb"), READ_AHEAD)
     case.cold(plain, "heap:system", "--method=threads")
     case.cold(plain, "heap:system", "--method=threads", f"--offset={OFFSET}", start=OFFSET)
     back()
-    # Who wants it in the page cache gets it there.
+    # With --io=buffered, the page cache is filled.
     loads.load(journalled, "memfd", "--io=buffered")
     PageCache(loads, drops=False).leaves(journalled, 0, "--io=buffered")
     print(f"{loads.count} loads checked")

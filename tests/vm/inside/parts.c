@@ -1,8 +1,8 @@
 /*
- * parts TO SOURCE   saves three parts of the file SOURCE, which is on a tmpfs, as TO: the first 100 bytes from memory of
- *		     this process, what follows up to the last 5000 bytes from where it is, and those from memory again.
+ * parts TO SOURCE   saves the file SOURCE, which is on a tmpfs, as TO in three parts: the first 100 and the last 5000
+ *		     bytes from memory of this process, and the bytes between them from the file.
  *
- * Fails as the command does: with one line and exit status 1.
+ * Fails like the command: with one line and exit status 1.
  */
 #define _GNU_SOURCE
 #include <dmafile.h>

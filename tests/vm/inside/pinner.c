@@ -1,6 +1,6 @@
 /*
- * pinner MAKER...   pins known memory, each MAKER in its own way, and says what: a line of JSON each, then `ready`.
- * For each line that it is sent it lets go of the newest and says `released`; at the end of its input it ends.
+ * pinner MAKER...   pins known memory, each MAKER in a different way, and prints a line of JSON for each, then `ready`.
+ * For each line of input, it releases the newest pins and prints `released`; at the end of its input, it ends.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -33,7 +33,7 @@
 #define SOL_XDP 283
 #endif
 
-/* What holds the newest pins: descriptors, closed from the last to the first. */
+/* The descriptors that hold the pins; they are closed from the last to the first. */
 static int held[256][4];
 static int count;
 
@@ -114,7 +114,7 @@ static unsigned long inode(int fd)
 	return info.st_ino;
 }
 
-/* A udmabuf over a memfd, which is mapped, or gone. */
+/* A udmabuf of a memfd that is mapped, or closed. */
 static void udmabuf(const char *maker, size_t size, unsigned int flags, int gone)
 {
 	struct udmabuf_create create = { .memfd = memfd(maker, size, flags), .size = size };
@@ -154,7 +154,7 @@ static void xdp(void)
 	    setsockopt(fd, SOL_XDP, XDP_UMEM_COMPLETION_RING, &entries, sizeof(entries)) ||
 	    setsockopt(fd, SOL_XDP, XDP_TX_RING, &entries, sizeof(entries)))
 		err(1, "AF_XDP");
-	/* The kernel lets go of the one before some time after its end. */
+	/* The kernel releases the previous socket some time after its end. */
 	while (bind(fd, (struct sockaddr *)&lo, sizeof(lo)))
 		if (errno != EBUSY || !tries-- || usleep(100000))
 			err(1, "AF_XDP");
@@ -162,7 +162,7 @@ static void xdp(void)
 	printf("{\"maker\": \"xdp\", \"address\": %lu, \"bytes\": %zu, \"inode\": %lu}\n", (unsigned long)at, size, inode(fd));
 }
 
-/* One command to uverbs, as libibverbs writes it. */
+/* Writes a command to uverbs, like libibverbs. */
 static void verb(int fd, int command, void *message, size_t size, size_t answer)
 {
 	struct ib_uverbs_cmd_hdr *head = message;
@@ -200,7 +200,7 @@ static void rdma(void)
 	printf("{\"maker\": \"rdma\", \"address\": %lu, \"bytes\": %zu}\n", (unsigned long)at, size);
 }
 
-/* A direct read that is under way for as long as the device is suspended. */
+/* A direct read that lasts as long as the device is suspended. */
 static void direct(const char *path)
 {
 	size_t size = 3 * PAGE;
@@ -217,7 +217,7 @@ static void direct(const char *path)
 	printf("{\"maker\": \"direct\", \"address\": %lu, \"bytes\": %zu}\n", (unsigned long)at, size);
 }
 
-/* A page that is mapped so often that its references alone look like a pin. */
+/* A page with so many mappings that its references alone look like a pin. */
 static void mapped(void)
 {
 	int fd = memfd("mapped", PAGE, 0);

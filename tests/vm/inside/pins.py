@@ -1,10 +1,10 @@
-"""What `dmafile pins` tells of memory that a program really pins, by each way that the kernel has.
+"""`dmafile pins` with a program that pins memory in every way that the kernel offers.
 
     pins.py DMAFILE HELPERS            in the machine, as root
     pins.py DMAFILE HELPERS tracked    on a kernel of the series, with its tracker on or off
 
-The program is pinner.c, whose makers each say what they pinned. 4 KiB pages are counted one by one,
-huge ones by what the kernel says of the folio.
+The program is pinner.c, whose makers report what they have pinned. Base pages are counted one by
+one, huge pages by the count of the folio.
 """
 
 import json
@@ -20,13 +20,13 @@ from typing import Any
 
 PAGE, HUGE = 4096, 2 << 20
 PATIENCE = 300
-"""Seconds in which a machine of a busy host does what it does at once on an idle one."""
+"""A timeout in seconds that is long enough for a machine on a busy host."""
 TRACING = Path("/sys/kernel/tracing")
 OLD = os.uname().release.startswith("6.1.")
 
 GROUP = Path("/sys/fs/cgroup/pinned")
 ENTER = f'echo $$ >{GROUP}/cgroup.procs && exec "$0" "$@"'
-"""Before a command, puts it into that cgroup."""
+"""A prefix that moves a command into this cgroup."""
 
 NO_KCORE = "/proc/kcore: this kernel does not have it (ENOENT)"
 
@@ -34,7 +34,7 @@ Facts = dict[str, Any]
 
 
 def settles(what: str, done: Any) -> None:
-    """Waits for what the kernel does some time after it was asked."""
+    """Waits for something that the kernel does later."""
     for _ in range(PATIENCE * 10):
         if done():
             return
@@ -43,7 +43,7 @@ def settles(what: str, done: Any) -> None:
 
 
 class Pinner:
-    """The program that pins, and what each of its makers said."""
+    """The program that pins, and the reports of its makers."""
 
     def __init__(self, path: str, *makers: str) -> None:
         self.process = subprocess.Popen(
@@ -80,7 +80,7 @@ class Pinner:
 
 
 class Pins:
-    """Calls of the command, and how many things were compared."""
+    """Runs the command, and counts the comparisons."""
 
     def __init__(self, dmafile: str, helpers: str) -> None:
         self.dmafile = shutil.copy(dmafile, "/tmp/dmafile")
@@ -99,7 +99,7 @@ class Pins:
         return done.stdout
 
     def refused(self, *words: str) -> str:
-        """The one line of a call that fails."""
+        """The one line of a command that fails."""
         done = subprocess.run([self.dmafile, "pins", *words], capture_output=True, text=True)
         lines = done.stderr.splitlines()
         assert done.returncode == 1 and len(lines) == 1 and not done.stdout, done
@@ -115,7 +115,7 @@ class Pins:
 
 
 def prepare() -> list[str]:
-    """Devices to pin for; the makers that this machine has what they need for."""
+    """Makes devices to pin for; returns the makers that this machine supports."""
     makers = ["small", "hugetlb", "thp", "twice", "shared", "mapped", "xdp"]
     script = """
         ip link set lo up
@@ -132,13 +132,13 @@ def prepare() -> list[str]:
         makers.append("rdma")
     if Path("/dev/udmabuf").exists():
         makers += ["udmabuf", "udmabuf-hugetlb", "udmabuf-gone"]
-    # There is no node by the name without udev.
+    # Without udev, there is no node with this name.
     number = Path("/sys/block").glob("dm-*")
     return [*makers, f"direct:/dev/{next(number).name}"]
 
 
 def joined(pins: Pins, pinner: Pinner) -> None:
-    """Every source of a kernel without the tracker, compared with what was done."""
+    """Compares every source of a kernel without the tracker with what was pinned."""
     facts = pinner.facts
     shown = pins.run(str(pinner.pid))
     held: dict[str, list[Facts]] = {}
@@ -149,8 +149,8 @@ def joined(pins: Pins, pinner: Pinner) -> None:
     total = sum(one["bytes"] for one in buffers) + 2 * PAGE
     [ring] = held["io-uring"]
     pins.same("registered buffers", (ring["bytes"], ring["count"]), (total, 6))
-    # Memory that is pinned twice is charged twice; RDMA's is charged here, too. Newer kernels
-    # charge nothing to rings that were made with CAP_IPC_LOCK.
+    # Memory that is pinned twice is charged twice. RDMA is charged here too. Newer kernels charge
+    # nothing to rings that were made with CAP_IPC_LOCK.
     charged = total if os.uname().release.startswith("6.") else 0
     charged += facts["rdma"]["bytes"] if "rdma" in facts else 0
     status = Path(f"/proc/{pinner.pid}/status").read_text()
@@ -181,7 +181,7 @@ def joined(pins: Pins, pinner: Pinner) -> None:
 
 
 def shared(pins: Pins, pinner: Pinner) -> None:
-    """A dma-buf that another process holds too, by a mapping or a descriptor only."""
+    """A dma-buf that another process holds too, with only a mapping or a descriptor."""
     made = pinner.facts["udmabuf"]
     receiver = subprocess.Popen(
         [
@@ -213,7 +213,7 @@ def shared(pins: Pins, pinner: Pinner) -> None:
 
 
 def take(pid: int, fd: int) -> int:
-    """A copy of another process's descriptor (pidfd_getfd)."""
+    """A copy of a descriptor of another process (pidfd_getfd)."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -223,7 +223,7 @@ def take(pid: int, fd: int) -> int:
 
 
 def file(pins: Pins, pinner: Pinner) -> None:
-    """What pins the memory of one memfd."""
+    """The pins of the memory of a memfd."""
     made = pinner.facts["shared"]
     shown = pins.run(f"/proc/{pinner.pid}/fd/{made['memfd_fd']}")
     pins.same("inode", shown["inode"], made["memfd"])
@@ -242,9 +242,9 @@ def file(pins: Pins, pinner: Pinner) -> None:
 
 
 def pages(pins: Pins, pinner: Pinner, tracked: bool = False) -> None:
-    """Which pages are pinned: exactly those that the program has pinned, and as often."""
+    """The pinned pages and their counts are exactly those of the program."""
     facts = pinner.facts
-    # Of a huge page in a buffer newer kernels keep one pin, older ones one for each 4 KiB.
+    # Newer kernels keep one pin for a huge page in a buffer, older ones one for each 4 KiB.
     huge = 512 if OLD else 1
     wanted: dict[int, int] = {}
 
@@ -260,7 +260,7 @@ def pages(pins: Pins, pinner: Pinner, tracked: bool = False) -> None:
     adds("twice", 2)
     direct = next(one for one in facts if one.startswith("direct"))
     if not OLD:
-        # Linux 6.1 takes references for direct I/O, which are no pins.
+        # Linux 6.1 takes references for direct I/O, which do not count as pins.
         adds(direct)
     for maker in ("udmabuf", "udmabuf-hugetlb"):
         adds(maker)
@@ -282,12 +282,12 @@ def pages(pins: Pins, pinner: Pinner, tracked: bool = False) -> None:
         exact = tracked or group["folios"] * PAGE != group["bytes"]
         pins.same("exact", group["exact"], exact)
         pins.same("cgroup", group["cgroup"], None if group["sort"] == "hugetlb" else "/pinned")
-    # All of them, those that nobody maps among them.
+    # All pinned pages, including those without a mapping.
     everyone = pins.run("--pages")
     if "udmabuf-gone" in facts:
         gone = facts["udmabuf-gone"]
-        # The inode is gone as well: what is left are pages of shmem that a cgroup is charged for.
-        # The tracker remembers which it was.
+        # The inode is gone too: only shmem pages that are charged to a cgroup remain. The tracker
+        # remembers the inode.
         inode = gone["memfd"] if tracked else None
         [group] = [one for one in everyone["groups"] if not one["mapped"]]
         seen = [group[word] for word in ("bytes", "pins", "sort", "cgroup", "inode")]
@@ -309,7 +309,7 @@ def pages(pins: Pins, pinner: Pinner, tracked: bool = False) -> None:
 
 
 def refusals(pins: Pins) -> None:
-    """One sentence for others than root, for what does not exist, and for what makes no sense."""
+    """Other users, missing processes and files, and invalid requests are refused with one line."""
     for words in (["--pages"], ["--watch=1"]):
         command = ["setpriv", "--reuid=1000", "--clear-groups", pins.dmafile, "pins", *words]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -342,18 +342,18 @@ class Watching:
 
 
 def traces() -> tuple[Sequence[str], str]:
-    """Instances and probes that are there."""
+    """The existing instances and probes."""
     instances = [one.name for one in (TRACING / "instances").iterdir()]
     return instances, (TRACING / "kprobe_events").read_text()
 
 
 def watched(pins: Pins, makers: Sequence[str]) -> None:
-    """Counts of the kernel, beside what the program did meanwhile."""
+    """Compares counts of the kernel with what the program did during the watch."""
     mine = [one for one in makers if one in ("small", "hugetlb", "thp", "twice", "xdp", "rdma")]
     mine += [one for one in makers if one.startswith("udmabuf")]
-    # Somebody else's stays.
+    # An instance of another program must stay.
     (TRACING / "instances/other").mkdir()
-    # Not to be truncated, which would remove all, nor sought in.
+    # O_TRUNC would remove all probes, and the file cannot be seeked in.
     events = os.open(TRACING / "kprobe_events", os.O_WRONLY | os.O_APPEND)
     os.write(events, b"p:other/pins unpin_user_page\n")
     os.close(events)
@@ -362,7 +362,7 @@ def watched(pins: Pins, makers: Sequence[str]) -> None:
     pinner = Pinner(pins.pinner, *mine)
     seen: Any = None
     pinner.release(len(mine))
-    # Workers of the kernel undo some of it later.
+    # Kernel workers release some pins later.
     settles("still pinned", lambda: unpinned_all(pinner.pid))
     seen = watching.stop()
     pinner.end()
@@ -374,7 +374,7 @@ def watched(pins: Pins, makers: Sequence[str]) -> None:
     if "rdma" in makers:
         wanted["RDMA"] = 5
     if "udmabuf" in makers:
-        # Two of them are huge pages, each one folio.
+        # Two of these pins are of huge pages, which are one folio each.
         wanted["udmabuf"] = 16 + 2 + 4
     pins.same("pinned", {by: count for by, count in counted.items() if count}, wanted)
     for by, count in wanted.items():
@@ -388,13 +388,13 @@ def unpinned_all(pid: int) -> bool:
 
 
 def killed(pins: Pins) -> None:
-    """One that is killed leaves its instance, which the next one removes; a live one's stays."""
+    """The next watch removes the instance of a killed one, but not that of a running one."""
     before = traces()
     dead, live = Watching(pins), Watching(pins)
     dead.process.kill()
     dead.process.wait()
     pins.same("left over", len(traces()[0]), len(before[0]) + 2)
-    # The file that it had open is closed some time after.
+    # The files of the killed process are closed some time later.
     settles("not removed", lambda: pins.run("--watch=1") and len(traces()[0]) == len(before[0]) + 1)
     pins.same("probes of the dead one", f"_{dead.process.pid}_" in traces()[1], False)
     pins.same("probes of the live one", f"_{live.process.pid}_" in traces()[1], True)
@@ -407,10 +407,10 @@ def killed(pins: Pins) -> None:
 
 
 def short(pins: Pins) -> None:
-    """Direct reads are counted on demand only. Linux 6.1 does not pin, but takes references."""
+    """Direct reads are only counted on request. Linux 6.1 takes references instead of pins."""
     for words, wanted in (((), []), (("--all",), [] if OLD else [64])):
         watching = Watching(pins, *words)
-        # Of the disk: 16 blocks of 16 KiB.
+        # Reads 16 blocks of 16 KiB from the disk.
         command = ["dd", "if=/mnt/file", "of=/dev/null", "iflag=direct", "bs=16K", "count=16"]
         reader = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         assert reader.wait() == 0
@@ -424,7 +424,7 @@ def boot_time() -> float:
 
 
 def regions(pins: Pins, pinner: Pinner, began: float) -> None:
-    """What the tracker says of each long-term pin: who, by what, where, how much, since when."""
+    """The tracker reports the process, site, address, size and age of each long-term pin."""
     buffers = {"small", "hugetlb", "thp", "twice", "shared"}
     wanted = []
     for maker, fact in pinner.facts.items():
@@ -442,12 +442,12 @@ def regions(pins: Pins, pinner: Pinner, began: float) -> None:
     for one in shown:
         who = (one["pid"], one["name"], one["uid"], one["gone"], one["end"] - one["start"])
         pins.same("whose", who, (pinner.pid, "pinner", 0, False, one["bytes"]))
-        # /proc/uptime counts hundredths.
+        # /proc/uptime has a resolution of 10 ms.
         pins.same("since when", 0 <= one["age"] <= boot_time() - began + 0.01, True)
 
 
 def untracked(pins: Pins, pinner: Pinner) -> None:
-    """With the tracker off, nothing is said that could be wrong."""
+    """With the tracker off, nothing is reported that could be wrong."""
     pins.same("no regions", pins.run(str(pinner.pid))["regions"], None)
     for words in ((), (str(pinner.pid),)):
         pins.has("no pages", pins.refused("--pages", *words), NO_KCORE)
@@ -455,7 +455,7 @@ def untracked(pins: Pins, pinner: Pinner) -> None:
 
 
 def of_the_series(pins: Pins) -> None:
-    """The kernel's own counts, which need no /proc/kcore."""
+    """The counts of the kernel itself, which need no /proc/kcore."""
     try:
         on = bool(Path("/proc/self/pins").read_text())
     except OSError:
@@ -469,7 +469,7 @@ def of_the_series(pins: Pins) -> None:
         pages(pins, pinner, tracked=True)
     else:
         untracked(pins, pinner)
-    # It says that it does without semaphores.
+    # dmsetup prints a warning about missing semaphores.
     subprocess.run(["dmsetup", "resume", "suspended"], check=True, capture_output=True)
     pinner.end()
     if on:
@@ -494,7 +494,7 @@ def main(dmafile: str, helpers: str, tracked: str = "") -> None:
     refusals(pins)
     Path("/mnt/file").write_bytes(bytes(1 << 20))
     os.sync()
-    # It ends when its direct read does.
+    # The pinner can only end after its direct read.
     subprocess.run(["dmsetup", "resume", "suspended"], check=True, stdout=subprocess.DEVNULL)
     pinner.end()
     watched(pins, makers)

@@ -1,11 +1,11 @@
-"""Loads into memory that is mapped once for the disk, from a raw NVMe disk and from files.
+"""Loads into premapped memory, from a raw NVMe disk and from files.
 
     premap.py DMAFILE HELPERS HOW raw|raw-KIND|FOLDER...    in the machine, as root; the first raw
                                                              disk is $RAW, the next one $RAW2
 
-HOW is what this kernel does: `maps`, `translates` (it maps, behind an IOMMU that translates),
-`bounces` (it would, but devices reach bounce buffers only) or `not`. Ends with an assertion that
-names the case, or with a line that counts them.
+HOW is what this kernel does: `maps`, `translates` (maps with an IOMMU that translates), `bounces`
+(would map, but devices only reach bounce buffers) or `not`. Fails with an assertion that names the
+case, or prints the number of cases.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from typing import Any
 from tests.vm.inside.loads import BLOB, MIB, File, Loads, Seen, difference, setting
 
 MAPPED = ("ext4", "xfs")
-"""The file systems whose files memory is mapped for."""
+"""File systems for which memory is premapped."""
 HEAP = "heap:system"
 MADE = (HEAP, "udmabuf", "memfd", "anon")
 FILLED = (HEAP, "udmabuf")
@@ -44,31 +44,31 @@ RANGES = (
     (5, 3 * MIB),
     (MIB - 1, 2 * MIB + 3),
 )
-"""Where a range begins, and how long it is."""
+"""The offset and the length of ranges."""
 PLACES = ((0, 0), (777, 777), (4096, 8192), (8191, 4095), (5, 4098), (1, 0))
-"""Where a range begins in the file, and where it goes: congruent, and not."""
+"""The offset of a range in the file and in memory: congruent, and not."""
 SMALL = ("--block=64K", "--queue-depth=5")
 REFUSING = {
     "raw-pi": "has metadata or protection information",
     "raw-zoned": "is zoned",
     "raw-multipath": "is the head of several NVMe paths, and not served by one NVMe controller",
 }
-"""Kinds of disks that memory cannot be mapped for, and why."""
+"""Kinds of disks for which memory cannot be premapped, and the reasons."""
 PARAMETERS = Path("/sys/module/nvme/parameters")
 TRIES = 50
-"""To catch a load in the middle."""
+"""The number of attempts to stop a load during its reads."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 PIDFD_GETFD = 438
 OVERLAPS = "/sys/kernel/debug/dma-api/driver_filter"
-"""By a driver that isn't there: kernel/tests/vm/test_series.py says why."""
+"""A filter on a driver that does not exist: see kernel/tests/vm/test_series.py."""
 
 
 class Disk(File):
-    """A raw disk, which is as large as it is."""
+    """A raw disk, whose size is fixed."""
 
     @classmethod
     def filled(cls, path: Path) -> "Disk":
-        """With bytes of which no two places are alike, and none in the page cache."""
+        """A disk filled with random bytes, of which none are cached."""
         with path.open("r+b") as disk:
             size = disk.seek(0, os.SEEK_END)
             data = random.Random(5).randbytes(size)
@@ -80,7 +80,7 @@ class Disk(File):
 
     @classmethod
     def found(cls, path: Path) -> "Disk":
-        """With what is on it."""
+        """A disk with its present bytes."""
         return cls(path, path.read_bytes())
 
 
@@ -117,7 +117,7 @@ class Premap:
             self.models(folder)
 
     def way(self, report: Any) -> str:
-        """What the report says of mapping: one line, if any."""
+        """The line of the report about premapping, if any."""
         lines = [one for one in report["reasons"] if one["about"] == "pre-mapped"]
         assert len(lines) <= 1, report
         return f"{lines[0]['choice']}: {lines[0]['why']}" if lines else ""
@@ -127,10 +127,10 @@ class Premap:
         assert report["io"] == "direct" and report["bytes_buffered"] == 0, report
 
     def made(self, file: File, mapped: bool) -> None:
-        """Into memory that the load makes: all of it, and ranges; by default and by name."""
+        """Loads all bytes and ranges into memory that the load makes, by default and on request."""
         for kind in MADE:
             if kind == "anon":
-                # Nobody else can read it; the digest is of the bytes in memory.
+                # No other process can read it; the digest is that of the bytes in memory.
                 self.digests(file, kind, mapped)
                 continue
             for start, size in ((0, len(file.data)), *RANGES):
@@ -148,7 +148,7 @@ class Premap:
                     self.expect(report, "bounce", "ring: " if mapped else "")
 
     def default(self, report: Any, kind: str, *, whole: bool, mapped: bool) -> None:
-        """What is done if nobody names a method."""
+        """Asserts the default method."""
         if kind == HEAP and whole and self.how != "not":
             assert report["method"] == "heap-read", report
         elif kind == HEAP:
@@ -176,8 +176,8 @@ class Premap:
             self.loads.count += 1
 
     def filled(self, file: File, mapped: bool, copies: bool) -> None:
-        """Into dma-bufs of another process: all of it, with what lies behind zeroed; a part, and
-        nothing around it is touched. `copies`: the kernel has another way where nothing is mapped.
+        """Loads into existing dma-bufs: all of the memory, with zeros after the file, and parts,
+        around which nothing changes. `copies`: without premapping, the kernel has another method.
         """
         for kind in FILLED:
             part = File(file.path, file.data[: 2 * MIB + 777])
@@ -201,16 +201,16 @@ class Premap:
                         assert report["method"] == "bounce", report
 
     def best(self, file: File, mapped: bool) -> None:
-        """`dma-buf` is the heap's where the disk writes into it."""
+        """`dma-buf` selects the heap if the disk can write into it."""
         report = self.loads.load(file, "dma-buf", "--offset=512", start=512)
         kind = HEAP if mapped else "udmabuf"
         assert (report["kind"], report["method"] == "premap") == (kind, mapped), report
 
     def cached(self, file: File) -> None:
-        """What is in the page cache is copied from there meanwhile."""
+        """Cached pages are copied from the page cache during the reads."""
         for kind in (HEAP, "memfd"):
             file.evict()
-            # Of a disk that nobody has open nothing stays in the page cache.
+            # Pages of a disk stay cached only while it is open.
             with file.path.open("rb", buffering=0) as some:
                 os.posix_fadvise(some.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 for at in range(0, len(file.data), 3 * MIB):
@@ -224,7 +224,7 @@ class Premap:
             assert report["verify"]["digest"] == hashlib.sha256(file.data).hexdigest(), report
 
     def holes(self, folder: Path) -> None:
-        """A hole that is too small to be left out has nothing that a device could write."""
+        """Small holes, which are read as zeros, are loaded correctly."""
         pieces = [(0, MIB), (MIB + 8192, 3 * MIB), (5 * MIB, 5 * MIB + 5), (6 * MIB, 6 * MIB + 777)]
         file = File.sparse(folder / "sparse", pieces, 7 * MIB + 1)
         for words in ((), SMALL):
@@ -235,7 +235,7 @@ class Premap:
         file.path.unlink()
 
     def models(self, folder: Path) -> None:
-        """Several files, for each of which the dma-buf is mapped by itself."""
+        """Several files, each with its own mapping of the dma-buf."""
         model = folder / "model"
         model.mkdir(exist_ok=True)
         for number in range(5):
@@ -260,12 +260,12 @@ class Premap:
                     assert seen.data[at : at + len(data)] == data, shard
 
     def limits(self, disk: File) -> None:
-        """What the driver's parameters refuse goes another way, and its reason is given."""
+        """If driver parameters refuse the mapping, another method is used; the report says why."""
         name = disk.path.name
         back = setting(str(PARAMETERS / "premap"), 0)
         self.refused(disk, "the parameter nvme.premap is 0")
         back()
-        # A page may be mapped, and not all of it: that shows when it is tried.
+        # A probe with one page succeeds, but mapping all of the memory fails.
         back = setting(str(PARAMETERS / "premap_max_mb"), 1)
         words = ("--offset=512", "--io=direct")
         report = self.loads.load(disk, HEAP, *words, start=512)
@@ -273,14 +273,14 @@ class Premap:
         assert report["method"] == "bounce", report
         why = " ".join(one["why"] for one in report["reasons"])
         assert "premap direct ended: " in why and "(ENOSPC)" in why, report
-        # An ordinary user, who may pin 8 MiB of memory of their own.
+        # An ordinary user, who may pin 8 MiB.
         for node in (disk.path, Path("/dev/dma_heap/system")):
             node.chmod(0o666)
         report = self.loads.load(disk, HEAP, *words, start=512, user=True)
         self.expect(report, "premap", f"yes: heap:system mapped once for {name}; ")
 
     def refused(self, file: File, why: str) -> None:
-        """The way that is left gets the same bytes, and by name it is refused for that reason."""
+        """Another method loads the same bytes, and --method=premap is refused with this reason."""
         words = ("--offset=512", "--io=direct")
         report = self.loads.load(file, HEAP, *words, start=512)
         self.expect(report, "bounce", "no: ")
@@ -290,14 +290,14 @@ class Premap:
         assert why in line and "(EOPNOTSUPP)" in line, line
 
     def resets(self, disk: File) -> None:
-        """A controller that is reset meanwhile costs time, and no byte."""
+        """Resets of the controller during loads lose no bytes."""
         block = Path("/sys/block") / disk.path.name
         reset = (block / "device" / "reset_controller").resolve()
         over, done = threading.Event(), []
 
         def again() -> None:
             while not over.wait(0.05):
-                # One that is being reset refuses (EBUSY).
+                # During a reset, another one is refused (EBUSY).
                 with contextlib.suppress(OSError):
                     done.append(reset.write_text("1"))
 
@@ -313,10 +313,10 @@ class Premap:
         assert len(done) > 1, "no reset"
 
     def turned_away(self, disk: File) -> None:
-        """Reads refused in the middle go the next way, and what has been read is kept. The reason
-        here: another process that shares the file clears O_DIRECT.
+        """Reads that are refused during a load fall back to the next method, and bytes that were
+        read are kept. Here, another process clears O_DIRECT of the shared open file.
         """
-        # So many reads that somebody can come in between; now and then nobody does.
+        # Many small reads, so that the load can be stopped during them; not every attempt succeeds.
         slow = ("--method=auto", "--offset=4096", "--io=direct", "--block=4096", "--queue-depth=1")
         for _ in range(TRIES):
             report_file = self.loads.report
@@ -342,13 +342,13 @@ class Premap:
 
 
 def takes_direct_away(pid: int) -> bool:
-    """Takes O_DIRECT from the files of a process that is in the middle of its reads."""
-    # It was over before it was caught.
+    """Clears O_DIRECT on the files of a process during its reads; returns whether it could."""
+    # The load may end before it is stopped.
     with contextlib.suppress(OSError):
-        # A busy ring lists nothing.
+        # A busy ring lists no buffers.
         while not stopped_in_reads(pid):
             os.kill(pid, signal.SIGCONT)
-            # It has to get somewhere, too.
+            # The load must also make progress.
             time.sleep(0.01)
         handle = os.pidfd_open(pid)
         for number, info in descriptors(pid).items():
@@ -369,7 +369,7 @@ def stopped_in_reads(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     while (state := stat.read_text().rpartition(")")[2].split()[0]) not in "TZ":
         pass
-    # What was tried before has one page.
+    # The buffer of an earlier probe has one page.
     sizes = re.findall(r"0x0/(\d+) pre-mapped for", "".join(descriptors(pid).values()))
     if state == "Z" or Path(f"/proc/{pid}/comm").read_text() == "reader\n":
         os.kill(pid, signal.SIGCONT)
@@ -378,7 +378,7 @@ def stopped_in_reads(pid: int) -> bool:
 
 
 def descriptors(pid: int) -> dict[int, str]:
-    """What /proc tells of each descriptor."""
+    """The fdinfo of each descriptor."""
     return {int(one.name): one.read_text() for one in Path(f"/proc/{pid}/fdinfo").iterdir()}
 
 
@@ -390,7 +390,7 @@ def whole(seen: Seen, file: File, report: Any) -> None:
 
 @contextlib.contextmanager
 def loop(folder: Path) -> Iterator[File]:
-    """A block device that no one controller serves."""
+    """A block device that is not served by one NVMe controller."""
     image = folder / "image"
     image.write_bytes(BLOB[: 2 * MIB])
     command = ["losetup", "--find", "--show", str(image)]

@@ -1,9 +1,9 @@
 /*
- * reader [FILE]   the COMMAND of a load: a program that knows nothing of dmafile but the environment it leaves.
+ * reader [FILE]   the COMMAND of a load: a program that only uses the environment that dmafile sets.
  *
- * Prints one line, the pages of FILE that are in the page cache, the huge pages that are reserved, and of each
- * descriptor what it is and its size; then the bytes of all of them, read by their own mappings. Whoever started the
- * load compares. In C and static, because starting anything larger takes longer than the load in an emulated machine.
+ * Prints one line with the number of cached pages of FILE, the number of reserved huge pages, and the kind and size of
+ * each descriptor; then the bytes of all descriptors, read through mappings. The test compares them. This is a static C
+ * program, because in an emulated machine, starting a larger one takes longer than the load.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -20,7 +20,7 @@
 
 #include "write_all.h"
 
-/* By mincore() and not cachestat(): a mapping of an overlayfs file is one of the real file, which has the pages. */
+/* mincore(), not cachestat(): a mapping of an overlayfs file is one of the real file, which has the pages. */
 static size_t cached(const char *path)
 {
 	size_t page = sysconf(_SC_PAGESIZE), pages, count = 0;
@@ -62,7 +62,7 @@ static unsigned long reserved(void)
 	return count;
 }
 
-/* What the link of a descriptor in /proc begins with tells what it is. */
+/* The link of a descriptor in /proc begins with its kind. */
 static int is_dma_buf(int fd)
 {
 	char path[32], link[8] = "";
@@ -99,7 +99,7 @@ int main(int argc, char **argv)
 				  (intmax_t)lseek(fd, 0, SEEK_END));
 	}
 	line[length++] = '\n';
-	/* Fewer turns with whoever reads; a refusal only makes it slower. */
+	/* A larger pipe needs fewer context switches; if it is refused, this is only slower. */
 	fcntl(STDOUT_FILENO, F_SETPIPE_SZ, 1 << 20);
 	write_all(line, length);
 	for (word = list; *word; word = next + (*next == ',')) {

@@ -1,15 +1,15 @@
 /*
  * recorder PATH SOURCE METHOD IO ROTATE   records parts of the file SOURCE, which is on a tmpfs, to PATH.
  *
- * METHOD and IO are the words of the command line, ROTATE the most bytes of a file, or 0. Nothing is acknowledged but
- * by request. Says `started`, then does what lines of standard input ask for, and answers each with one line:
+ * METHOD and IO are values of the command line, ROTATE the maximum size of a file, or 0. Records are only synced on
+ * request. Prints `started`, then executes commands from standard input, and answers each with one line:
  *
- *	append OFFSET LENGTH   a record, with its number as tag and timestamp; the answer is its number
- *	wait N                 until record N is written
- *	sync                   until all of them are acknowledged; the answer is how many
- *	finish                 the same, and the program ends
+ *	append OFFSET LENGTH   appends a record, with its number as tag and timestamp; the answer is its number
+ *	wait N                 waits until record N is written
+ *	sync                   waits until all records are acknowledged; the answer is their number
+ *	finish                 like sync, and the program ends
  *
- * What fails is answered by `failed: ` and what the library says of it.
+ * The answer to a command that fails is `failed: ` and the message of the library.
  */
 #define _GNU_SOURCE
 #include <dmafile.h>

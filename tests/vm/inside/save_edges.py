@@ -1,10 +1,10 @@
 """Saves at every boundary of size and offset, from every source, to files and into them.
 
     save_edges.py DMAFILE HELPERS edges FOLDER...    as root, with a raw disk
-    save_edges.py DMAFILE HELPERS larger FOLDER      more bytes than there is memory
+    save_edges.py DMAFILE HELPERS larger FOLDER      more bytes than memory
 
-The disk is written to in place, then it takes a vfat, which is one more folder. What is saved is
-compared with the source by sha256sum(1) or cmp(1).
+First, saves write to the disk in place; then it gets a vfat file system, which is an additional
+folder. Saved bytes are compared with the source by sha256sum(1) or cmp(1).
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class Edges:
         assert (done.returncode, done.stderr) == (0, b""), f"{case}: {done}"
 
     def whole(self, source: str, fd: int, data: bytes, folder: Path) -> None:
-        """Each size as a file, from another offset each time."""
+        """Saves each size as a file, each from a different offset."""
         to = folder / "to"
         names = names_in(folder) | {"to"}
         for number, size in enumerate(SIZES):
@@ -61,7 +61,7 @@ class Edges:
         to.unlink()
 
     def inside(self, source: str, fd: int, data: bytes, to: Path) -> None:
-        """At each offset of a file or device, each time another size: nothing else changes."""
+        """Saves to each offset of a file or device, with different sizes: nothing else changes."""
         for number, at in enumerate(OFFSETS):
             size = SIZES[(5 * number + 3) % len(SIZES)]
             start = OFFSETS[(3 * number + 1) % len(OFFSETS)]
@@ -113,7 +113,7 @@ def edges(edges: Edges, *folders: str) -> None:
 
 
 def larger(edges: Edges, folder: str) -> None:
-    """By way of blocks, out of a file and out of a pipe."""
+    """Through bounce buffers, from a file and from a pipe."""
     source, to = Path(folder) / "source", Path(folder) / "to"
     size = meminfo("MemTotal:") * 1024 * 5 // 4 + 777
     with source.open("wb") as file:

@@ -1,11 +1,11 @@
-"""Saves, snapshots and recordings that fail: one line, what was there before, and nothing else.
+"""Failing saves, snapshots and recordings: one line, the old data, and no leftovers.
 
-    save_faults.py DMAFILE HELPERS short              what may not be written, quotas and limits
+    save_faults.py DMAFILE HELPERS short              missing permissions, quotas and limits
     save_faults.py DMAFILE HELPERS full FS...         disks that are full
     save_faults.py DMAFILE HELPERS broken FS...       disks that fail to write
     save_faults.py DMAFILE HELPERS meanwhile FOLDER   signals, files that change, disks that vanish
 
-As root, with loop and the device mapper. HELPERS are those of the C library, too.
+As root, with loop and the device mapper. HELPERS include those of the C library.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ SIZE = 6 * MIB + 777
 OLD = b"old" * 5000
 NAME = "failing"
 SOURCE = RUN / "source"
-"""On a tmpfs, which is memory."""
+"""A file on tmpfs, which is memory."""
 MANIFEST = "dmafile-snapshot.json"
 LEFT = 3 * MIB
-"""What is left of a disk that is full: less than a save takes."""
+"""The free space of a full disk: less than a save needs."""
 
 Seen = dict[str, tuple[int, str]]
 Process = subprocess.Popen[str]
@@ -49,7 +49,7 @@ def call(*words: str, text: str = "") -> str:
 
 
 def seen(folder: Path) -> Seen:
-    """Every file below a folder: its size, and the digest of its bytes."""
+    """The size and digest of every file in a folder."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != "filler")
     return {
         str(path.relative_to(folder)): (path.stat().st_size, sha256(path)) for path in sorted(files)
@@ -62,7 +62,7 @@ def sha256(path: Path) -> str:
 
 
 class Saves:
-    """What is done in a folder, and must fail."""
+    """Commands in a folder that must fail."""
 
     def __init__(self, dmafile: str, helpers: str) -> None:
         RUN.mkdir()
@@ -76,7 +76,7 @@ class Saves:
         self.records = reader()
 
     def commands(self, folder: Path, *words: str) -> dict[str, list[str]]:
-        """Of a file, of several parts, of several sources."""
+        """Saves of a file, of several parts and of several sources."""
         save = [self.dmafile, "save", "--quiet", *words]
         two = [f"--from={SOURCE}={name}" for name in ("a", "b")]
         return {
@@ -101,7 +101,7 @@ class Saves:
     def fails(
         self, folder: Path, command: Sequence[str], *says: str, stdin: bytes = b"", at: str = ""
     ) -> str:
-        """The one line, with everything as it was."""
+        """Asserts that a command fails with one line and changes nothing; returns the line."""
         self.count += 1
         before = seen(folder)
         done = subprocess.run(command, input=stdin, capture_output=True)
@@ -120,7 +120,7 @@ class Saves:
         *fds: int,
         repair: Callable[[], object] = lambda: None,
     ) -> str:
-        """What it says when something happens to it in the middle; then `repair` is called."""
+        """Runs a command with `act` during its writes and `repair` afterwards; returns its line."""
         self.count += 1
         before = seen(folder)
         process = Process(
@@ -144,7 +144,7 @@ class Saves:
             assert text in line, f"{case}: no {text!r}"
 
     def record(self, folder: Path, *says: str, user: bool = False) -> None:
-        """Records until an append fails; what was acknowledged is there then, and it goes on."""
+        """Records until an append fails; acknowledged records are kept and recording can go on."""
         self.count += 1
         path, filler = folder / "a.rec", folder / "filler"
         recording = self.recording(path, user)
@@ -180,22 +180,22 @@ class Saves:
 
 @contextlib.contextmanager
 def disk(fs: str, *options: str) -> Iterator[tuple[Path, str]]:
-    """A file system on a disk whose table can be changed, and the disk beneath."""
+    """A file system on a disk whose table can be changed, and the underlying disk."""
     image, (size, make) = RUN / "image", MAKE[fs]
-    # Nothing is kept for root.
+    # No blocks are reserved for root.
     more = ("-m0",) if fs == "ext4" else ()
     with image.open("wb") as file:
         file.truncate(size)
     loop = call("losetup", "--find", "--show", str(image)).strip()
     call("dmsetup", "create", NAME, "--table", f"0 {size // SECTOR} linear {loop} 0")
-    # There is no udev here that would.
+    # There is no udev that would make the node.
     call("dmsetup", "mknodes")
     call(*make, *more, f"/dev/mapper/{NAME}")
     call("mount", "-t", fs, *options, f"/dev/mapper/{NAME}", str(MOUNT))
     try:
         yield MOUNT, loop
     finally:
-        # What has failed may be gone.
+        # After a failure, some of this may be gone already.
         for words in (("umount", str(MOUNT)), ("dmsetup", "remove", "--retry", NAME)):
             subprocess.run(words, capture_output=True)
         call("losetup", "--detach", loop)
@@ -203,14 +203,14 @@ def disk(fs: str, *options: str) -> Iterator[tuple[Path, str]]:
 
 
 def becomes(table: str) -> None:
-    """From now on the disk is another one, with the same bytes."""
+    """Replaces the table of the disk; the bytes stay the same."""
     call("dmsetup", "suspend", "--nolockfs", NAME)
     call("dmsetup", "load", NAME, text=table)
     call("dmsetup", "resume", NAME)
 
 
 def fill(folder: Path, left: int) -> None:
-    """Takes the space of a file system, but for so many bytes."""
+    """Fills a file system except for `left` bytes."""
     with (folder / "filler").open("wb") as filler:
         end = 0
         while (free := os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize - left) > 0:
@@ -229,10 +229,10 @@ def full(saves: Saves, *systems: str) -> None:
             fill(folder, LEFT)
             for name, command in saves.commands(folder).items():
                 saves.fails(folder, command, "(ENOSPC); free space", at=f"{fs} {name}")
-            # Of a stream it turns out later.
+            # With a stream, the error comes later.
             command = [saves.dmafile, "save", "--quiet", "--from=-", str(folder / "to")]
             saves.fails(folder, command, "(ENOSPC)", stdin=BLOB[:SIZE], at=fs)
-            # In place, beyond the end, where there is room for what is inside.
+            # In place and past the end: there is room for the part inside the file.
             command = [saves.dmafile, "save", "--quiet", f"--from={SOURCE}", f"{folder}/to@0"]
             size = (folder / "to").stat().st_size
             done = subprocess.run(command, capture_output=True, text=True)
@@ -256,7 +256,7 @@ def limits(saves: Saves) -> None:
         command = as_user([saves.dmafile, "save", "--quiet", "--from=-", str(folder / "to")])
         saves.fails(folder, command, "(EDQUOT)", stdin=BLOB[:SIZE], at="quota")
         saves.record(folder, "(EDQUOT)", user=True)
-        # And files: none comes into being any more.
+        # With a quota on inodes, no file can be created.
         call("xfs_quota", "-x", "-c", f"limit bhard=0 ihard=1 {USER}", str(folder))
         for name, command in saves.commands(folder).items():
             saves.fails(folder, as_user(command), "(EDQUOT)", at=f"inodes {name}")
@@ -271,7 +271,7 @@ def limits(saves: Saves) -> None:
 
 
 def broken(saves: Saves, *systems: str) -> None:
-    """Each write fails: at once, or so that it shows when it is synced."""
+    """Each write fails, either at once or at the sync."""
     call("modprobe", "-a", "dm-flakey")
     for fs, io in itertools.product(systems, ("direct", "buffered")):
         for name in saves.commands(RUN):
@@ -303,7 +303,7 @@ def broken(saves: Saves, *systems: str) -> None:
 
 @contextlib.contextmanager
 def failing(fs: str, loop: str) -> Iterator[None]:
-    """A disk that fails to write; then it is mounted as it is."""
+    """Makes writes to the disk fail; afterwards, mounts the disk as it is."""
     sectors = MAKE[fs][0] // SECTOR
     call("sync")
     becomes(f"0 {sectors} flakey {loop} 0 0 3600 1 error_writes")
@@ -314,7 +314,7 @@ def failing(fs: str, loop: str) -> Iterator[None]:
 
 
 def meanwhile(saves: Saves, spare: str) -> None:
-    """While a save is under way, of which each write takes a tenth of a second."""
+    """Events during a save, in which each write takes 100 ms."""
     call("modprobe", "-a", "dm-delay")
     with disk("ext4") as (folder, loop):
         saves.prepare(folder)
@@ -343,20 +343,20 @@ def meanwhile(saves: Saves, spare: str) -> None:
             line = saves.under_way(folder, command, cut(fd), 1, fd)
             assert "(ENODATA)" in line, line
             os.close(fd)
-        # It is sealed: whoever seals it may be told to wait.
+        # The source is sealed; sealing may fail with EBUSY during the save.
         fd, words = memory()
         command = [saves.dmafile, "save", "--quiet", *slow, words, str(folder / "new")]
         saves.under_way(folder, command, lambda _: seal(fd), 0, fd)
         assert sha256(folder / "new") == hashlib.sha256(BLOB[:SIZE]).hexdigest()
         os.close(fd)
-        # A folder comes into its place.
+        # A folder is created at the target.
         command = saves.commands(folder, *slow)["new"]
         (folder / "new").unlink()
         line = saves.under_way(folder, command, lambda _: (folder / "new").mkdir(), 1)
         assert "a folder has taken its place (EISDIR)" in line, line
         (folder / "new").rmdir()
 
-        # The device goes away, and comes back.
+        # The device disappears and comes back.
         def comes_back() -> None:
             call("umount", str(folder))
             becomes(f"0 {sectors} delay {loop} 0 0 {loop} 0 100")
@@ -372,7 +372,7 @@ def meanwhile(saves: Saves, spare: str) -> None:
 
 
 def vanishes(saves: Saves, folder: Path) -> None:
-    """A disk is pulled out."""
+    """Removes a disk."""
     save = [saves.dmafile, "save", "--quiet", "--from=-", str(folder / "to")]
     pipe = subprocess.PIPE
     process = subprocess.Popen(save, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -383,7 +383,7 @@ def vanishes(saves: Saves, folder: Path) -> None:
     process.stdin.flush()
     writes(process)
     (device_of(folder) / "device/device/remove").write_text("1")
-    # It may have failed before it takes this.
+    # The save may fail before it reads this.
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(BLOB[: 4 * MIB])
     out, said = process.communicate(timeout=PATIENCE)
@@ -429,7 +429,7 @@ def writes(process: "Process | subprocess.Popen[bytes]") -> None:
 
 
 def refused(saves: Saves) -> None:
-    """What may not be written."""
+    """Missing permissions, flags, and a read-only file system."""
     with disk("ext4") as (folder, _):
         saves.prepare(folder)
         commands = saves.commands(folder)

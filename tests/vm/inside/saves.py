@@ -1,10 +1,10 @@
-"""Saves on a real kernel: from every kind of memory to every file system, and when the disk fails.
+"""Saves on a real kernel: from every kind of memory to every file system, and to a failing disk.
 
-    saves.py DMAFILE HELPERS ways KIND... -- FOLDER...    as root; one folder a file system
+    saves.py DMAFILE HELPERS ways KIND... -- FOLDER...    as root; one folder per file system
     saves.py DMAFILE HELPERS faults                       as root, with loop and dm-flakey
 
-What is saved is compared with the source by cmp(1). Ends with an assertion that names the case, or
-with a line that counts them.
+Saved bytes are compared with the source by cmp(1). Fails with an assertion that names the case, or
+prints the number of cases.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ METHODS = {
     "heap:system": ("bounce",),
     "dmafile": ("module", "bounce"),
 }
-"""Of each kind, what writes directly on any kernel."""
+"""The methods of each kind that write directly on any kernel."""
 REFUSED = {
     "memfd": ("module", "premap"),
     "udmabuf": ("uring", "module"),
     "heap:system": ("uring", "module"),
     "dmafile": ("uring",),
 }
-"""Of each kind, what cannot: most mappings of dma-bufs cannot be pinned."""
+"""The methods of each kind that cannot: most mappings of dma-bufs cannot be pinned."""
 SECTOR = 512
 SECTORS = (128 * MIB) // SECTOR
 
@@ -62,21 +62,21 @@ class Saves:
         self.pinned = pinned()
 
     def words(self, kind: str, to: str, *words: str, start: int, size: int) -> list[str]:
-        """A save of a part of such memory."""
+        """The command that saves a part of memory of this kind."""
         origin = f"--from=fd:{self.source(kind)}@{start}"
         save = ["save", origin, f"--length={size}", f"--json={self.report}", "--quiet"]
         return [self.dmafile, *save, *words, to]
 
     def source(self, kind: str) -> int:
-        """The descriptor of such memory, which is made once."""
+        """The descriptor of memory of this kind, which is made once."""
         if kind not in self.made:
             self.made[kind] = SOURCES[kind]()
-            # The pages behind a udmabuf are.
+            # The pages of a udmabuf are pinned.
             self.pinned = pinned()
         return self.made[kind]
 
     def loaded(self, kind: str, to: Path) -> None:
-        """A load into such memory, whose COMMAND saves it."""
+        """Runs a load into memory of this kind, whose COMMAND saves it."""
         self.count += 1
         save = f"save --from=fd:$DMAFILE_FD@$DMAFILE_OFFSET --length={MIB + 1} --quiet {to}"
         load = [self.dmafile, "load", str(self.file.path), "--to", kind, "--quiet"]
@@ -87,7 +87,7 @@ class Saves:
     def save(
         self, kind: str, to: Path, *words: str, start: int = 0, size: int, at: int | None = None
     ) -> Any:
-        """A part of such memory as a file, or into one; its report."""
+        """Saves a part of this memory as a file, or into a file; returns the report."""
         self.count += 1
         place = str(to) if at is None else f"{to}@{at}"
         case = f"{size} bytes from {start} of {kind} to {place} by {' '.join(words)}"
@@ -99,7 +99,7 @@ class Saves:
         assert done.returncode == 0, f"{case}: {done.stderr}"
         report = json.loads(self.report.read_text())
         if "--io=direct" in words:
-            # Before anybody reads it.
+            # Before the comparison, which reads it.
             cached = ("fincore", "--bytes", "--noheadings", "--output=RES", str(to))
             pages = int(subprocess.check_output(cached)) // mmap.PAGESIZE
             assert pages == 0 or at is not None, f"{case}: {pages} pages in the page cache"
@@ -117,7 +117,7 @@ class Saves:
         return subprocess.run(command, pass_fds=inherited, capture_output=True, text=True)
 
     def refused(self, kind: str, to: Path, *words: str) -> str:
-        """The one line of a save that must fail, and leave everything as it was."""
+        """The one line of a save that must fail and change nothing."""
         self.count += 1
         names, before = names_in(to.parent), to.read_bytes()
         command = self.words(kind, str(to), *words, start=0, size=ODD)
@@ -152,14 +152,14 @@ def ways(saves: Saves, kinds: Sequence[str], folders: Sequence[str]) -> None:
                 line = saves.refused(kind, to, f"--method={method}", "--io=direct")
                 assert "cannot save this way: " in line, line
             to.unlink()
-        # What a file and a pipe have.
+        # From a file and from a pipe.
         for source in (f"save --from {saves.file.path}", f"save --from - <{saves.file.path}"):
             save, _, stdin = source.partition("<")
             script = f"{saves.dmafile} {save} --quiet {to}" + (f" <{stdin}" if stdin else "")
             call("sh", "-c", script)
             call("cmp", str(saves.file.path), str(to))
             saves.count += 1
-        # Whoever may not write to the folder.
+        # As a user without write permission on the folder.
         folder.chmod(0o755)
         command = as_user([saves.dmafile, "save", "--from", "/proc/self/exe", f"{folder}/new"])
         done = subprocess.run(command, capture_output=True, text=True)
@@ -169,7 +169,7 @@ def ways(saves: Saves, kinds: Sequence[str], folders: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def disk() -> Iterator[Path]:
-    """A file system on a disk that can be told to fail, with a file on it."""
+    """A file system with a file, on a disk that can be made to fail."""
     image, folder = Path("/tmp/image"), Path("/tmp/failing")
     with image.open("wb") as file:
         file.truncate(SECTORS * SECTOR)
@@ -177,7 +177,7 @@ def disk() -> Iterator[Path]:
     loop = subprocess.check_output(("losetup", "-f", "--show", str(image)), text=True).strip()
     try:
         call("dmsetup", "create", "failing", "--table", f"0 {SECTORS} linear {loop} 0")
-        # There is no udev here that would.
+        # There is no udev that would make the node.
         call("dmsetup", "mknodes")
         table = f"0 {SECTORS} flakey {loop} 0 0 3600 1 error_writes"
         Path("/tmp/table").write_text(table)
@@ -194,7 +194,7 @@ def disk() -> Iterator[Path]:
 
 def faults(saves: Saves) -> None:
     call("modprobe", "-a", "dm-mod", "dm-flakey", "loop")
-    # A write that fails, and one of which the failure shows when it is synced.
+    # A write that fails at once, and one that fails at the sync.
     for words, says in (
         (("--io=direct",), "cannot write: "),
         (("--io=direct", "--method=threads"), "cannot write: "),
@@ -209,7 +209,7 @@ def faults(saves: Saves) -> None:
             call("dmsetup", "resume", "failing")
             line = saves.refused("memfd", to, *words)
             assert says in line and "(EIO); the device failed to write" in line, line
-            # As it is on the disk, too.
+            # The disk itself also has the old file.
             call("umount", str(folder))
             call("dmsetup", "remove", "failing")
             loop = Path("/tmp/table").read_text().split()[3]

@@ -1,4 +1,4 @@
-"""dmafile-hold@.service under systemd itself: what it holds outlives restarts and a crash.
+"""dmafile-hold@.service under systemd: held memory survives restarts and a crash.
 
 services.py DMAFILE HELPERS FOLDER    in the machine, as root
 """
@@ -20,7 +20,7 @@ NAME = "llama"
 SERVICE = f"dmafile-hold@{NAME}.service"
 PROGRAMS, UNITS = Path("/run/programs"), Path("/run/units")
 TARGETS = ("sysinit", "basic", "shutdown", "multi-user")
-"""The units that systemd starts, in place of those of the host."""
+"""The units that systemd starts instead of those of the host."""
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
 
 
@@ -31,7 +31,7 @@ def call(*words: str) -> str:
 
 
 def prepare(dmafile: str) -> None:
-    """Places that are this program's own: some are read-only in the machine, or vm/run's."""
+    """Makes private folders: the originals are read-only in the machine, or belong to vm/run."""
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.unshare(CLONE_NEWNS) == 0, ctypes.get_errno()
     assert libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None) == 0, ctypes.get_errno()
@@ -63,7 +63,7 @@ class Systemd:
         )
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         settles(children.read_text, lambda found: found.strip() != "", "no child")
-        # It answers processes of its own namespace only.
+        # It only answers processes in its own namespace.
         self.enter = ("nsenter", f"--target={children.read_text().strip()}", "--pid", "--mount")
         command = (*self.enter, "systemctl", "is-active", "multi-user.target")
         settles(
@@ -76,7 +76,7 @@ class Systemd:
         return call(*self.enter, "systemctl", *words)
 
     def stored(self) -> int:
-        """How many descriptors it keeps for the service."""
+        """The number of stored descriptors of the service."""
         return int(self.ctl("show", "--value", "--property=NFileDescriptorStore", SERVICE))
 
     def end(self) -> None:
@@ -85,7 +85,7 @@ class Systemd:
 
 
 def holder() -> int:
-    """The process that serves; 0 for none."""
+    """The PID of the holder; 0 if there is none."""
     words = (str(PROGRAMS / "dmafile"), "holds", "--json")
     held = json.loads(call(*words))
     assert len(held) <= 1, held
@@ -93,7 +93,7 @@ def holder() -> int:
 
 
 def read(pid: int) -> int:
-    """What a process has had read from disks, in bytes."""
+    """The bytes that a process has read from disks."""
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
 
@@ -107,10 +107,10 @@ def digest(path: Path) -> str:
 
 
 def serves(systemd: Systemd, file: File, before: int, reads: bool) -> int:
-    """Another process than before serves the file, and has read it or not."""
+    """Waits for a new process that serves the file; asserts whether it has read the file."""
     settles(holder, lambda pid: pid not in (0, before), "no other holder")
     pid = holder()
-    # Before anything reads the file by itself.
+    # Before the test itself reads the file.
     got = read(pid)
     assert call(*take("sha256sum", "{}")).split()[0] == digest(file.path), pid
     assert (got >= len(file.data)) if reads else got == 0, f"{got} bytes were read from the disk"
@@ -141,10 +141,10 @@ def main(dmafile: str, _: str, folder: str) -> None:
     systemd.ctl("restart", SERVICE)
     second = serves(systemd, file, first, reads=False)
     file.evict()
-    # systemd starts it again by itself (Restart=on-failure).
+    # systemd restarts it (Restart=on-failure).
     os.kill(second, signal.SIGKILL)
     third = serves(systemd, file, second, reads=False)
-    # Another file is loaded.
+    # A changed file is loaded again.
     other = File.of(file.path, 5 * MIB + 13)
     other.evict()
     systemd.ctl("restart", SERVICE)

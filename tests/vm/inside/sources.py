@@ -1,4 +1,4 @@
-"""Memory and files to save from, each with the same bytes: made without dmafile."""
+"""Memory and files to save from, all with the same bytes, made without dmafile."""
 
 import fcntl
 import mmap
@@ -11,19 +11,19 @@ from tests.vm.inside.loads import BLOB, MIB, meminfo
 
 HUGE = 2 * MIB
 ROOM = 3 * HUGE
-"""How many bytes each has."""
+"""The size of each source."""
 DATA = BLOB[:ROOM]
 POOL = Path("/proc/sys/vm/nr_hugepages")
 SPARSE = Path("/mnt/sparse")
 PIECES = ((1, 4097), (65535, 69632), (HUGE - 1, HUGE + 1), (2 * HUGE + 513, ROOM - 5000))
-"""Where a sparse file has data: no border is one of a block."""
+"""The data of a sparse file; no boundary is that of a block."""
 SHMEM = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 NODES = {
     "udmabuf": Path("/dev/udmabuf"),
     "heap:system": Path("/dev/dma_heap/system"),
     "dmafile": Path("/dev/dmafile"),
 }
-"""What makes dma-bufs, where the kernel has it."""
+"""Device nodes that make dma-bufs, if the kernel has them."""
 
 # linux/udmabuf.h, linux/dma-heap.h, kernel/uapi/dmafile.h
 UDMABUF_CREATE = 0x40187542
@@ -33,7 +33,7 @@ DMAFILE_IOC_ALLOC = 0xC0000000 | ALLOC.size << 16 | 0xDE << 8 | 1
 
 
 def filled(fd: int) -> int:
-    """Fills memory with the data, by way of a mapping: as a device would be asked to."""
+    """Fills memory with the data through a mapping."""
     with mmap.mmap(fd, ROOM) as memory:
         memory[:] = DATA
     return fd
@@ -60,11 +60,11 @@ def thp() -> int:
 
 
 def udmabuf() -> int:
-    # Of memory with a seal.
+    # A udmabuf needs memory that is sealed against shrinking.
     fd = memfd()
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     with NODES["udmabuf"].open("rb+", buffering=0) as node:
-        # Its answer is a descriptor, and not in the request.
+        # The ioctl returns the descriptor; it is not in the request.
         request = bytearray(struct.pack("=IIQQ", fd, 1, 0, ROOM))
         made: int = fcntl.ioctl(node, UDMABUF_CREATE, request)
     os.close(fd)
@@ -116,7 +116,7 @@ def data_of(kind: str) -> bytes:
 
 
 def sources() -> Iterator[tuple[str, int, bytes]]:
-    """All that this kernel has, one after the other."""
+    """All sources that this kernel supports."""
     for kind, make in SOURCES.items():
         if kind in NODES and not NODES[kind].exists():
             print(f"no {kind}")

@@ -1,6 +1,6 @@
 /*
- * syncs PLAN FILE COMMAND...   runs COMMAND and has a say in each of its calls of fsync, fdatasync, syncfs and sync,
- * by one letter of PLAN for each, in order; after the last letter they are left alone.
+ * syncs PLAN FILE COMMAND...   runs COMMAND and intercepts its calls of fsync, fdatasync, syncfs and sync. Each letter
+ * of PLAN controls one call, in order; later calls are not changed.
  *
  *	k   keep: the call is made
  *	b   bystander: another program syncs FILE, on the same file system, and the journal is committed; then the call
@@ -8,7 +8,7 @@
  *	s   skip: the call returns 0 and does nothing
  *	x   bystander, then skip
  *
- * The exit status is COMMAND's; 99 when PLAN has more letters than there were calls, as it tests nothing then.
+ * The exit status is that of COMMAND, or 99 if PLAN has more letters than there were calls: then it tested nothing.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -36,7 +36,7 @@
 	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), \
 	BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF)
 
-/* The descriptor on which this process's calls are told from now on. */
+/* Installs the filter; returns the descriptor on which calls of this process are reported from now on. */
 static int supervise(void)
 {
 	struct sock_filter filter[] = {
@@ -52,7 +52,7 @@ static int supervise(void)
 
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 		err(98, "no_new_privs");
-	/* Nothing but its end takes a call back that is being answered: repeated, it would get the next letter. */
+	/* Only a fatal signal interrupts a reported call: a repeated call would get the next letter. */
 	fd = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER,
 		     SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, &program);
 	if (fd < 0)
@@ -103,8 +103,8 @@ static int receive_fd(int socket)
 }
 
 /*
- * What others do at any time on the same file system. Btrfs and F2FS keep what is synced of one file apart from others;
- * what they do every 30 or 60 seconds they are asked for here. Neither writes data of other files.
+ * What other programs may do at any time on the same file system. Btrfs and F2FS sync files separately, so this
+ * requests the commits that they make every 30 or 60 seconds. Neither of them writes data of other files.
  */
 static void bystander(const char *path)
 {
@@ -123,7 +123,7 @@ static void bystander(const char *path)
 	close(fd);
 }
 
-/* False where the call has been taken back. */
+/* Returns false if the call was interrupted. */
 static bool answer(int listener, char letter, const char *path)
 {
 	struct seccomp_notif call = { 0 };

@@ -1,8 +1,8 @@
-"""Loads by an ordinary user: limits on pinned memory, cgroups, nodes that may not be opened, and
-what `dmafile doctor` makes of each.
+"""Loads by an ordinary user: limits on pinned memory, cgroups, nodes without permission, and the
+findings of `dmafile doctor`.
 
-    users.py DMAFILE HELPERS FOLDER [KIND...]   in the machine, as root; no KIND where no kernel
-                                                part gives dma-bufs; `dmafile` with the module
+    users.py DMAFILE HELPERS FOLDER [KIND...]   in the machine, as root; no KIND if the kernel has
+                                                no dma-bufs; `dmafile` with the module
 """
 
 import json
@@ -20,7 +20,7 @@ NODES = {
     "dmafile": Path("/dev/dmafile"),
 }
 CHECKS = {"udmabuf": "udmabuf", "heap:system": "dma-heap", "dmafile": "dmafile.ko"}
-"""What `doctor` calls them."""
+"""The names of their checks in `doctor`."""
 LIMIT = "/sys/module/udmabuf/parameters/size_limit_mb"
 ROOM = 48 * MIB
 NO_RINGS = "/proc/sys/kernel/io_uring_disabled"
@@ -43,18 +43,18 @@ class Users:
         return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
     def pinned_memory(self) -> None:
-        """The kernel's 8 MiB are too little for registered buffers: loads go without."""
+        """The kernel's limit of 8 MiB is too low for registered buffers: loads do not use them."""
         limits = subprocess.run(as_user(["cat", "/proc/self/limits"]), capture_output=True)
         assert b"Max locked memory         8388608 " in limits.stdout, limits.stdout
         file = File.of(self.folder / "file", 6 * MIB + 777)
         for kind in ("memfd", *self.kinds):
-            # Which pages are cached an ordinary user cannot ask without reading some.
+            # An ordinary user learns which pages are cached only by reading some.
             io = "--io=auto" if kind.startswith("heap:") else "--io=direct"
             report = self.loads.load(file, kind, "--block=256K", io, user=True)
             if kind.startswith("heap:"):
                 continue
             if kind == "dmafile":
-                # It pins nothing.
+                # dmafile.ko pins nothing.
                 assert report["method"] == "module", report
                 continue
             reasons = [one["why"] for one in report["reasons"] if "registered" in one["choice"]]
@@ -64,7 +64,7 @@ class Users:
         assert check["remedy"].startswith("ulimit -l "), check
 
     def no_list_and_list(self) -> None:
-        """A user who may not raise the limit of udmabufs gets several."""
+        """Above the udmabuf limit, a user gets several udmabufs."""
         file = File.of(self.folder / "file", 6 * MIB + 777)
         for mib, count in ((2, 4), (8, 1)):
             back = setting(LIMIT, mib)
@@ -92,7 +92,7 @@ class Users:
         assert all("EACCES" not in found[CHECKS[kind]]["found"] for kind in self.kinds), found
 
     def no_rings(self) -> None:
-        """Without io_uring, threads load; what was asked for by name is refused."""
+        """Without io_uring, threads load, and --method=uring is refused."""
         back = setting(NO_RINGS, 2)
         file = File.of(self.folder / "file", 2 * MIB + 777)
         for kind in ("memfd", *self.kinds):
@@ -107,8 +107,8 @@ class Users:
         assert check["remedy"] == "sysctl -w kernel.io_uring_disabled=0", check
 
     def cgroup(self) -> None:
-        """A limit on memory is foreseen: an error, and nobody is killed, from well within it to
-        far above.
+        """For sizes from far below to far above a memory limit, loads work or are refused early,
+        and no process is killed.
         """
         subprocess.run(
             "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup", shell=True
@@ -127,7 +127,7 @@ class Users:
                 for _ in range(mib):
                     file.write(BLOB[:MIB])
             for kind in ("memfd", *self.kinds):
-                # The kernel charges what a heap gives to nobody.
+                # The kernel does not charge memory of a heap.
                 if not kind.startswith("heap:"):
                     for pages in ("auto",) if kind == "dmafile" else ("4k", "thp"):
                         self.fits_or_not(File(path, b""), kind, pages, mib * MIB)
@@ -136,7 +136,7 @@ class Users:
 
     def fits_or_not(self, file: File, kind: str, pages: str, size: int) -> None:
         file.evict()
-        # What was charged for the one before is given back some time after its end.
+        # The charge of the previous load is released some time after its end.
         settles(charged, lambda left: left < MIB, "bytes are still charged")
         words = ("load", str(file.path), "--to", kind, "--pages", pages, "--io=direct", "--quiet")
         self.loads.count += 1
@@ -145,12 +145,12 @@ class Users:
         assert done.returncode in (0, 1), case
         if done.returncode:
             assert "(ENOMEM); " in done.stderr and f"{GROUP}/memory.max" in done.stderr, case
-        # The process itself takes some of the room.
+        # The process itself needs some memory.
         assert done.returncode == 0 or size > ROOM - 5 * MIB, case
         assert done.returncode == 1 or size < ROOM, case
 
     def nothing_here(self) -> None:
-        """Where the kernel has no dma-bufs for user space, a module is the way."""
+        """If the kernel offers no dma-bufs to user space, doctor advises dmafile.ko."""
         file = File.of(self.folder / "file", MIB)
         found = self.doctor()
         for kind, name in (("udmabuf", "udmabuf"), ("heap:system", "dma-heap")):
@@ -166,7 +166,7 @@ class Users:
 
 
 def charged() -> int:
-    """Bytes that count for the GROUP."""
+    """The bytes that are charged to GROUP."""
     return int((GROUP / "memory.current").read_text())
 
 

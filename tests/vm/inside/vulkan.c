@@ -2,8 +2,8 @@
  * vulkan fd      imports the descriptor of a load into Vulkan (VK_EXT_external_memory_dma_buf)
  * vulkan host    imports a mapping of it (VK_EXT_external_memory_host)
  *
- * The COMMAND of a load. Has the device's queue copy the bytes to a buffer of Vulkan's own, and prints what is there;
- * and then again, after the CPU has changed the first byte of every page, to see that it is the same memory.
+ * The COMMAND of a load. Lets a queue of the device copy the bytes to a Vulkan buffer, and prints them. Copies them
+ * again after the CPU has changed the first byte of every page, to check that it is the same memory.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -72,7 +72,7 @@ static uint32_t type(uint32_t bits, VkMemoryPropertyFlags flags)
 	errx(1, "no type of memory fits");
 }
 
-/* A buffer, bound to memory that is imported as `import` says, or allocated. */
+/* A buffer, bound to memory that is imported with `import`, or allocated. */
 static VkBuffer buffer(VkDeviceSize size, VkBufferUsageFlags usage, VkExternalMemoryHandleTypeFlags handles,
 		       uint32_t bits, const void *import, VkDeviceMemory *memory)
 {
@@ -105,7 +105,7 @@ static VkBuffer import_fd(int fd, VkDeviceSize size)
 	PFN_vkGetMemoryFdPropertiesKHR properties_of =
 		(PFN_vkGetMemoryFdPropertiesKHR)vkGetDeviceProcAddr(device, "vkGetMemoryFdPropertiesKHR");
 	VkMemoryFdPropertiesKHR properties = { VK_STRUCTURE_TYPE_MEMORY_FD_PROPERTIES_KHR };
-	/* Vulkan keeps the descriptor that it is given. */
+	/* Vulkan takes ownership of the descriptor. */
 	VkImportMemoryFdInfoKHR import = {
 		VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR, .handleType = dma_buf, .fd = dup(fd),
 	};

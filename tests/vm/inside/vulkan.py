@@ -1,4 +1,4 @@
-"""Vulkan imports what is loaded, and sees the file.
+"""Vulkan imports loaded memory and reads the bytes of the file.
 
 vulkan.py DMAFILE HELPERS PROGRAM FOLDER KIND...    in the machine, as root
 """
@@ -12,7 +12,7 @@ from tests.vm.inside.loads import File, Loads, difference
 
 def main(dmafile: str, helpers: str, program: str, folder: str, *kinds: str) -> None:
     loads = Loads(dmafile, helpers)
-    # Whole pages: what is imported by its descriptor may not be shorter than what Vulkan is told.
+    # Whole pages: an imported descriptor must not be shorter than the size that Vulkan expects.
     file = File.of(Path(folder) / "file", FRAME)
     for kind in kinds:
         for how in ("fd", "host"):

@@ -1,4 +1,4 @@
-/* What the programs here print: bytes, all of them. */
+/* Writes all bytes to standard output. */
 #include <err.h>
 #include <stddef.h>
 #include <unistd.h>

@@ -1,9 +1,9 @@
-"""The log that dm-log-writes keeps of a disk, and what the disk may hold when the power fails.
+"""The log of dm-log-writes, and the possible states of the disk after a power failure.
 
 Its format is in drivers/md/dm-log-writes.c of Linux, its purpose in
 Documentation/admin-guide/device-mapper/log-writes.rst. A write is logged when a flush has covered
-it, a write with FUA (force unit access) at once. What stands between two flushes lay in the disk's
-cache, of which any part may be lost.
+it, a write with FUA (force unit access) at once. Writes between two flushes were in the cache of
+the disk, of which any part may be lost.
 """
 
 import os
@@ -15,12 +15,12 @@ from pathlib import Path
 
 MAGIC, VERSION = 0x6A736677736872, 1
 SUPER = struct.Struct("<QQQI")
-"""Magic, version, entries, bytes of a sector."""
+"""Magic, version, number of entries, sector size."""
 ENTRY = struct.Struct("<QQQQ")
-"""First sector, sectors, flags, bytes of data of the log's own, which is the text of a mark."""
+"""First sector, number of sectors, flags, bytes of the text of a mark."""
 FLUSH, FUA, DISCARD, MARK = 1, 2, 4, 8
 TORN = 4096
-"""Where a write is cut short, it is at a multiple of this: no disk writes half a block."""
+"""A torn write ends at a multiple of this: no disk writes half a block."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class Entry:
     at: int
     size: int
     stored: int
-    """Where its bytes are in the log."""
+    """The offset of its bytes in the log."""
     mark: str = ""
 
     @property
     def lasts(self) -> bool:
-        """All that came before it is on the disk when it is done, or it itself is."""
+        """Whether it, or everything before it, is on the disk when it is done."""
         return bool(self.flags & (FLUSH | FUA))
 
 
 class Log:
-    """A log that is complete: its device is gone."""
+    """A complete log, whose device is gone."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("rb")
@@ -58,7 +58,7 @@ class Log:
             at += sector + (0 if flags & DISCARD else size)
 
     def apply(self, entry: Entry, disk: int, most: int | None = None) -> None:
-        """Does to the disk what the entry says, or the first bytes of it."""
+        """Applies the entry to the disk, or its first `most` bytes."""
         size = entry.size if most is None else min(most, entry.size)
         if entry.flags & DISCARD:
             os.pwrite(disk, bytes(size), entry.at)
@@ -70,20 +70,20 @@ class Log:
 
 @dataclass(frozen=True)
 class State:
-    """What the disk may hold: all entries before `base`, and some of what follows."""
+    """A possible state of the disk: all entries before `base`, and some of the following ones."""
 
     base: int
     more: Sequence[tuple[int, int | None]]
-    """Numbers of entries, and how many bytes of each; None for all."""
+    """Numbers of entries, and the number of bytes of each; None for all."""
     after: int
-    """The last entry that had been logged."""
+    """The last logged entry."""
 
 
 def states(entries: Sequence[Entry], start: int, count: int, seed: int) -> Iterator[State]:
-    """The states after every flush, FUA and mark from `start` on, and `count` others, by chance.
+    """The states after every flush, FUA and mark from `start` on, and `count` random others.
 
-    Half of the others have all that was written, as when the kernel dies, half a part of what lay
-    in the disk's cache, as when the power fails. In the order of their bases.
+    Half of the others have everything that was written, as after a kernel crash; half have only a
+    part of the disk cache, as after a power failure. Sorted by base.
     """
     chance = random.Random(seed)
     all_of_them = range(start, len(entries))
@@ -95,14 +95,14 @@ def states(entries: Sequence[Entry], start: int, count: int, seed: int) -> Itera
             found.append(State(at + 1, (), at))
         else:
             found.append(cached(entries, at, chance))
-    # Where writes are few, more parts of them are to be had.
+    # With few writes, more random parts of them are added.
     while others and len(found) < len(fixed) + count:
         found.append(cached(entries, chance.choice(others), chance))
     return iter(sorted(found, key=lambda state: (state.base, state.after)))
 
 
 def cached(entries: Sequence[Entry], at: int, chance: random.Random) -> State:
-    """The power fails after entry `at`: what the last flush had not covered may be lost."""
+    """A power failure after entry `at`: bytes that the last flush did not cover may be lost."""
     flushes = [number for number in range(at + 1) if entries[number].flags & FLUSH]
     base = flushes[-1] + 1 if flushes else 0
     lost = chance.random()

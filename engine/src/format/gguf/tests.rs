@@ -4,7 +4,7 @@ use super::*;
 use crate::format::tests::{assert_sound, read, refusal};
 use proptest::prelude::*;
 
-/// A file of `version` with the pairs and tensors that were written by `pair` and `tensor`.
+/// A file of version 3 with pairs and tensors written by `pair` and `tensor`.
 fn file(pairs: &[Vec<u8>], tensors: &[Vec<u8>], data: usize) -> Vec<u8> {
     let mut file = MAGIC.to_vec();
     file.extend(3_u32.to_le_bytes());
@@ -100,7 +100,7 @@ fn a_vocabulary_has_no_tensors_and_may_end_with_its_metadata() {
 }
 
 #[test]
-fn the_alignment_is_the_files_own() {
+fn the_alignment_comes_from_the_metadata() {
     let aligned = |bytes: u32| pair(ALIGNMENT, Kind::U32, &bytes.to_le_bytes());
     let tensors = [tensor("a", &[8], 24, 0), tensor("b", &[8], 24, 8)];
     let table = read(&file(&[aligned(8)], &tensors, 32)).unwrap();
@@ -120,7 +120,7 @@ fn the_alignment_is_the_files_own() {
 }
 
 #[test]
-fn tensors_have_to_fit() {
+fn invalid_tensors_are_refused() {
     for (dims, dtype, offset, expected) in [
         (
             &[8][..],
@@ -160,7 +160,7 @@ fn tensors_have_to_fit() {
 }
 
 #[test]
-fn metadata_has_to_be_sound() {
+fn invalid_metadata_is_refused() {
     let mut deep = list(Kind::U8, 0, &[]);
     for _ in 1..MAX_DEPTH {
         deep = list(Kind::List, 1, &deep);
@@ -201,7 +201,7 @@ fn metadata_has_to_be_sound() {
 }
 
 #[test]
-fn versions_have_to_be_known() {
+fn unknown_versions_are_refused() {
     for (version, expected) in [
         (0_u32, "version 0"),
         (1, "version 1, which is no longer"),
@@ -216,8 +216,8 @@ fn versions_have_to_be_known() {
 }
 
 #[test]
-fn a_header_ends_at_its_bound() {
-    // A sparse file of 200 MB whose one text is longer than headers may be.
+fn a_header_above_the_maximum_size_is_refused() {
+    // A file of 200 MB whose only text is longer than the maximum header.
     let start = file(
         &[pair("k", Kind::Text, &(MAX_HEADER).to_le_bytes())],
         &[],
@@ -229,7 +229,7 @@ fn a_header_ends_at_its_bound() {
     assert!(text.contains("100000000 bytes of text"), "{text}");
 }
 
-/// A value: its type, its bytes, and the parsed result.
+/// A value: its type, its bytes and the parsed result.
 fn value() -> impl Strategy<Value = (Kind, Vec<u8>, Value)> {
     macro_rules! number {
         ($type:ident, $kind:ident, $one:ident, $many:ident) => {
@@ -347,14 +347,14 @@ fn good() -> impl Strategy<Value = (Vec<u8>, Table)> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read((file, table) in good()) {
+    fn written_files_are_read_back((file, table) in good()) {
         assert_sound(&table, file.len() as u64);
-        // Compared as text, for which NaN is NaN.
+        // Compared as text, so that NaN equals NaN.
         prop_assert_eq!(format!("{:?}", read(&file).unwrap()), format!("{table:?}"));
     }
 
     #[test]
-    fn changed_files_are_refused_or_sound(
+    fn changed_files_are_refused_or_valid(
         (mut file, _) in good(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         cut in prop::option::of(any::<prop::sample::Index>()),
@@ -373,7 +373,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(rest in prop::collection::vec(prop_oneof![Just(0), 0_u8..16, any::<u8>()], 0..300)) {
+    fn no_input_causes_a_panic(rest in prop::collection::vec(prop_oneof![Just(0), 0_u8..16, any::<u8>()], 0..300)) {
         let file = [&MAGIC[..], &[3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], &rest].concat();
         if let Ok(table) = read(&file) {
             assert_sound(&table, file.len() as u64);

@@ -22,7 +22,7 @@ fn one(dtype: &str, shape: &str, offsets: &str, data: usize) -> Vec<u8> {
 }
 
 #[test]
-fn tensors_come_in_the_order_of_their_bytes() {
+fn tensors_are_in_the_order_of_their_bytes() {
     let table = read(&file(
         r#"{"b":{"dtype":"F32","shape":[2,1],"data_offsets":[4,12]},
             "__metadata__":{"format":"pt"},
@@ -48,7 +48,7 @@ fn tensors_come_in_the_order_of_their_bytes() {
 }
 
 #[test]
-fn every_dtype_of_the_format_is_known_by_its_name_and_size() {
+fn every_dtype_of_the_format_has_its_name_and_size() {
     let mut known = 0;
     for &dtype in Dtype::ALL {
         if let Ok(theirs) = serde_json::from_value::<Theirs>(dtype.name().into()) {
@@ -58,7 +58,7 @@ fn every_dtype_of_the_format_is_known_by_its_name_and_size() {
             known += 1;
         }
     }
-    // The crate's message lists its dtypes, which keeps this honest when it learns more.
+    // The message of the crate lists its dtypes, so this fails if a new version adds one.
     let list = serde_json::from_value::<Theirs>("".into())
         .unwrap_err()
         .to_string();
@@ -66,7 +66,7 @@ fn every_dtype_of_the_format_is_known_by_its_name_and_size() {
 }
 
 #[test]
-fn empty_metadata_is_metadata() {
+fn empty_metadata_differs_from_no_metadata() {
     for (header, has) in [("{}", false), (r#"{"__metadata__":{}}"#, true)] {
         let table = read(&file(header, 0)).unwrap();
         assert_eq!((table.has_metadata, table.metadata.len()), (has, 0));
@@ -74,7 +74,7 @@ fn empty_metadata_is_metadata() {
 }
 
 #[test]
-fn empty_tensors_and_scalars_are_tensors() {
+fn empty_tensors_and_scalars_are_read() {
     assert_eq!(
         read(&one("F32", "[]", "[0,4]", 4)).unwrap().tensors[0].bytes,
         4
@@ -90,7 +90,7 @@ fn empty_tensors_and_scalars_are_tensors() {
 }
 
 #[test]
-fn offsets_and_shapes_have_to_fit() {
+fn invalid_offsets_and_shapes_are_refused() {
     for (file, expected) in [
         (
             one("U8", "[2]", "[0,3]", 3),
@@ -132,7 +132,7 @@ fn offsets_and_shapes_have_to_fit() {
 }
 
 #[test]
-fn nothing_may_stand_around_the_json() {
+fn text_around_the_json_is_refused() {
     let refused = |header| refusal(&file(header, 0));
     assert!(refused(" {}").contains("does not start with {"));
     assert!(refused("{}\n").contains("does not end with } and spaces"));
@@ -143,9 +143,9 @@ fn nothing_may_stand_around_the_json() {
 }
 
 #[test]
-fn no_name_hides_another() {
+fn duplicate_names_are_refused() {
     let tensor = r#"{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"#;
-    // The second is written otherwise and is the same.
+    // The second name is the same, written with an escape.
     for header in [
         format!(r#"{{"a":{tensor},"\u0061":{tensor}}}"#),
         r#"{"__metadata__":{"a":"","a":""}}"#.to_string(),
@@ -160,12 +160,12 @@ fn no_name_hides_another() {
 }
 
 #[test]
-fn strangers_text_is_cut_in_messages() {
+fn untrusted_text_is_truncated_in_messages() {
     let text = refusal(&one(&"\\n".repeat(1000), "[]", "[0,0]", 0));
     assert!(text.contains(r"unknown variant `\n\n"), "{text}");
 }
 
-/// Tensors whose writer and first reader is the format's own crate.
+/// Files written by the safetensors crate.
 fn good() -> impl Strategy<Value = Vec<u8>> {
     let dtypes: Vec<Theirs> = Dtype::ALL
         .iter()
@@ -179,7 +179,7 @@ fn good() -> impl Strategy<Value = Vec<u8>> {
             let tensors: HashMap<_, _> = tensors
                 .into_iter()
                 .map(|(name, (dtype, mut shape))| {
-                    // Types narrower than a byte come by the byte.
+                    // Types narrower than a byte need a whole number of bytes.
                     if dtype.bitsize() < 8 {
                         shape.push(4);
                     }
@@ -190,14 +190,14 @@ fn good() -> impl Strategy<Value = Vec<u8>> {
             let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
                 (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
             });
-            // The crate writes broken JSON for no tensors and metadata of nothing.
+            // The crate writes invalid JSON for no tensors with empty metadata.
             let metadata = (!metadata.is_empty()).then(|| metadata.into_iter().collect());
             safetensors::serialize(views, metadata).unwrap()
         },
     )
 }
 
-/// The table says what the format's own crate says, which holds the whole file.
+/// Asserts that the table equals what the safetensors crate reads from the whole file.
 fn assert_agrees(table: &Table, file: &[u8]) {
     assert_sound(table, file.len() as u64);
     let (header, theirs) = SafeTensors::read_metadata(file).unwrap();
@@ -228,12 +228,12 @@ fn assert_agrees(table: &Table, file: &[u8]) {
 
 proptest! {
     #[test]
-    fn what_the_formats_crate_writes_is_read_alike(file in good()) {
+    fn files_of_the_safetensors_crate_are_read_equally(file in good()) {
         assert_agrees(&read(&file).unwrap(), &file);
     }
 
     #[test]
-    fn changed_files_are_refused_or_read_alike(
+    fn changed_files_are_refused_or_read_equally(
         mut file in good(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
         cut in prop::option::of(any::<prop::sample::Index>()),
@@ -252,15 +252,15 @@ proptest! {
     }
 
     #[test]
-    fn no_header_makes_it_panic(header in r#"\{("[a_]{1,2}":(\{("(dtype|shape|data_offsets)":("U8"|1|\[[0-9]{0,3}(,[0-9])?\]),?){0,3}\}|[0-9]|""),?){0,3}\}"#) {
+    fn no_header_causes_a_panic(header in r#"\{("[a_]{1,2}":(\{("(dtype|shape|data_offsets)":("U8"|1|\[[0-9]{0,3}(,[0-9])?\]),?){0,3}\}|[0-9]|""),?){0,3}\}"#) {
         let _ = read(&file(&header, 3));
     }
 }
 
 /// cargo test --release -p dmafile large_headers -- --ignored --nocapture
 #[test]
-#[ignore = "measures, which says something only in a release build"]
-fn large_headers_are_read_fast() {
+#[ignore = "measures time, which is only useful in a release build"]
+fn large_headers_are_timed() {
     let mut header = String::from("{");
     for layer in 0..10_000 {
         let start = layer * 64;
@@ -280,7 +280,7 @@ fn large_headers_are_read_fast() {
         let start = std::time::Instant::now();
         let (_, theirs) = SafeTensors::read_metadata(&file).unwrap();
         println!(
-            "the crate's own way: {} in {:?}",
+            "the safetensors crate: {} in {:?}",
             theirs.tensors().len(),
             start.elapsed()
         );

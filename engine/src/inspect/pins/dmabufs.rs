@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fdinfo_tells_udmabufs_from_others() {
+    fn fdinfo_distinguishes_udmabufs_from_other_dma_bufs() {
         let info = "pos:\t0\nflags:\t02\nmnt_id:\t12\nino:\t17\nsize:\t65536\ncount:\t1\n\
                     exp_name:\tudmabuf\nname:\tframes\n";
         assert_eq!(described(info), Some((17, 65536)));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn debugfs_lists_them_among_others() {
+    fn udmabufs_are_found_in_the_list_of_debugfs() {
         let list = "\nDma-buf Objects:\n\
             size    \tflags   \tmode    \tcount   \texp_name\tino     \tname\n\
             00065536\t00000002\t00080007\t00000002\tudmabuf\t00000017\t<none>\n\

@@ -230,7 +230,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_memfd_is_what_its_mapping_is_called() {
+    fn a_memfd_and_its_mapping_have_the_same_device_and_inode() {
         let fd = memfd::create("target", false).unwrap();
         memfd::resize(fd.as_fd(), 3 * page_size()).unwrap();
         let path = PathBuf::from(format!(
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn only_regular_files_have_such_memory() {
+    fn folders_are_refused_and_other_files_have_no_udmabufs() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(
             Target::open(dir.path()).err().unwrap().raw_os_error(),

@@ -121,7 +121,7 @@ common_stacktrace:vals=hitcount,n:sort=hitcount:size=4096 if (flags & 0x100) && 
 } hitcount:         37\n\nTotals:\n    Hits: 37\n    Entries: 1\n    Dropped: 0\n";
 
     #[test]
-    fn both_generations_are_read() {
+    fn histograms_of_new_and_old_kernels_are_read() {
         let (entries, dropped) = parse(NEW);
         assert_eq!((entries.len(), dropped), (2, 3));
         let first = &entries[0];
@@ -151,7 +151,7 @@ common_stacktrace:vals=hitcount,n:sort=hitcount:size=4096 if (flags & 0x100) && 
     }
 
     #[test]
-    fn what_is_cut_or_strange_is_left_out() {
+    fn truncated_and_unknown_entries_are_left_out() {
         assert_eq!(parse("").0, []);
         assert_eq!(
             parse("{ common_pid: x [ 1], other: 3 } hitcount: 1\n").0,

@@ -770,7 +770,7 @@ mod tests {
     }
 
     #[test]
-    fn large_folios_tell_their_pins() {
+    fn pins_of_large_folios_are_read() {
         let head = [
             (0, &64_u64.to_ne_bytes()[..]),
             (52, &3_i32.to_ne_bytes()[..]),
@@ -799,7 +799,7 @@ mod tests {
     }
 
     #[test]
-    fn references_of_mappings_and_the_cache_are_no_pins() {
+    fn references_of_mappings_and_the_cache_are_not_counted_as_pins() {
         let page = |references: i32| entries(&[(52, &references.to_ne_bytes()[..])]);
         assert_eq!(LAYOUT.look(5, &page(1023)), Seen::Nothing { pages: 1 });
         let small = Seen::Small {
@@ -826,7 +826,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_a_folio_are_one() {
+    fn pages_of_a_folio_are_merged() {
         let memfd = ("00:01".to_string(), 7);
         let mut folios = Vec::new();
         let mut see = |frame, flags, pins, file: Option<&FileId>| {
@@ -838,7 +838,7 @@ mod tests {
             };
             add(&mut folios, &page, file);
         };
-        // One whose first page was not pinned yet, a small one, and two of several pages, adjacent.
+        // A folio whose first page was not pinned yet, a small one, and two adjacent large ones.
         see(3, frames::TAIL, 1, None);
         see(4, frames::ANON, 2, None);
         see(6, frames::TAIL, 1, None);
@@ -855,7 +855,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_found_in_their_folio() {
+    fn the_folio_of_a_frame_is_found() {
         let folio = |frame, pages| Folio {
             frame,
             pages,

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_of_processes_are_read_and_those_of_the_kernel_left_out() {
+    fn only_memory_regions_of_processes_are_listed() {
         let length = |bytes: u64| nested(RES_MRLEN, &bytes.to_ne_bytes());
         let region = |inside: &[u8]| nested(41, inside);
         let list = [

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_innermost_known_function_decides() {
+    fn the_innermost_known_function_names_the_site() {
         let name = |functions: &[&str]| site(functions.iter().copied()).map(|site| site.name);
         assert_eq!(
             name(&["io_pin_pages", "io_sqe_buffer_register"]),

@@ -320,7 +320,7 @@ mod tests {
         @0-4000000 w 17 67108864 13000000000 udmabuf_create 0:17 1031 memfd:my\\040weights ~\n";
 
     #[test]
-    fn a_process_lists_its_own() {
+    fn regions_of_the_own_process_are_parsed() {
         let maker = Maker {
             pid: 7,
             uid: 1000,
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn debugfs_lists_all_with_stacks_and_the_gone() {
+    fn regions_of_all_processes_are_parsed_with_stacks() {
         let text = "1 4711 1000 server 1000-3000 r 2 8192 1000000000 drv_pin\n\
             \x20   drv_pin+0x24/0x60 [drv]\n    vfs_ioctl+0x1/0x2\n\
             2 gone 0 my\\040trainer 0-40000000 w 512 1073741824 0 ib_umem_get\n\
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_move_has_its_holder() {
+    fn a_page_that_did_not_move_has_the_region_that_pins_it() {
         let regions = parse_regions("9 7 0 server 1000-2000 w 1 4096 0 io_pin_pages\n", 5.0);
         let line = "4000000000 longterm_pin pfn=0x1a2b3 order=9 of=anon times=5 pins=3 long=1 region=9 \
                     unexplained=-1 short-tgid=8 short-ms=1500 short-site=iov_iter_extract_pages";

@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_read_as_the_kernel_wants_them() {
+    fn probes_have_the_syntax_of_the_kernel() {
         let fast = probe("fast");
         let returning = "pin_user_pages_fast n=$retval:s32 flags=$arg3:x32";
         assert_eq!(fast.returning(), returning);
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_add_up_by_process_and_purpose() {
+    fn rows_are_summed_by_process_and_purpose() {
         let entry = |tid, name: &str, stack: &[&str], sum| Entry {
             tid,
             name: name.to_string(),

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_are_counted_by_the_table_of_protocols() {
+    fn sockets_are_counted_in_the_table_of_protocols() {
         let table = "protocol  size sockets  memory press maxhdr  slab module     cl co\n\
                      PACKET    1472      0      -1   NI       0   no   kernel      n  n\n\
                      XDP        960      2      -1   NI       0   no   kernel      n  n\n";
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_sockets_share_is_one() {
+    fn memory_that_sockets_share_is_listed_once() {
         let mut message = vec![44, 3, 0, 0];
         message.extend(682_u32.to_ne_bytes());
         message.extend([0; 8]);
