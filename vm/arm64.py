@@ -59,28 +59,35 @@ class Kernel:
 
 def find(pages: str) -> Kernel:
     """The newest kernel in the cache with pages of this size, fetched if there is none."""
-    place = cache() / "arm64"
+    folder = cache() / "arm64"
+    place, root = folder / pages, folder / "-".join(("root", *PROGRAMS))
     with alone("arm64"):
-        if not list(place.glob(f"{pages}/boot/vmlinuz-*")) or not (place / "root").exists():
-            fetch(place, pages)
-    [image] = (place / pages / "boot").glob("vmlinuz-*")
-    [modules] = (place / pages / "lib/modules").iterdir()
-    return Kernel(image, modules, place / "root")
+        if not place.exists():
+            fetch_kernel(place, IMAGES[pages])
+        if not root.exists():
+            with alone(), replacing(root) as partial:
+                packages().unpack(PROGRAMS, partial)
+    [image] = (place / "boot").glob("vmlinuz-*")
+    [modules] = (place / "lib/modules").iterdir()
+    return Kernel(image, modules, root)
 
 
-def fetch(place: Path, pages: str) -> None:
-    print(f"vm: fetching {IMAGES[pages]} (100 MB, once)", file=sys.stderr)
+def packages() -> Apt:
+    """The arm64 packages of Debian 12."""
+    sources = debian.sources(debian.releases()["bookworm"])
+    arm = [line.replace("[", "[arch=arm64 ", 1) for line in sources]
+    return Apt("apt-arm64", arm, architecture="arm64")
+
+
+def fetch_kernel(place: Path, name: str) -> None:
+    print(f"vm: fetching {name} (100 MB, once)", file=sys.stderr)
     with alone():
-        sources = debian.sources(debian.releases()["bookworm"])
-        arm = [line.replace("[", "[arch=arm64 ", 1) for line in sources]
-        apt = Apt("apt-arm64", arm, architecture="arm64")
-        version, package = apt.newest(IMAGES[pages])
-        with replacing(place / pages) as partial:
+        apt = packages()
+        version, package = apt.newest(name)
+        with replacing(place) as partial:
             apt.unpack([f"{package}={version}"], partial)
-            call(["depmod", "-b", str(partial), next((partial / "lib/modules").iterdir()).name])
-        if not (place / "root").exists():
-            with replacing(place / "root") as partial:
-                apt.unpack(PROGRAMS, partial)
+            [modules] = (partial / "lib/modules").iterdir()
+            call(["depmod", "-b", str(partial), modules.name])
 
 
 def initramfs(kernel: Kernel, files: Iterable[Path], script: str, folder: Path) -> Path:
