@@ -50,12 +50,12 @@ KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --ma
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
-.PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract gpu-test gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
-	deb deb-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
+.PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
+	deb deb-test wheels wheels-test crates sbom release release-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build .venv/demo ## load two models into shareable memory, compare with plain read(), and compare checksums
 	@echo "demo: a real model and a generated one, from disk into a memfd (under 3 minutes)"
@@ -89,6 +89,11 @@ consumers-test: need-rust need-test-tools extension .venv/consumers ## let third
 	CI=true $(PYTHON) -m pytest --quiet -rs python/tests/test_paths.py python/tests/test_consumers.py \
 		python/tests/test_takers.py $(ARGS)
 	CONSUMERS=1 $(VM_TESTS) tests/vm/test_vulkan.py $(ARGS)
+
+arm64-test: need-rust need-test-tools ## the command and the engine's tests on Debian's arm64 kernels, pages of 4 and 16 KiB (an hour; 250 MB, once)
+	@echo "arm64-test: compiles for aarch64, then boots a machine for each test, without KVM"
+	rustup target add aarch64-unknown-linux-gnu
+	ARM64=1 $(VM_TESTS) tests/vm/test_arm64.py $(ARGS)
 
 gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memory with a double of the driver: 100,000 schedules (half an hour)
 	@echo "gpu-test: a GPU is neither needed nor used"
@@ -239,6 +244,84 @@ deb-test: deb ## install these packages into clean roots of Debian 12 and 13, an
 	lintian --fail-on error $(DEB)/*.changes
 	packaging/test $(DEB)/*.deb
 
+# No path of this machine goes into a binary: otherwise two machines would build different files. If several prefixes
+# match, rustc uses the last.
+REMAP = --remap-path-prefix=$(CURDIR)=/dmafile --remap-path-prefix=$(abspath $(TARGET))=/dmafile/target \
+	--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src=/crates
+deb wheels: export RUSTFLAGS := $(REMAP)
+deb wheels sbom: export SOURCE_DATE_EPOCH := $(EPOCH)
+
+# The oldest glibc with preadv2 (2.26) and statx (2.28).
+MANYLINUX := manylinux_2_28
+WHEELS    := $(TARGET)/wheels
+MATURIN    = PATH="$(CURDIR)/.venv/bin:$$PATH" maturin
+
+wheels: need-rust .venv/release sbom ## build wheels for x86-64 and aarch64, and an sdist, in target/wheels (10 minutes)
+	@echo "wheels: to $(WHEELS)"
+	@rustup --quiet target add aarch64-unknown-linux-gnu || \
+		{ echo "wheels: Rust's library is missing; type: rustup target add aarch64-unknown-linux-gnu" >&2; exit 1; }
+	@rm -rf $(WHEELS)
+	for machine in x86_64 aarch64; do \
+		$(MATURIN) build --release --locked --zig --compatibility $(MANYLINUX) --target $$machine-unknown-linux-gnu \
+			--sbom-include $(SBOM)/dmafile-python-$(VERSION).cdx.json --out $(WHEELS) || exit 1; \
+	done
+	$(MATURIN) sdist --out $(WHEELS)
+	$(PYTHON) -m scripts.wheels $(MANYLINUX) $(WHEELS)/*.whl
+
+wheels-test: wheels ## install those wheels into clean roots of Debian 12 and 13 (aarch64: under qemu), build the sdist, use all
+	@scripts/need mmdebstrap command -v mmdebstrap
+	@scripts/need qemu-user-static command -v qemu-aarch64-static
+	packaging/test-wheels $(WHEELS)
+	CARGO_TARGET_DIR=$(abspath $(TARGET))/sdist packaging/test-sdist $(WHEELS)/dmafile-$(VERSION).tar.gz
+
+CRATES := dmafile dmafile-cli
+
+crates: need-rust ## package the crates for crates.io in target/package, build their documentation, use the command (5 minutes)
+	@echo "crates: to $(TARGET)/package"
+	@rm -rf $(TARGET)/package
+	cargo publish --dry-run --locked $(CRATES:%=--package=%)
+	cargo package --quiet --no-verify --locked $(CRATES:%=--package=%)
+	CARGO_TARGET_DIR=$(abspath $(TARGET))/crates packaging/test-crates $(CRATES:%=$(TARGET)/package/%-$(VERSION).crate)
+
+# cargo-cyclonedx writes beside each Cargo.toml, so it gets a copy of the crates.
+SBOM      := $(TARGET)/sbom
+CYCLONEDX := 0.5.9
+TOOLS     := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/cyclonedx-$(CYCLONEDX)
+
+sbom: need-rust $(TOOLS)/bin/cargo-cyclonedx ## list the crates in each binary (CycloneDX), in target/sbom
+	@echo "sbom: to $(SBOM)"
+	@rm -rf $(SBOM)
+	@mkdir -p $(SBOM)/tree
+	@cp -R Cargo.toml Cargo.lock engine cli capi python $(SBOM)/tree
+	@$(TOOLS)/bin/cargo-cyclonedx cyclonedx --quiet --format json --manifest-path $(SBOM)/tree/Cargo.toml
+	@for part in dmafile dmafile-cli dmafile-capi dmafile-python; do \
+		sed 's|$(abspath $(SBOM))/tree|/dmafile|g' $(SBOM)/tree/*/$$part.cdx.json >$(SBOM)/$$part-$(VERSION).cdx.json || exit 1; \
+	done
+	@rm -rf $(SBOM)/tree
+
+# It runs for seconds: optimising it would take longer.
+$(TOOLS)/bin/cargo-cyclonedx:
+	cargo install --quiet --debug --locked --root $(TOOLS) cargo-cyclonedx@$(CYCLONEDX)
+
+RELEASE = $(abspath $(TARGET))/release-files
+
+release: ## build all packages of the last commit, with source, SBOMs and checksums, in target/release-files (half an hour)
+	@[ -z "$$(git status --porcelain)" ] || { echo "release: commit or remove first:" >&2; git status --short >&2; exit 1; }
+	@echo "release: to $(RELEASE)"
+	@rm -rf $(RELEASE)
+	@for part in deb wheels crates; do $(MAKE) --no-print-directory $$part || exit 1; done
+	@mkdir -p $(RELEASE)
+	@cp $(DEB)/*.deb $(WHEELS)/* $(CRATES:%=$(TARGET)/package/%-$(VERSION).crate) $(SBOM)/*.json $(RELEASE)
+	@git archive --prefix=dmafile-$(VERSION)/ --output=$(RELEASE)/dmafile-source-$(VERSION).tar.gz HEAD
+	@cd $(RELEASE) && sha256sum * >SHA256SUMS && cat SHA256SUMS
+
+release-test: release deb-test wheels-test ## install the packages of a release and use them, build it again in another folder, and compare (an hour)
+	@rm -rf $(TARGET)/again
+	git clone --quiet . $(TARGET)/again
+	@ln -s $(CURDIR)/.venv $(TARGET)/again
+	$(MAKE) --no-print-directory -C $(TARGET)/again CARGO_TARGET_DIR=target release
+	cmp $(RELEASE)/SHA256SUMS $(TARGET)/again/target/release-files/SHA256SUMS
+
 # The kernel part. It's built in a copy: kbuild leaves its objects beside the sources.
 KDIR    ?= /lib/modules/$(shell uname -r)/build
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
@@ -376,6 +459,10 @@ need-test-tools:
 
 .venv/docs: requirements-docs.txt .venv/bin/pip
 	$(PIP) install --quiet --requirement requirements-docs.txt
+	@touch $@
+
+.venv/release: requirements-release.txt requirements-dev.txt .venv/bin/pip
+	$(PIP) install --quiet --requirement requirements-release.txt
 	@touch $@
 
 .venv/consumers: requirements-consumers.txt .venv/dev

@@ -37,11 +37,17 @@ class Apt:
     """apt-get with separate lists: it needs no root, and changes nothing in the system."""
 
     def __init__(
-        self, name: str = "apt", sources: Sequence[str] = (), *, packages: bool = True
+        self,
+        name: str = "apt",
+        sources: Sequence[str] = (),
+        *,
+        packages: bool = True,
+        architecture: str = "",
     ) -> None:
         """SOURCES are lines of a sources.list that replace the system's configuration.
 
-        Without PACKAGES only the archives' Release files are fetched.
+        Without PACKAGES only the archives' Release files are fetched. ARCHITECTURE is the
+        system's if not given.
         """
         place = cache() / name
         state, store = place / "lists", place / "cache"
@@ -69,6 +75,8 @@ class Apt:
             }
         if not packages:
             options["Acquire::IndexTargets::deb::Packages::DefaultEnabled"] = "false"
+        if architecture:
+            options |= {"APT::Architecture": architecture, "APT::Architectures": architecture}
         self.lists = state
         self.options = [word for item in options.items() for word in ("-o", "{}={}".format(*item))]
         call(["apt-get", *self.options, "-qq", "update"])

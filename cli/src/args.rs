@@ -149,7 +149,8 @@ pub struct Knobs {
 
     /// Kind of memory: anon, memfd, udmabuf, heap:NAME, dmafile; dma-buf (the best of the last three
     /// that works here); fd:N (an existing memfd or dma-buf), fd:N@OFFSET (a range of one); cuda-host, hip-host (a
-    /// memfd that is pinned for a GPU while it is filled)
+    /// memfd that is pinned for a GPU while it is filled); with explain also cuda:N, hip:N (the memory of a
+    /// GPU)
     #[arg(long, value_name = "KIND", default_value = "memfd", help_heading = WHERE)]
     pub to: String,
 
@@ -225,7 +226,12 @@ impl Knobs {
 
     /// The load they describe.
     pub fn load(&self, tuning: &Tuning) -> dmafile::Result<Load> {
-        let mut load = self.tune(self.source()?, tuning)?;
+        self.load_as(self.to.parse()?, tuning)
+    }
+
+    /// The same into memory of this kind.
+    pub fn load_as(&self, kind: Kind, tuning: &Tuning) -> dmafile::Result<Load> {
+        let mut load = self.tune_to(self.source()?, kind, tuning);
         if let Some(offset) = self.offset {
             load = load.offset(offset);
         }
@@ -329,6 +335,10 @@ pub struct LoadArgs {
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     #[arg(help_heading = OUTPUT)]
     pub json: Option<Option<PathBuf>>,
+
+    /// Also print the plan, the reason for each choice, and the phases
+    #[arg(long, short, conflicts_with = "quiet", help_heading = OUTPUT)]
+    pub verbose: bool,
 
     /// Suppress text and progress (errors and JSON are still written)
     #[arg(long, short, help_heading = OUTPUT)]
@@ -584,6 +594,10 @@ pub struct SaveArgs {
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     #[arg(help_heading = OUTPUT)]
     pub json: Option<Option<PathBuf>>,
+
+    /// Also print the plan, the reason for each choice, and the phases
+    #[arg(long, short, conflicts_with = "quiet", help_heading = OUTPUT)]
+    pub verbose: bool,
 
     /// Suppress text and progress (errors and JSON are still written)
     #[arg(long, short, help_heading = OUTPUT)]

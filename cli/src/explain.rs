@@ -3,6 +3,7 @@
 use crate::args::ExplainArgs;
 use crate::output::{write_json, write_stdout};
 use crate::{Failure, text};
+use dmafile::{Device, Kind, Ring};
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
     if let Some(snapshot) = args.knobs.snapshot(&args.tuning, false)? {
@@ -12,7 +13,14 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
             false => write_stdout(text::snapshot_load_plan(&plan).as_bytes()),
         };
     }
-    let plan = args.knobs.load(&args.tuning)?.plan()?;
+    let plan = match args.knobs.to.parse::<Device>() {
+        // Only Python and C load into the memory of a GPU.
+        Ok(device) => {
+            let load = args.knobs.load_as(Kind::Anon, &args.tuning)?;
+            load.plan_through(Ring::default(), device)?
+        }
+        Err(_) => args.knobs.load(&args.tuning)?.plan()?,
+    };
     if args.json {
         return write_json(&plan);
     }

@@ -2,7 +2,7 @@
 
 use crate::args::LoadArgs;
 use crate::command::{self, Named, Shape, become_command, wants_path};
-use crate::output::{Text, progress_bar, write_file, write_wanted_json};
+use crate::output::{Output, Text, progress_bar, write_file, write_wanted_json};
 use crate::signals::interruptible;
 use crate::{Failure, Launcher, shards, snapshot, text};
 use dmafile::{CancelToken, Load, Loaded, Reason, Report};
@@ -24,10 +24,13 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
             "--json needs a PATH with COMMAND, whose stdout it would mix with: --json=PATH",
         ));
     }
-    let out = match (args.quiet, hand_over || matches!(args.json, Some(None))) {
-        (true, _) => Text::Nowhere,
-        (false, true) => Text::Stderr,
-        (false, false) => Text::Stdout,
+    let out = Output {
+        text: match (args.quiet, hand_over || matches!(args.json, Some(None))) {
+            (true, _) => Text::Nowhere,
+            (false, true) => Text::Stderr,
+            (false, false) => Text::Stdout,
+        },
+        verbose: args.verbose,
     };
 
     let by_path = wants_path(&args.command);
@@ -78,11 +81,11 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     }
 }
 
-/// Loads, and shows plan, progress and report.
+/// Loads, and shows progress and report.
 pub(crate) fn one(
     args: &LoadArgs,
     load: Load,
-    out: Text,
+    out: Output,
     token: &CancelToken,
 ) -> Result<Loaded, Failure> {
     let planned: Arc<Mutex<(Vec<Reason>, Option<Failure>)>> = Arc::default();
@@ -90,7 +93,7 @@ pub(crate) fn one(
     let mut load = load.cancel(token.clone()).trace(args.trace.is_some());
     let stop = token.clone();
     load = load.on_plan(move |plan| {
-        let printed = out.print(&text::plan(plan));
+        let printed = out.detail(|| text::plan(plan));
         if printed.is_err() {
             // The output cannot be shown any more.
             stop.cancel();
@@ -113,7 +116,8 @@ pub(crate) fn one(
         return Err(failure);
     }
     let loaded = loaded?;
-    out.print(&text::report(&loaded.report, &planned.0))?;
+    out.detail(|| text::found_out(&loaded.report.reasons, &planned.0))?;
+    out.print(&text::report(&loaded.report, out.verbose))?;
     Ok(loaded)
 }
 

@@ -30,6 +30,28 @@ impl Text {
     }
 }
 
+/// Where the text of a load or save goes, and how much of it.
+#[derive(Clone, Copy)]
+pub(crate) struct Output {
+    pub(crate) text: Text,
+    /// Also the plan, the reasons and the phases.
+    pub(crate) verbose: bool,
+}
+
+impl Output {
+    pub(crate) fn print(self, text: &str) -> Result<(), Failure> {
+        self.text.print(text)
+    }
+
+    /// Prints what `--verbose` adds.
+    pub(crate) fn detail(self, text: impl FnOnce() -> String) -> Result<(), Failure> {
+        match self.verbose {
+            true => self.print(&text()),
+            false => Ok(()),
+        }
+    }
+}
+
 /// Writes to stdout; a closed pipe or a full disk is an error, not a panic.
 pub(crate) fn write_stdout(text: &[u8]) -> Result<u8, Failure> {
     let mut out = std::io::stdout().lock();

@@ -1,7 +1,7 @@
 //! `dmafile save`
 
 use crate::args::SaveArgs;
-use crate::output::{Text, progress_bar, write_file, write_wanted_json};
+use crate::output::{Output, Text, progress_bar, write_file, write_wanted_json};
 use crate::signals::interruptible;
 use crate::{Failure, snapshot, text};
 use dmafile::{CancelToken, Reason};
@@ -28,10 +28,13 @@ pub(crate) fn explained(args: &[OsString]) -> Cow<'_, [OsString]> {
 }
 
 pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
-    let out = match (args.quiet, &args.json) {
-        (true, _) => Text::Nowhere,
-        (false, Some(None)) => Text::Stderr,
-        (false, _) => Text::Stdout,
+    let out = Output {
+        text: match (args.quiet, &args.json) {
+            (true, _) => Text::Nowhere,
+            (false, Some(None)) => Text::Stderr,
+            (false, _) => Text::Stdout,
+        },
+        verbose: args.verbose,
     };
     if let Some(several) = args.snapshot()? {
         return snapshot::save(args, several, out);
@@ -50,7 +53,7 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
     let stop = token.clone();
     let mut save = args.save()?.cancel(token).trace(args.trace.is_some());
     save = save.on_plan(move |plan| {
-        let printed = out.print(&text::save_plan(plan));
+        let printed = out.detail(|| text::save_plan(plan));
         if printed.is_err() {
             // The output cannot be shown any more.
             stop.cancel();
@@ -75,7 +78,8 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
         return Err(failure);
     }
     let report = saved?;
-    out.print(&text::save_report(&report, &planned.0))?;
+    out.detail(|| text::found_out(&report.reasons, &planned.0))?;
+    out.print(&text::save_report(&report, out.verbose))?;
     if let (Some(path), Some(trace)) = (&args.trace, report.trace()) {
         write_file(path, trace)?;
     }

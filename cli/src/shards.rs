@@ -3,7 +3,7 @@
 use crate::args::LoadArgs;
 use crate::command::{self, Named, Shape};
 use crate::load::{interrupted, one};
-use crate::output::{Text, write_wanted_json};
+use crate::output::{Output, write_wanted_json};
 use crate::{Failure, Launcher, text};
 use dmafile::{CancelToken, Model, Report, Shard, one_line};
 use serde::Serialize;
@@ -25,7 +25,7 @@ struct FileReport {
 
 pub(crate) fn load(
     args: &LoadArgs,
-    out: Text,
+    out: Output,
     token: &CancelToken,
     launcher: &Launcher,
 ) -> Result<u8, Failure> {
@@ -38,7 +38,7 @@ pub(crate) fn load(
     knobs.tune(model.load(), &args.tuning)?.plan()?;
     let (mut named, mut files) = (Vec::new(), Vec::new());
     for shard in shards {
-        out.print(&text::file_head(&shard.file))?;
+        out.detail(|| text::file_head(&shard.file))?;
         let mut load = knobs.tune(dmafile::Load::new(&shard.file), &args.tuning)?;
         if let Some(verify) = &knobs.verify {
             load = load.verify(verify.clone());

@@ -3,7 +3,7 @@
 use crate::args::{LoadArgs, SaveArgs};
 use crate::command::{self, Named, Shape, become_command, wants_path};
 use crate::load::interrupted;
-use crate::output::{Text, progress_bar, write_wanted_json};
+use crate::output::{Output, progress_bar, write_wanted_json};
 use crate::signals::interruptible;
 use crate::{Failure, Launcher, save, text};
 use dmafile::{Buffer, CancelToken, LoadedSource, Reason, Snapshot, SnapshotLoad};
@@ -17,7 +17,7 @@ fn lock(shown: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
     shown.lock().expect("no holder of this lock panics")
 }
 
-pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Text) -> Result<u8, Failure> {
+pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Output) -> Result<u8, Failure> {
     if args.explain {
         let plan = snapshot.plan()?;
         if args.json.is_none() {
@@ -31,7 +31,7 @@ pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Text) -> Result<u8,
     let planned: Arc<Mutex<Shown>> = Arc::default();
     let (shown, stop) = (Arc::clone(&planned), token.clone());
     let mut snapshot = snapshot.cancel(token).on_plan(move |plan| {
-        let printed = out.print(&text::snapshot_plan(plan));
+        let printed = out.detail(|| text::snapshot_plan(plan));
         if printed.is_err() {
             // The output cannot be shown any more.
             stop.cancel();
@@ -56,14 +56,15 @@ pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Text) -> Result<u8,
         return Err(failure);
     }
     let report = saved?;
-    out.print(&text::snapshot_report(&report, &planned.0))?;
+    out.detail(|| text::snapshot_sources(&report, &planned.0))?;
+    out.print(&text::snapshot_report(&report))?;
     write_wanted_json(&args.json, &report).map(|()| 0)
 }
 
 pub(crate) fn load(
     args: &LoadArgs,
     load: SnapshotLoad,
-    out: Text,
+    out: Output,
     token: &CancelToken,
     launcher: &Launcher,
 ) -> Result<u8, Failure> {
@@ -71,7 +72,7 @@ pub(crate) fn load(
     let planned: Arc<Mutex<Shown>> = Arc::default();
     let (shown, stop) = (Arc::clone(&planned), token.clone());
     let mut load = load.cancel(token.clone()).on_plan(move |name, plan| {
-        let printed = out.print(&text::source_plan(name, plan));
+        let printed = out.detail(|| text::source_plan(name, plan));
         let mut shown = lock(&shown);
         shown.0.insert(name.to_string(), plan.reasons.clone());
         if let Err(failure) = printed {
@@ -94,7 +95,8 @@ pub(crate) fn load(
         return Err(failure);
     }
     let loaded = loaded?;
-    out.print(&text::snapshot_load_report(&loaded.report, &planned.0))?;
+    out.detail(|| text::snapshot_loads(&loaded.report, &planned.0))?;
+    out.print(&text::snapshot_load_report(&loaded.report))?;
     write_wanted_json(&args.json, &loaded.report)?;
     match args.command.is_empty() {
         true => Ok(0),

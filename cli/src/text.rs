@@ -1,8 +1,8 @@
 //! Plans and reports as text.
 
 use dmafile::{
-    Plan, Reason, Report, SavePlan, SaveReport, SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan,
-    SnapshotReport, Verified, one_line,
+    Cpu, Plan, Reason, Report, SavePlan, SaveReport, SnapshotLoadPlan, SnapshotLoadReport,
+    SnapshotPlan, SnapshotReport, Verified, one_line,
 };
 use indicatif::{BinaryBytes, DecimalBytes};
 use std::collections::BTreeMap;
@@ -139,36 +139,39 @@ pub(crate) fn save_plan(plan: &SavePlan) -> String {
     text
 }
 
-/// The report of a save.
-pub(crate) fn save_report(report: &SaveReport, planned: &[dmafile::Reason]) -> String {
-    let mut text = found_out(&report.reasons, planned);
-    let rate = (report.bytes as f64 / report.seconds) as u64;
-    let _ = writeln!(
-        text,
-        "saved {} in {:.3} s: {}/s, CPU {:.3} s (user {:.3}, system {:.3})",
-        BinaryBytes(report.bytes),
-        report.seconds,
-        DecimalBytes(rate),
-        report.cpu.user + report.cpu.system,
-        report.cpu.user,
-        report.cpu.system,
-    );
-    let end = match report.sync {
-        true => "on the disk",
-        false => "not synced",
+/// The report of a save: one line, or with details.
+pub(crate) fn save_report(report: &SaveReport, verbose: bool) -> String {
+    let rate = DecimalBytes((report.bytes as f64 / report.seconds) as u64);
+    let (bytes, seconds) = (BinaryBytes(report.bytes), report.seconds);
+    let cpu = cpu(&report.cpu, verbose);
+    let mut text = format!("saved {bytes} in {seconds:.3} s: {rate}/s, CPU {cpu}");
+    let end = match (report.atomic, report.sync) {
+        (true, true) => "on the disk",
+        (true, false) => "not synced",
+        (false, true) => "in place, not atomic, on the disk",
+        (false, false) => "in place, not atomic, not synced",
     };
-    let _ = writeln!(
-        text,
-        "  by {}, {} direct, {} to the page cache, {} of holes; {end}",
-        report.method,
-        BinaryBytes(report.bytes_direct),
-        BinaryBytes(report.bytes_buffered),
-        BinaryBytes(report.bytes_hole),
-    );
-    let order = [
-        "open", "plan", "reserve", "submit", "wait", "copy", "verify", "sync", "total",
-    ];
-    let _ = writeln!(text, "  phases in ms: {}", phases(&order, &report.phases));
+    if verbose {
+        let _ = writeln!(
+            text,
+            "\n  by {}, {} direct, {} to the page cache, {} of holes; {end}",
+            report.method,
+            BinaryBytes(report.bytes_direct),
+            BinaryBytes(report.bytes_buffered),
+            BinaryBytes(report.bytes_hole),
+        );
+        let order = [
+            "open", "plan", "reserve", "submit", "wait", "copy", "verify", "sync", "total",
+        ];
+        let _ = writeln!(text, "  phases in ms: {}", phases(&order, &report.phases));
+    } else {
+        let parts = parts(&[
+            (report.bytes_direct, "direct"),
+            (report.bytes_buffered, "to the page cache"),
+            (report.bytes_hole, "of holes"),
+        ]);
+        let _ = writeln!(text, "; by {}, {parts}; {end}", report.method);
+    }
     if let Some(verified) = &report.verify {
         let _ = writeln!(text, "{}", digest(verified));
     }
@@ -216,56 +219,63 @@ fn source_head(name: &str) -> String {
 /// Reasons that were shown with the plan, by source.
 type Planned = BTreeMap<String, Vec<Reason>>;
 
-/// The report of a snapshot.
-pub(crate) fn snapshot_report(report: &SnapshotReport, planned: &Planned) -> String {
+/// The reports of the sources of a snapshot.
+pub(crate) fn snapshot_sources(report: &SnapshotReport, planned: &Planned) -> String {
     let mut text = String::new();
     for source in &report.sources {
         let planned = planned.get(&source.name).map_or(&[][..], Vec::as_slice);
         text += &source_head(&source.name);
-        text += &save_report(&source.report, planned);
+        text += &found_out(&source.report.reasons, planned);
+        text += &save_report(&source.report, true);
     }
-    text += &found_out(&report.reasons, &[]);
+    text + &found_out(&report.reasons, &[])
+}
+
+/// The report of a snapshot.
+pub(crate) fn snapshot_report(report: &SnapshotReport) -> String {
     let end = match report.sync {
         true => "on the disk",
         false => "not synced",
     };
-    let _ = writeln!(
-        text,
-        "snapshot {} saved: {} in {:.3} s, CPU {:.3} s; {end}",
+    format!(
+        "snapshot {} saved: {} in {:.3} s, CPU {}; {end}\n",
         report.generation,
         BinaryBytes(report.bytes),
         report.seconds,
-        report.cpu.user + report.cpu.system,
-    );
+        cpu(&report.cpu, false),
+    )
+}
+
+/// The reports of the sources of a snapshot that was loaded.
+pub(crate) fn snapshot_loads(of: &SnapshotLoadReport, planned: &Planned) -> String {
+    let mut text = String::new();
+    for source in &of.sources {
+        text += &source_head(&source.name);
+        match &source.report {
+            Some(one) => {
+                let planned = planned.get(&source.name).map_or(&[][..], Vec::as_slice);
+                text += &found_out(&one.reasons, planned);
+                text += &report(one, true);
+            }
+            None => text += "an empty memfd\n",
+        }
+    }
     text
 }
 
 /// The report of a snapshot that was loaded.
-pub(crate) fn snapshot_load_report(of: &SnapshotLoadReport, planned: &Planned) -> String {
-    let mut text = String::new();
-    for source in &of.sources {
-        text += &source_head(&source.name);
-        text += &match &source.report {
-            Some(one) => {
-                let planned = planned.get(&source.name).map_or(&[][..], Vec::as_slice);
-                report(one, planned)
-            }
-            None => "an empty memfd\n".to_string(),
-        };
-    }
-    let _ = writeln!(
-        text,
-        "snapshot {} loaded: {} in {:.3} s, CPU {:.3} s",
+pub(crate) fn snapshot_load_report(of: &SnapshotLoadReport) -> String {
+    format!(
+        "snapshot {} loaded: {} in {:.3} s, CPU {}\n",
         of.generation,
         BinaryBytes(of.bytes),
         of.seconds,
-        of.cpu.user + of.cpu.system,
-    );
-    text
+        cpu(&of.cpu, false),
+    )
 }
 
 /// Reasons that the transfer itself added, after the plan was shown.
-fn found_out(reasons: &[dmafile::Reason], planned: &[dmafile::Reason]) -> String {
+pub(crate) fn found_out(reasons: &[Reason], planned: &[Reason]) -> String {
     let mut text = String::new();
     for reason in reasons.iter().filter(|reason| !planned.contains(reason)) {
         let _ = writeln!(
@@ -292,47 +302,74 @@ fn digest(verified: &Verified) -> String {
     format!("  {} {} ({end})", verified.algorithm, verified.digest)
 }
 
-/// The report.
-pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
-    let mut text = found_out(&report.reasons, planned);
-    let rate = (report.bytes as f64 / report.seconds) as u64;
-    let _ = writeln!(
-        text,
-        "loaded {} in {:.3} s: {}/s, CPU {:.3} s (user {:.3}, system {:.3})",
-        BinaryBytes(report.bytes),
-        report.seconds,
-        DecimalBytes(rate),
-        report.cpu.user + report.cpu.system,
-        report.cpu.user,
-        report.cpu.system,
-    );
-    let _ = writeln!(
-        text,
-        "  by {}, {} direct, {} from the page cache, {} of holes; {} on {} pages",
-        report.method,
-        BinaryBytes(report.bytes_direct),
-        BinaryBytes(report.bytes_buffered),
-        BinaryBytes(report.bytes_hole),
-        report.kind,
-        report.pages,
-    );
-    let order = [
-        "open", "plan", "alloc", "submit", "wait", "copy", "verify", "export", "total",
-    ];
-    let _ = writeln!(text, "  phases in ms: {}", phases(&order, &report.phases));
-    let alloc = report.phases.get("alloc").copied().unwrap_or(0.0);
-    let _ = write!(
-        text,
-        "  T(alloc) {} ms, T(I/O) {} ms, {} ms of allocation hidden behind the reads",
-        ms(alloc),
-        ms(report.io_seconds),
-        ms(report.hidden),
-    );
-    if report.hidden_export > 0.0 {
-        let hidden = ms(report.hidden_export);
-        let _ = write!(text, ", and {hidden} ms of creating the dma-buf");
+/// CPU time, and how much of it in user space and in the kernel.
+fn cpu(used: &Cpu, verbose: bool) -> String {
+    let total = used.user + used.system;
+    match verbose {
+        true => format!(
+            "{total:.3} s (user {:.3}, system {:.3})",
+            used.user, used.system
+        ),
+        false => format!("{total:.3} s"),
     }
-    text.push('\n');
+}
+
+/// How many bytes went each way; if all went one way, only which.
+fn parts(all: &[(u64, &str)]) -> String {
+    let some: Vec<_> = all.iter().filter(|(bytes, _)| *bytes > 0).collect();
+    match some[..] {
+        [] => "nothing to move".to_string(),
+        [(_, how)] => (*how).to_string(),
+        _ => {
+            let each = some
+                .iter()
+                .map(|(bytes, how)| format!("{} {how}", BinaryBytes(*bytes)));
+            each.collect::<Vec<_>>().join(", ")
+        }
+    }
+}
+
+/// The report of a load: one line, or with details.
+pub(crate) fn report(report: &Report, verbose: bool) -> String {
+    let rate = DecimalBytes((report.bytes as f64 / report.seconds) as u64);
+    let (bytes, seconds) = (BinaryBytes(report.bytes), report.seconds);
+    let cpu = cpu(&report.cpu, verbose);
+    let mut text = format!("loaded {bytes} in {seconds:.3} s: {rate}/s, CPU {cpu}");
+    let memory = format!("{} on {} pages", report.kind, report.pages);
+    if verbose {
+        let _ = writeln!(
+            text,
+            "\n  by {}, {} direct, {} from the page cache, {} of holes; {memory}",
+            report.method,
+            BinaryBytes(report.bytes_direct),
+            BinaryBytes(report.bytes_buffered),
+            BinaryBytes(report.bytes_hole),
+        );
+        let order = [
+            "open", "plan", "alloc", "submit", "wait", "copy", "verify", "export", "total",
+        ];
+        let _ = writeln!(text, "  phases in ms: {}", phases(&order, &report.phases));
+        let alloc = report.phases.get("alloc").copied().unwrap_or(0.0);
+        let _ = write!(
+            text,
+            "  T(alloc) {} ms, T(I/O) {} ms, {} ms of allocation hidden behind the reads",
+            ms(alloc),
+            ms(report.io_seconds),
+            ms(report.hidden),
+        );
+        if report.hidden_export > 0.0 {
+            let hidden = ms(report.hidden_export);
+            let _ = write!(text, ", and {hidden} ms of creating the dma-buf");
+        }
+        text.push('\n');
+    } else {
+        let parts = parts(&[
+            (report.bytes_direct, "direct"),
+            (report.bytes_buffered, "from the page cache"),
+            (report.bytes_hole, "of holes"),
+        ]);
+        let _ = writeln!(text, "; by {}, {parts}; {memory}", report.method);
+    }
     for verified in &report.verify {
         text += &digest(verified);
         if report.verify.len() > 1 {

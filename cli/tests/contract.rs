@@ -448,7 +448,7 @@ fn json_is_one_object_with_every_documented_key() {
     let ended = dir.run("load file --json").ok();
     assert_eq!(ended.stdout.lines().count(), 1);
     assert!(
-        ended.stderr.starts_with("plan\n"),
+        ended.stderr.starts_with("loaded 6.00 MiB in "),
         "text does not go to stderr: {ended:?}"
     );
     let report = ended.json();
@@ -528,7 +528,7 @@ fn quiet_suppresses_text_but_not_errors_or_json() {
 fn text_shows_the_plan_reasons_phases_and_rate() {
     let dir = Dir::new();
     dir.file("file", 5 * MIB);
-    let ended = dir.run("load file").ok();
+    let ended = dir.run("load file --verbose").ok();
     assert_eq!(ended.stderr, "");
     let mut parts = vec![
         "plan\n",
@@ -542,9 +542,68 @@ fn text_shows_the_plan_reasons_phases_and_rate() {
         assert!(ended.stdout.contains(part), "{part:?}: {}", ended.stdout);
     }
     // With a COMMAND, stdout belongs to it.
-    let ended = dir.run("load file -- echo mine").ok();
+    let ended = dir.run("load file -v -- echo mine").ok();
     assert_eq!(ended.stdout, "mine\n");
     assert!(ended.stderr.starts_with("plan\n"), "{ended:?}");
+    dir.refusal(&mut dir.dmafile("load file -v -q"), 2);
+}
+
+#[test]
+fn explain_shows_the_plan_for_the_memory_of_a_gpu() {
+    let dir = Dir::new();
+    dir.file("file", 5 * MIB);
+    // The machine may have a GPU; then its model and driver are shown.
+    let plan = dir
+        .run("explain file --to hip:77 --io direct --json")
+        .ok()
+        .json();
+    assert_eq!(plan["kind"], "hip:77");
+    let reasons = common::reasons(&plan);
+    assert!(reasons.contains("device missing: "), "{reasons}");
+    assert!(reasons.contains(" slots of "), "{reasons}");
+    assert!(
+        plan["ladder"][0]
+            .as_str()
+            .is_none_or(|first| !first.contains("registered"))
+    );
+    dir.refusal(&mut dir.dmafile("load file --to hip:77"), 2);
+}
+
+#[test]
+fn a_load_and_a_save_print_one_line_each() {
+    let dir = Dir::new();
+    dir.file("file", 5 * MIB);
+    let line = |args: &str| {
+        let text = dir.run(args).ok().stdout;
+        assert_eq!(text.lines().count(), 1, "{text}");
+        text
+    };
+    let text = line("load file --io direct --pages base");
+    assert!(text.starts_with("loaded 5.00 MiB in "), "{text}");
+    assert!(text.ends_with(" direct; memfd on base pages\n"), "{text}");
+    let text = line("save --from file copy");
+    assert!(text.starts_with("saved 5.00 MiB in "), "{text}");
+    assert!(text.ends_with("; on the disk\n"), "{text}");
+    // A digest is a result.
+    let text = dir.run("load file --verify crc32c").ok().stdout;
+    let digest = text.lines().nth(1).unwrap();
+    assert!(
+        digest.starts_with("  crc32c ") && digest.ends_with(" (computed)"),
+        "{text}"
+    );
+    // Bytes that went different ways are counted.
+    let sparse = dir.file("sparse", MIB);
+    File::options()
+        .append(true)
+        .open(&sparse)
+        .unwrap()
+        .set_len(4 * MIB)
+        .unwrap();
+    let text = line("load sparse --io direct");
+    assert!(
+        text.contains("1.00 MiB direct, 3.00 MiB of holes; memfd "),
+        "{text}"
+    );
 }
 
 #[test]

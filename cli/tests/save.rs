@@ -366,7 +366,7 @@ fn a_signal_ends_a_save_with_status_130() {
     for calls in [vec![], no_nameless()] {
         for signal in [libc::SIGINT, libc::SIGTERM] {
             let (read, mut write) = std::io::pipe().unwrap();
-            let mut command = refuse(dir.dmafile("save --from - to"), &calls, libc::EOPNOTSUPP);
+            let mut command = refuse(dir.dmafile("save -v --from - to"), &calls, libc::EOPNOTSUPP);
             let mut running = start(command.stdin(read));
             write.write_all(&vec![7; 3 * MIB as usize]).unwrap();
             running.until_written("if refused");

@@ -284,7 +284,7 @@ fn a_refused_process_vm_readv_falls_back_to_buffered_reads() {
     common::evict(&fs::File::open(&file).unwrap());
     // Its owner may truncate it and the offset is unaligned, so direct reads use bounce buffers.
     let memory = common::memfd(SIZE + 1);
-    let mut command = dir.dmafile("load file --to fd:0@1");
+    let mut command = dir.dmafile("load file -v --to fd:0@1");
     command.stdin(memory.try_clone().unwrap());
     let ended = end(&mut refuse(
         command,

@@ -13,7 +13,7 @@ const SLOWLY: &str = "--io direct --block 4K --queue-depth 1 --pages 4k";
 
 /// Starts a slow load; returns when it has begun.
 fn begin(dir: &Dir, args: &str) -> Running {
-    let mut running = start(&mut dir.dmafile(&format!("load file {SLOWLY} {args}")));
+    let mut running = start(&mut dir.dmafile(&format!("load file -v {SLOWLY} {args}")));
     running.until_written("plan\n");
     running
 }
@@ -73,7 +73,7 @@ fn an_ignored_signal_stays_ignored() {
     let ended = end(ignoring_sigint(&mut command).arg("kill -INT $$; echo goes on"));
     assert_eq!(ended.ok().stdout, "goes on\n");
 
-    let mut command = dir.dmafile(&format!("load file {SLOWLY} --length 32M"));
+    let mut command = dir.dmafile(&format!("load file -v {SLOWLY} --length 32M"));
     let mut running = start(ignoring_sigint(&mut command));
     running.until_written("plan\n");
     running.signal(libc::SIGINT);

@@ -15,7 +15,7 @@ const SMALL: &str = "--block 64K --queue-depth 4";
 
 /// Loads while `disturb` runs, at a moment that differs from round to round.
 fn disturbed(dir: &Dir, args: &str, round: u32, disturb: impl FnOnce()) -> common::Ended {
-    let mut running = start(&mut dir.load(&format!("file {SMALL} {args}")));
+    let mut running = start(&mut dir.load(&format!("file -v {SMALL} {args}")));
     // Now the load knows the size, and has not read the bytes.
     running.until_written("plan\n");
     let moment = Duration::from_micros(u64::from(round * round) * 700);

@@ -120,3 +120,8 @@ pub use sys::driver::{DeviceMemory, OtherStream};
 #[cfg(feature = "checksums")]
 pub use verify::Verify;
 pub use verify::{Algorithm, Verified};
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

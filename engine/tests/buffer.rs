@@ -253,7 +253,8 @@ fn received_hugetlb_pages_are_not_mapped_unless_sealed() {
         Err(errno) => return eprintln!("SKIP: no hugetlb memfd ({errno})"),
     };
     // This needs no page of the pool: the memfd is all holes.
-    ftruncate(&huge, 4 << 20).unwrap();
+    let page = common::default_huge_page();
+    ftruncate(&huge, (4_u64 << 20).next_multiple_of(page)).unwrap();
     fcntl_add_seals(&huge, SealFlags::SHRINK).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let parts = [

@@ -3,6 +3,7 @@
 use super::Load;
 use super::report::{Loaded, Report};
 use crate::buffer::{self, Buffer, DmaBuf, Filled, Lent};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::facts::target::Target;
 use crate::facts::{File, Host, Layout};
@@ -93,6 +94,24 @@ impl Load {
         Ok(decided.plan)
     }
 
+    /// As [`Load::plan`], for a load through this ring ([`Load::run_through`]) into the memory of
+    /// `device`. The plan says whether the device can be used; it is not an error if it cannot.
+    ///
+    /// # Errors
+    /// As [`Load::run_through`], as far as they can be foreseen.
+    pub fn plan_through(mut self, ring: Ring, device: Device) -> Result<Plan> {
+        let log = Reasons::named(self.names);
+        let mut plan = self.prepare_through(ring, &Clock::start(), &log)?.plan;
+        plan.kind = device.to_string();
+        let (choice, why) = match device.describe() {
+            Ok((model, version)) => ("found", format!("{model}, driver {version}")),
+            Err(error) => ("missing", error.why().to_string()),
+        };
+        log.add("device", choice, why);
+        plan.reasons.extend(log.list().pop());
+        Ok(plan)
+    }
+
     /// Loads into newly allocated memory.
     ///
     /// # Errors
@@ -165,12 +184,10 @@ impl Load {
     /// taken some of the bytes. None of the slots is in use any more.
     pub fn run_through(mut self, ring: Ring, sink: &mut dyn Sink) -> Result<Report> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
-        self.request.kind = Kind::Anon;
-        // Only the ring needs memory.
-        self.request.check_memory = false;
-        let target = Some(Target::of(Kind::Anon));
-        let mut decided = self.prepare(target, &clock, &log)?;
-        decided.plan.through_ring()?;
+        let decided = self.prepare_through(ring, &clock, &log)?;
+        if let Some(show) = self.on_plan.take() {
+            show(&decided.plan);
+        }
         let meter = self.meter(&clock, &decided, true);
         let work = self.work(&decided, &meter, &log);
         let start = meter.now();
@@ -179,6 +196,30 @@ impl Load {
         let outcome = through.run(sink)?;
         let pages = through.pages();
         Ok(decided.report((&clock, &meter, &log), outcome, pages, &[]))
+    }
+
+    /// Inspects and decides for a load through a ring.
+    fn prepare_through(&mut self, ring: Ring, clock: &Clock, log: &Reasons) -> Result<Decided> {
+        self.request.kind = Kind::Anon;
+        // Only the ring needs memory.
+        self.request.check_memory = false;
+        let seen = self.look(Some(Target::of(Kind::Anon)), clock, log)?;
+        let mut decided = self.decide(seen, log)?;
+        let plan = &mut decided.plan;
+        plan.through_ring()?;
+        let (slot, slots) = ring.shape(plan)?;
+        let why = format!("{slots} slots of {slot} bytes, filled again and again");
+        log.add("ring", slots * slot, why);
+        plan.reasons = log.list();
+        plan.reasons.retain(|reason| reason.about != "allocation");
+        let first = plan.first().to_string();
+        for reason in &mut plan.reasons {
+            if reason.about == "method" && reason.choice != first {
+                reason.choice.clone_from(&first);
+                reason.why = "the memory of a ring is pinned for the device, not for reads".into();
+            }
+        }
+        Ok(decided)
     }
 
     /// Inspects, decides, and shows the plan.

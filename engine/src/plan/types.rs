@@ -157,6 +157,21 @@ impl Plan {
         self
     }
 
+    /// The file offset of the memory's first byte, wrapping.
+    pub(crate) fn base(&self) -> u64 {
+        self.offset.wrapping_sub(self.lead)
+    }
+
+    /// How far into a block the memory begins, if blocks begin at multiples of their size or, for direct
+    /// reads, of the file's alignment.
+    pub(crate) fn phase(&self) -> u64 {
+        match self.tuning.drop_behind {
+            // No two blocks share a folio of the page cache.
+            true => self.base() % self.tuning.block,
+            false => self.base() % self.tuning.align,
+        }
+    }
+
     /// The same for memory that is filled again and again: what is registered for reads covers memory
     /// that is read into once.
     ///
@@ -172,6 +187,8 @@ impl Plan {
         }
         (self.window, self.allocation) = (0, Allocation::Ahead);
         self.kind = "ring".to_string();
+        // The ring is allocated once.
+        (self.gather, self.allocators) = (None, None);
         Ok(())
     }
 

@@ -58,23 +58,14 @@ impl Work<'_> {
         file - self.plan.offset + self.plan.lead
     }
 
-    /// The file offset of the memory's first byte, wrapping.
-    fn base(&self) -> u64 {
-        self.plan.offset.wrapping_sub(self.plan.lead)
-    }
-
     fn cut(&self) -> Cut {
         let whole = self.plan.ladder.iter().any(|rung| rung.lands_whole());
         let tuning = self.plan.tuning;
         Cut {
             block: tuning.block,
             align: if whole { tuning.align } else { 1 },
-            base: self.base(),
-            phase: match tuning.drop_behind {
-                // No two blocks share a folio of the page cache.
-                true => self.base() % tuning.block,
-                false => self.base() % tuning.align,
-            },
+            base: self.plan.base(),
+            phase: self.plan.phase(),
             capacity: self.plan.capacity,
         }
     }

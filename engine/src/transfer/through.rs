@@ -38,16 +38,12 @@ struct Taken {
 impl<'a> Through<'a> {
     pub(crate) fn new(work: Work<'a>, ring: Ring) -> Result<Self> {
         let plan = work.plan;
-        let slot = ring.slot(plan.tuning.block)?;
-        let phase = work.cut().phase;
-        let all = (phase + plan.lead + plan.bytes).div_ceil(slot);
-        let slots = all.min(ring.slots.into());
+        let (slot, slots) = ring.shape(plan)?;
+        let phase = plan.phase();
         let pages = match plan.pages {
             Pages::Auto => Pages::Small,
             pages => pages,
         };
-        let why = format!("{slots} slots of {slot} bytes, filled again and again");
-        work.log.add("ring", slots * slot, why);
         Ok(Self {
             work,
             ring: buffer::Ring::new(slots * slot, plan.capacity, phase, pages)?,

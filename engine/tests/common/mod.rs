@@ -36,6 +36,15 @@ pub fn names(dir: &Path) -> Vec<String> {
     names
 }
 
+/// The default size of hugetlb pages, which depends on that of base pages.
+pub fn default_huge_page() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let mut lines = text.lines();
+    let size = lines.find_map(|line| line.strip_prefix("Hugepagesize:"));
+    let kilobytes = size.unwrap().trim().trim_end_matches(" kB");
+    kilobytes.parse::<u64>().unwrap() << 10
+}
+
 /// Pseudo-random bytes, different in every 4 KiB, so that a block at a wrong offset is detected.
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
