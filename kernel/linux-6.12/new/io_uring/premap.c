@@ -32,7 +32,9 @@ void io_premap_free(struct io_ring_ctx *ctx, struct io_premap *pm)
 	struct file *file = pm->tag->file;
 
 	list_del(&pm->list);
-	pm->imu->premap = NULL;
+	/* The buffer may have been mapped again since it was unmapped. */
+	if (pm->imu->premap == pm)
+		pm->imu->premap = NULL;
 	pm->tag->ops->unmap(pm->tag);
 	if (pm->acct_pages)
 		io_unaccount_mem(ctx, pm->acct_pages);

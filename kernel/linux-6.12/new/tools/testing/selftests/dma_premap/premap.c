@@ -608,6 +608,39 @@ TEST_F_TIMEOUT(premap, emptied_with_requests_in_flight, LONG)
 	}
 }
 
+/* The old mapping must not take the new one with it when its last request ends. */
+TEST_F_TIMEOUT(premap, mapped_again_with_requests_in_flight, LONG)
+{
+	struct ring *r = &self->ring;
+	const struct desc map = { .flags = PREMAP | TARGET_FIXED };
+	const struct desc unmap = { .flags = PREMAP, .target_fd = -1 };
+	struct desc desc = {
+		.type = UADDR, .uaddr = (uintptr_t)self->mem, .size = BUFFER,
+	};
+
+	if (variant->dmabuf)
+		SKIP(return, "only for registered buffers");
+	ASSERT_EQ(1, set_one(r, 0, desc));
+	for (int round = 0; round < 20; round++) {
+		ASSERT_EQ(1, set_one(r, 0, map));
+		for (int i = 0; i < DEPTH; i++)
+			queue(r, request(IORING_OP_READ_FIXED, 0, desc.uaddr + i * 65536ULL,
+					 65536, i * 65536ULL));
+		ASSERT_EQ(DEPTH, enter(r, DEPTH, 0));
+		ASSERT_EQ(1, set_one(r, 0, unmap));
+		ASSERT_EQ(1, set_one(r, 0, map));
+		for (int i = 0; i < DEPTH; i++)
+			ASSERT_EQ(65536, reap(r, NULL));
+		ASSERT_TRUE(check_disk(self->mem, 0, DEPTH * 65536));
+		memset(self->mem, 0, DEPTH * 65536);
+		/* With this request, the old mapping is gone. */
+		ASSERT_EQ(PAGE, read_fixed(r, desc.uaddr, PAGE, PAGE));
+		ASSERT_TRUE(check_disk(self->mem, PAGE, PAGE));
+		ASSERT_EQ(-EBUSY, set_one(r, 0, map));
+		ASSERT_EQ(1, set_one(r, 0, unmap));
+	}
+}
+
 /* A registered buffer is mapped and unmapped */
 TEST_F_TIMEOUT(premap, mapped_afterwards, LONG)
 {
