@@ -66,8 +66,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "load",
         &[
-            "buffer", "control", "error", "exporter", "facts", "flow", "message", "options",
-            "plan", "reasons", "request", "sink", "source", "transfer", "verify",
+            "buffer", "control", "device", "error", "exporter", "facts", "flow", "message",
+            "options", "plan", "reasons", "request", "sink", "source", "transfer", "verify",
         ],
     ),
     (

@@ -207,7 +207,7 @@ impl Load {
         let mut decided = self.decide(seen, log)?;
         let plan = &mut decided.plan;
         plan.through_ring()?;
-        let (slot, slots) = ring.shape(plan)?;
+        let (slot, slots) = ring.shape(plan.tuning.block, plan.reach())?;
         let why = format!("{slots} slots of {slot} bytes, filled again and again");
         log.add("ring", slots * slot, why);
         plan.reasons = log.list();

@@ -172,6 +172,11 @@ impl Plan {
         }
     }
 
+    /// Number of bytes from the beginning of the first block to the end of the wanted bytes.
+    pub(crate) fn reach(&self) -> u64 {
+        self.phase() + self.lead + self.bytes
+    }
+
     /// The same for memory that is filled again and again: what is registered for reads covers memory
     /// that is read into once.
     ///

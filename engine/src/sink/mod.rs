@@ -7,7 +7,6 @@ mod handed;
 
 use crate::error::{Error, Result};
 use crate::message::Opt;
-use crate::plan::Plan;
 use crate::sys::map::Region;
 
 pub use copy::CopyTo;
@@ -63,13 +62,13 @@ impl Ring {
         Ok(())
     }
 
-    /// The size of a slot in bytes, which is at least a block, and the number of slots.
-    pub(crate) fn shape(self, plan: &Plan) -> Result<(u64, u64)> {
+    /// The size of a slot in bytes, which is at least a block, and the number of slots, for `bytes` bytes
+    /// counted from the beginning of a slot.
+    pub(crate) fn shape(self, block: u64, bytes: u64) -> Result<(u64, u64)> {
         self.check()?;
-        let (slot, block) = (self.bytes / u64::from(self.slots), plan.tuning.block);
+        let slot = self.bytes / u64::from(self.slots);
         let slot = (slot - slot % block).max(block);
-        let all = (plan.phase() + plan.lead + plan.bytes).div_ceil(slot);
-        Ok((slot, all.min(self.slots.into())))
+        Ok((slot, bytes.div_ceil(slot).min(self.slots.into())))
     }
 }
 

@@ -38,7 +38,7 @@ struct Taken {
 impl<'a> Through<'a> {
     pub(crate) fn new(work: Work<'a>, ring: Ring) -> Result<Self> {
         let plan = work.plan;
-        let (slot, slots) = ring.shape(plan)?;
+        let (slot, slots) = ring.shape(plan.tuning.block, plan.reach())?;
         let phase = plan.phase();
         let pages = match plan.pages {
             Pages::Auto => Pages::Small,
