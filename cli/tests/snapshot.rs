@@ -119,7 +119,7 @@ fn command_gets_every_saved_source() {
     let empty = memfd(0);
     let [a, b] = pair.0.each_ref().map(|source| source.0.as_raw_fd());
     let mut command = dir.dmafile(&format!(
-        "save --from fd:{a}=weights --from source=a.file --from -=pipe --from fd:{b}@4097=part \
+        "save -v --from fd:{a}=weights --from source=a.file --from -=pipe --from fd:{b}@4097=part \
          --from fd:{}=empty to --json --verify sha256",
         empty.as_raw_fd()
     ));
@@ -470,7 +470,7 @@ fn a_signal_or_a_concurrent_save_leaves_the_previous_snapshot() {
     for (calls, signal) in [(vec![], libc::SIGINT), (no_nameless(), libc::SIGTERM)] {
         let (read, mut write) = std::io::pipe().unwrap();
         let source = dir.file("source", 5000);
-        let command = dir.dmafile("save --from source=a --from -=b to");
+        let command = dir.dmafile("save -v --from source=a --from -=b to");
         let mut command = refuse(command, &calls, libc::EOPNOTSUPP);
         let mut running = start(command.stdin(read));
         write.write_all(&vec![7; 3 * MIB as usize]).unwrap();
