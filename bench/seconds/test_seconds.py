@@ -253,8 +253,8 @@ def test_an_interrupt_keeps_the_measurements(folder: Path) -> None:
         if line.startswith("round 2 of"):
             break
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 130, said
+    said, errors = process.communicate(timeout=300)
+    assert process.returncode == 130, said + errors
     kept = Run.read(folder / "out")
     assert kept.machine["tables"]["quick"]["interrupted"]
     assert {one["round"] for one in kept.samples if "round" in one} >= {1}
