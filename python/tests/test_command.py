@@ -64,7 +64,7 @@ def test_ctrl_c_ends_the_command_with_status_130(slow: Path) -> None:
         command = [
             str(COMMAND),
             "load",
-                "--verbose",
+            "--verbose",
             str(slow),
             "--method",
             "read",
