@@ -41,7 +41,8 @@ for to in memfd udmabuf; do
     for method in auto uring threads bounce read mmap; do
         echo 3 >/proc/sys/vm/drop_caches
         dmafile load file --to $to --method $method --quiet -- reader >read || test $method = mmap
-        got=$(tail -n +2 read | sha256sum)
+        # A dma-buf ends at a page boundary.
+        got=$(tail -n +2 read | head -c 12345678 | sha256sum)
         test "$got" = "$want" || { echo "$to by $method: other bytes"; exit 1; }
     done
 done
