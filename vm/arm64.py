@@ -15,7 +15,7 @@ from pathlib import Path
 from vm import debian
 from vm.debian import Apt
 from vm.host import alone, cache, call, need, replacing
-from vm.machine import COMPLAINTS
+from vm.machine import COMPLAINTS, excerpt, tail
 
 IMAGES = {"4k": "linux-image-6.12-arm64", "16k": "linux-image-6.12-arm64-16k"}
 """By the size of their base pages. Debian has none with 64 KiB."""
@@ -152,12 +152,8 @@ def run(
     except subprocess.TimeoutExpired as late:
         raise AssertionError(f"no end after {timeout:g} s:\n{tail(late.stdout or b'')}") from None
     complaint = COMPLAINTS.search(done.stdout)
-    assert not complaint, tail(done.stdout[: complaint and complaint.end() + 4000])
+    assert not complaint, excerpt(done.stdout, complaint.start())
     text = done.stdout.decode(errors="replace")
     status = STATUS.search(text)
     assert status and status[1] == "0", tail(done.stdout + done.stderr)
     return text
-
-
-def tail(said: bytes) -> str:
-    return said.decode(errors="replace")[-8000:]

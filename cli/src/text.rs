@@ -6,7 +6,7 @@ use dmafile::{
 };
 use indicatif::{BinaryBytes, DecimalBytes};
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::io::Write as _;
 use std::path::Path;
 use tabwriter::{Alignment, TabWriter};
@@ -141,37 +141,31 @@ pub(crate) fn save_plan(plan: &SavePlan) -> String {
 
 /// The report of a save: one line, or with details.
 pub(crate) fn save_report(report: &SaveReport, verbose: bool) -> String {
-    let rate = DecimalBytes((report.bytes as f64 / report.seconds) as u64);
-    let (bytes, seconds) = (BinaryBytes(report.bytes), report.seconds);
-    let cpu = cpu(&report.cpu, verbose);
-    let mut text = format!("saved {bytes} in {seconds:.3} s: {rate}/s, CPU {cpu}");
-    let end = match (report.atomic, report.sync) {
-        (true, true) => "on the disk",
-        (true, false) => "not synced",
-        (false, true) => "in place, not atomic, on the disk",
-        (false, false) => "in place, not atomic, not synced",
-    };
-    if verbose {
-        let _ = writeln!(
-            text,
-            "\n  by {}, {} direct, {} to the page cache, {} of holes; {end}",
-            report.method,
-            BinaryBytes(report.bytes_direct),
-            BinaryBytes(report.bytes_buffered),
-            BinaryBytes(report.bytes_hole),
-        );
-        let order = [
-            "open", "plan", "reserve", "submit", "wait", "copy", "verify", "sync", "total",
-        ];
-        let _ = writeln!(text, "  phases in ms: {}", phases(&order, &report.phases));
-    } else {
-        let parts = parts(&[
+    let mut text = Moved {
+        verb: "saved",
+        bytes: report.bytes,
+        seconds: report.seconds,
+        cpu: &report.cpu,
+        method: &report.method,
+        parts: [
             (report.bytes_direct, "direct"),
             (report.bytes_buffered, "to the page cache"),
             (report.bytes_hole, "of holes"),
-        ]);
-        let _ = writeln!(text, "; by {}, {parts}; {end}", report.method);
+        ],
+        end: match (report.atomic, report.sync) {
+            (true, true) => "on the disk",
+            (true, false) => "not synced",
+            (false, true) => "in place, not atomic, on the disk",
+            (false, false) => "in place, not atomic, not synced",
+        },
+        phases: phases(
+            &[
+                "open", "plan", "reserve", "submit", "wait", "copy", "verify", "sync", "total",
+            ],
+            &report.phases,
+        ),
     }
+    .text(verbose);
     if let Some(verified) = &report.verify {
         let _ = writeln!(text, "{}", digest(verified));
     }
@@ -314,41 +308,73 @@ fn cpu(used: &Cpu, verbose: bool) -> String {
     }
 }
 
-/// How many bytes went each way; if all went one way, only which.
-fn parts(all: &[(u64, &str)]) -> String {
-    let some: Vec<_> = all.iter().filter(|(bytes, _)| *bytes > 0).collect();
-    match some[..] {
-        [] => "nothing to move".to_string(),
-        [(_, how)] => (*how).to_string(),
-        _ => {
-            let each = some
-                .iter()
-                .map(|(bytes, how)| format!("{} {how}", BinaryBytes(*bytes)));
-            each.collect::<Vec<_>>().join(", ")
+/// What the reports of loads and saves have in common.
+struct Moved<'a> {
+    verb: &'a str,
+    bytes: u64,
+    seconds: f64,
+    cpu: &'a Cpu,
+    method: &'a dyn Display,
+    /// How many bytes went each way.
+    parts: [(u64, &'a str); 3],
+    end: &'a str,
+    phases: String,
+}
+
+impl Moved<'_> {
+    /// One line, or several with details.
+    fn text(&self, verbose: bool) -> String {
+        let rate = DecimalBytes((self.bytes as f64 / self.seconds) as u64);
+        let head = format!(
+            "{} {} in {:.3} s: {rate}/s, CPU {}",
+            self.verb,
+            BinaryBytes(self.bytes),
+            self.seconds,
+            cpu(self.cpu, verbose),
+        );
+        let (method, end, phases) = (self.method, self.end, &self.phases);
+        let some = self.parts.iter().filter(|(bytes, _)| verbose || *bytes > 0);
+        let some: Vec<_> = some.collect();
+        let parts = match some[..] {
+            [] => "nothing to move".to_string(),
+            // All bytes went one way.
+            [(_, how)] => (*how).to_string(),
+            _ => {
+                let each = some.iter();
+                let each = each.map(|(bytes, how)| format!("{} {how}", BinaryBytes(*bytes)));
+                each.collect::<Vec<_>>().join(", ")
+            }
+        };
+        match verbose {
+            true => format!("{head}\n  by {method}, {parts}; {end}\n  phases in ms: {phases}\n"),
+            false => format!("{head}; by {method}, {parts}; {end}\n"),
         }
     }
 }
 
 /// The report of a load: one line, or with details.
 pub(crate) fn report(report: &Report, verbose: bool) -> String {
-    let rate = DecimalBytes((report.bytes as f64 / report.seconds) as u64);
-    let (bytes, seconds) = (BinaryBytes(report.bytes), report.seconds);
-    let cpu = cpu(&report.cpu, verbose);
-    let mut text = format!("loaded {bytes} in {seconds:.3} s: {rate}/s, CPU {cpu}");
-    let memory = format!("{} on {} pages", report.kind, report.pages);
+    let mut text = Moved {
+        verb: "loaded",
+        bytes: report.bytes,
+        seconds: report.seconds,
+        cpu: &report.cpu,
+        method: &report.method,
+        parts: [
+            (report.bytes_direct, "direct"),
+            (report.bytes_buffered, "from the page cache"),
+            (report.bytes_hole, "of holes"),
+        ],
+        end: &format!("{} on {} pages", report.kind, report.pages),
+        phases: phases(
+            &[
+                "open", "plan", "alloc", "submit", "wait", "copy", "verify", "export", "total",
+            ],
+            &report.phases,
+        ),
+    }
+    .text(verbose);
     if verbose {
-        let _ = writeln!(
-            text,
-            "\n  by {}, {} direct, {} from the page cache, {} of holes; {memory}",
-            report.method,
-            BinaryBytes(report.bytes_direct),
-            BinaryBytes(report.bytes_buffered),
-            BinaryBytes(report.bytes_hole),
-        );
-        let order = [
-            "open", "plan", "alloc", "submit", "wait", "copy", "verify", "export", "total",
-        ];
-        let _ = writeln!(text, "  phases in ms: {}", phases(&order, &report.phases));
         let alloc = report.phases.get("alloc").copied().unwrap_or(0.0);
         let _ = write!(
             text,
@@ -362,13 +388,6 @@ pub(crate) fn report(report: &Report, verbose: bool) -> String {
             let _ = write!(text, ", and {hidden} ms of creating the dma-buf");
         }
         text.push('\n');
-    } else {
-        let parts = parts(&[
-            (report.bytes_direct, "direct"),
-            (report.bytes_buffered, "from the page cache"),
-            (report.bytes_hole, "of holes"),
-        ]);
-        let _ = writeln!(text, "; by {}, {parts}; {memory}", report.method);
     }
     for verified in &report.verify {
         text += &digest(verified);

@@ -185,9 +185,7 @@ impl Load {
     pub fn run_through(mut self, ring: Ring, sink: &mut dyn Sink) -> Result<Report> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         let decided = self.prepare_through(ring, &clock, &log)?;
-        if let Some(show) = self.on_plan.take() {
-            show(&decided.plan);
-        }
+        self.show(&decided.plan);
         let meter = self.meter(&clock, &decided, true);
         let work = self.work(&decided, &meter, &log);
         let start = meter.now();
@@ -210,15 +208,7 @@ impl Load {
         let (slot, slots) = ring.shape(plan.tuning.block, plan.reach())?;
         let why = format!("{slots} slots of {slot} bytes, filled again and again");
         log.add("ring", slots * slot, why);
-        plan.reasons = log.list();
-        plan.reasons.retain(|reason| reason.about != "allocation");
-        let first = plan.first().to_string();
-        for reason in &mut plan.reasons {
-            if reason.about == "method" && reason.choice != first {
-                reason.choice.clone_from(&first);
-                reason.why = "the memory of a ring is pinned for the device, not for reads".into();
-            }
-        }
+        plan.reasons.extend(log.list().pop());
         Ok(decided)
     }
 
@@ -226,10 +216,14 @@ impl Load {
     fn prepare(&mut self, target: Option<Target>, clock: &Clock, log: &Reasons) -> Result<Decided> {
         let seen = self.look(target, clock, log)?;
         let decided = self.decide(seen, log)?;
-        if let Some(show) = self.on_plan.take() {
-            show(&decided.plan);
-        }
+        self.show(&decided.plan);
         Ok(decided)
+    }
+
+    fn show(&mut self, plan: &Plan) {
+        if let Some(show) = self.on_plan.take() {
+            show(plan);
+        }
     }
 
     /// Opens the file and inspects it, this machine, and the target if that is not known yet.

@@ -194,6 +194,14 @@ impl Plan {
         self.kind = "ring".to_string();
         // The ring is allocated once.
         (self.gather, self.allocators) = (None, None);
+        self.reasons.retain(|reason| reason.about != "allocation");
+        let first = self.first().to_string();
+        for reason in &mut self.reasons {
+            if reason.about == "method" && reason.choice != first {
+                reason.choice.clone_from(&first);
+                reason.why = "the memory of a ring is pinned for the device, not for reads".into();
+            }
+        }
         Ok(())
     }
 
