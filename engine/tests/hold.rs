@@ -214,6 +214,30 @@ fn a_held_name_is_refused_and_replaced_on_request() {
 }
 
 #[test]
+fn a_token_ends_the_wait_for_a_silent_holder() {
+    let dir = dir();
+    let at = dir.path().join("socket");
+    let silent = seqpacket();
+    rustix::net::bind(&silent, &SocketAddrUnix::new(&at).unwrap()).unwrap();
+    rustix::net::listen(&silent, 8).unwrap();
+    let token = CancelToken::new();
+    token.cancel();
+    // Without the token it would be ETIMEDOUT.
+    let errors = [
+        holds(Some(&at), &token).unwrap_err(),
+        release("a", Some(&at), &token).unwrap_err(),
+        Held::take("a").at(&at).cancel(token).run().unwrap_err(),
+    ];
+    for (error, what) in errors.iter().zip(["list", "release", "take"]) {
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+        assert!(
+            error.to_string().starts_with(&format!("{what}: ")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn the_socket_of_a_killed_holder_is_replaced() {
     let dir = dir();
     let path = cold(dir.path(), 10_000);
