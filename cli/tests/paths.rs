@@ -4,7 +4,8 @@ mod common;
 
 use common::sandbox::{any, refuse};
 use common::{Dir, MIB, POOL, end, eventually, is_root, memfd, sha256, skip, start};
-use std::fs::{self, File, Permissions};
+use std::fs::{self, Permissions};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -185,8 +186,10 @@ fn the_cleanup_process_holds_no_memory_and_outlives_command() {
     dir.file("file", LEN);
     let script = r#"echo ready; read line; kill -TERM -$$; sleep 100"#;
     let mut load = temporary.load(&dir, "file", &["sh", "-c", script, "{}"]);
-    let mut running = start(load.stdin(File::open(dir.path("file")).unwrap()));
-    running.until(|_| !temporary.is_empty());
+    let (stdin, go) = io::pipe().unwrap();
+    let mut running = start(load.stdin(stdin));
+    // Not before: the cleanup process is started before COMMAND.
+    running.until_written("ready");
     let folder = fs::read_dir(&temporary.0)
         .unwrap()
         .next()
@@ -199,14 +202,14 @@ fn the_cleanup_process_holds_no_memory_and_outlives_command() {
     );
     let remover = || removers(&folder);
     let found = remover();
-    if let [pid] = &found[..] {
-        let fds = fs::read_dir(pid.join("fd")).unwrap();
-        let targets = fds.filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
-        let memory: Vec<_> = targets
-            .filter(|to| to.to_string_lossy().contains("memfd"))
-            .collect();
-        assert!(memory.is_empty(), "{memory:?}");
-    }
+    assert_eq!(found.len(), 1, "{found:?}");
+    let fds = fs::read_dir(found[0].join("fd")).unwrap();
+    let targets = fds.filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
+    let memory: Vec<_> = targets
+        .filter(|to| to.to_string_lossy().contains("memfd"))
+        .collect();
+    assert!(memory.is_empty(), "{memory:?}");
+    drop(go);
     running.end();
     temporary.gets_empty();
     eventually("the cleanup process has ended", || remover().is_empty());

@@ -405,7 +405,7 @@ exec /tmp/program "${3:-$RAW}" $4
 DISK = ("--fs=raw", "--disk-size=512M", "--poll-queues=1")
 FILES = {"ext4": 89, "xfs": 81}
 """The number of skipped tests by file system: tests of disks, and of other kinds of buffers."""
-OF_DISKS = 96
+OF_DISKS = 104
 """The number of skipped tests on a disk."""
 
 

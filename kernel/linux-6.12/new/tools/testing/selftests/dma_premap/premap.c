@@ -608,23 +608,28 @@ TEST_F_TIMEOUT(premap, emptied_with_requests_in_flight, LONG)
 	}
 }
 
+/* A buffer that is mapped later */
+static struct desc registered(void *mem)
+{
+	return (struct desc) { .type = UADDR, .uaddr = (uintptr_t)mem, .size = BUFFER };
+}
+
+static const struct desc map = { .flags = PREMAP | TARGET_FIXED };
+static const struct desc unmap = { .flags = PREMAP, .target_fd = -1 };
+
 /* The old mapping must not take the new one with it when its last request ends. */
 TEST_F_TIMEOUT(premap, mapped_again_with_requests_in_flight, LONG)
 {
 	struct ring *r = &self->ring;
-	const struct desc map = { .flags = PREMAP | TARGET_FIXED };
-	const struct desc unmap = { .flags = PREMAP, .target_fd = -1 };
-	struct desc desc = {
-		.type = UADDR, .uaddr = (uintptr_t)self->mem, .size = BUFFER,
-	};
+	const uint64_t addr = (uintptr_t)self->mem;
 
 	if (variant->dmabuf)
 		SKIP(return, "only for registered buffers");
-	ASSERT_EQ(1, set_one(r, 0, desc));
+	ASSERT_EQ(1, set_one(r, 0, registered(self->mem)));
 	for (int round = 0; round < 20; round++) {
 		ASSERT_EQ(1, set_one(r, 0, map));
 		for (int i = 0; i < DEPTH; i++)
-			queue(r, request(IORING_OP_READ_FIXED, 0, desc.uaddr + i * 65536ULL,
+			queue(r, request(IORING_OP_READ_FIXED, 0, addr + i * 65536ULL,
 					 65536, i * 65536ULL));
 		ASSERT_EQ(DEPTH, enter(r, DEPTH, 0));
 		ASSERT_EQ(1, set_one(r, 0, unmap));
@@ -634,7 +639,7 @@ TEST_F_TIMEOUT(premap, mapped_again_with_requests_in_flight, LONG)
 		ASSERT_TRUE(check_disk(self->mem, 0, DEPTH * 65536));
 		memset(self->mem, 0, DEPTH * 65536);
 		/* With this request, the old mapping is gone. */
-		ASSERT_EQ(PAGE, read_fixed(r, desc.uaddr, PAGE, PAGE));
+		ASSERT_EQ(PAGE, read_fixed(r, addr, PAGE, PAGE));
 		ASSERT_TRUE(check_disk(self->mem, PAGE, PAGE));
 		ASSERT_EQ(-EBUSY, set_one(r, 0, map));
 		ASSERT_EQ(1, set_one(r, 0, unmap));
@@ -645,21 +650,17 @@ TEST_F_TIMEOUT(premap, mapped_again_with_requests_in_flight, LONG)
 TEST_F_TIMEOUT(premap, mapped_afterwards, LONG)
 {
 	struct ring *r = &self->ring;
-	const struct desc map = { .flags = PREMAP | TARGET_FIXED };
-	const struct desc unmap = { .flags = PREMAP, .target_fd = -1 };
-	struct desc desc = {
-		.type = UADDR, .uaddr = (uintptr_t)self->mem, .size = BUFFER,
-	};
+	const uint64_t addr = (uintptr_t)self->mem;
 
 	if (variant->dmabuf)
 		SKIP(return, "only for registered buffers");
-	ASSERT_EQ(1, set_one(r, 0, desc));
+	ASSERT_EQ(1, set_one(r, 0, registered(self->mem)));
 	for (int i = 0; i < 10; i++) {
-		ASSERT_EQ(PAGE, read_fixed(r, desc.uaddr, PAGE, i * PAGE));
+		ASSERT_EQ(PAGE, read_fixed(r, addr, PAGE, i * PAGE));
 		ASSERT_TRUE(check_disk(self->mem, i * PAGE, PAGE));
 		ASSERT_EQ(1, set_one(r, 0, map));
 		ASSERT_EQ(-EBUSY, set_one(r, 0, map));
-		ASSERT_EQ(PAGE, read_fixed(r, desc.uaddr + PAGE, PAGE, i * PAGE));
+		ASSERT_EQ(PAGE, read_fixed(r, addr + PAGE, PAGE, i * PAGE));
 		ASSERT_TRUE(check_disk(self->mem + PAGE, i * PAGE, PAGE));
 		ASSERT_EQ(1, set_one(r, 0, unmap));
 		ASSERT_EQ(1, set_one(r, 0, unmap));
@@ -1332,6 +1333,47 @@ TEST_F_TIMEOUT(premap, holes, LONG)
 	ASSERT_TRUE(check_fill(self->aside, 0, 512));
 	ASSERT_TRUE(check_fill(self->aside + 512, 0x3c, 1024));
 	ASSERT_TRUE(check_fill(self->aside + 1536, 0, PAGE - 1536));
+	close(fd);
+}
+
+/* A read beyond the end of a file is short, also into a buffer that cannot be zeroed. */
+TEST_F_TIMEOUT(premap, beyond_the_end, LONG)
+{
+	static const size_t ends[] = { 65536, 65536 + 512, 65536 + 2048, 65536 + 4000 };
+	const size_t size = 1 << 20, hole = 2 * 65536 - 2048;
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	uint64_t addr;
+	int fd;
+
+	if (!file)
+		SKIP(return, "only for files");
+	fd = file_beside("end");
+	ASSERT_GE(fd, 0);
+	ASSERT_EQ(1, target(r, &fd));
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	fill(self->aside, 0, size);
+	/* Nothing beyond the end, or allocated blocks */
+	for (int i = 0; i < 8; i++) {
+		size_t end = ends[i / 2];
+
+		ASSERT_EQ(0, ftruncate(fd, 0));
+		ASSERT_EQ(2 * 65536, pwrite(fd, self->aside, 2 * 65536, 0));
+		ASSERT_EQ(0, ftruncate(fd, end));
+		if (i % 2)
+			ASSERT_EQ(0, fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, size));
+		memset(mem, 0xa5, size + 2 * PAGE);
+		ASSERT_EQ(end - PAGE, read_fixed(r, addr + PAGE, size, PAGE));
+		ASSERT_TRUE(check_fill(mem, 0xa5, PAGE));
+		ASSERT_TRUE(check_disk(mem + PAGE, PAGE, (end - PAGE) & -8));
+		ASSERT_TRUE(check_fill(mem + PAGE + size, 0xa5, PAGE));
+		ASSERT_EQ(end - 15 * PAGE, read_fixed(r, addr, size, 15 * PAGE));
+		ASSERT_TRUE(check_disk(mem, 15 * PAGE, (end - 15 * PAGE) & -8));
+		ASSERT_EQ(0, read_fixed(r, addr, PAGE, 65536 + PAGE));
+	}
+	/* A hole at the end belongs to the file. */
+	ASSERT_EQ(0, ftruncate(fd, hole));
+	ASSERT_EQ(variant->dmabuf ? -EFAULT : hole, read_fixed(r, addr, size, 0));
 	close(fd);
 }
 
