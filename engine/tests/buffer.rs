@@ -120,6 +120,43 @@ fn sealing_fails_while_a_writable_mapping_exists() {
     buffer.seal().unwrap();
 }
 
+/// The kernel waits for them, too, but not long enough for a busy machine.
+#[test]
+fn sealing_waits_for_page_references_of_others() {
+    let (_dir, path, mut buffer) = loaded(Kind::Memfd);
+    let (mut from, to) = std::io::pipe().unwrap();
+    let fd = buffer.as_fd().unwrap();
+    let page = unsafe {
+        // SAFETY: a mapping of this test, unmapped below.
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        mmap(
+            std::ptr::null_mut(),
+            4096,
+            ProtFlags::READ,
+            MapFlags::SHARED,
+            fd,
+            0,
+        )
+        .unwrap()
+    };
+    let piece = libc::iovec {
+        iov_base: page,
+        iov_len: 4096,
+    };
+    // SAFETY: the page is mapped; the pipe references it until it is read from the pipe.
+    let spliced = unsafe { libc::vmsplice(to.as_raw_fd(), &piece, 1, 0) };
+    assert_eq!(spliced, 4096);
+    // SAFETY: mapped above, and not used since.
+    unsafe { rustix::mm::munmap(page, 4096).unwrap() };
+    let reader = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(600));
+        std::io::Read::read_exact(&mut from, &mut [0; 4096]).unwrap();
+    });
+    buffer.seal().unwrap();
+    reader.join().unwrap();
+    assert_eq!(buffer_digest(&buffer), file_digest(&path, 77, LEN - 77));
+}
+
 #[test]
 fn a_memfd_of_the_caller_can_be_sealed_if_it_allows_seals() {
     let (_dir, path, mut buffer) = loaded(Kind::fd(common::memfd(LEN)));

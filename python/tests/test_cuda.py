@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,6 +156,40 @@ def test_buffers_are_pinned(double: Double, file: Path) -> None:
     view.release()
     buffer.close()
     assert double.left() == NOTHING
+
+
+def test_a_killed_process_leaves_the_memory_that_others_pin(
+    double: Double, file: Path, tmp_path: Path
+) -> None:
+    at = tmp_path / "socket"
+    program = """
+import signal, sys, dmafile
+from double import the_double
+
+the_double().reset()
+with dmafile.hold(sys.argv[1], name="x", at=sys.argv[2], writable=True):
+    held = dmafile.take("x", at=sys.argv[2])
+    held.files[0].buffer.pin()
+    print("pinned", flush=True)
+    signal.pause()
+"""
+    command = [sys.executable, "-c", program, str(file), str(at)]
+    paths = {"PYTHONPATH": str(Path(__file__).parent)}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | paths)
+    try:
+        assert child.stdout and child.stdout.readline() == "pinned\n"
+        buffer = dmafile.take("x", at=at).files[0].buffer
+        buffer.pin()
+    finally:
+        child.kill()
+        child.wait()
+    assert buffer.pinned == "cuda:0" and double.left().registered == 1
+    assert sha256(memoryview(buffer)) == file_sha256(file)
+    # Its own pins are independent: they can be made again.
+    buffer.unpin()
+    buffer.pin("cuda:1")
+    assert sha256(memoryview(buffer)) == file_sha256(file)
+    buffer.close()
 
 
 def test_a_missing_driver_is_an_error(python: Any, model: Path) -> None:

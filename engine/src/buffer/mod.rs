@@ -267,8 +267,8 @@ impl Buffer {
     /// [`Buffer::as_slice`] works from then on.
     ///
     /// # Errors
-    /// EBUSY while it is pinned ([`Buffer::pin`]) or mapped for writing elsewhere, and for a udmabuf, which pins
-    /// its memfd; EOPNOTSUPP for private memory and for other dma-bufs; EPERM for an `fd:N` created without
+    /// EBUSY while it is pinned ([`Buffer::pin`]) or mapped for writing elsewhere, if its pages are still pinned
+    /// otherwise after 3 seconds, and for a udmabuf, which pins its memfd; EOPNOTSUPP for private memory and for other dma-bufs; EPERM for an `fd:N` created without
     /// `MFD_ALLOW_SEALING` or sealed against more seals.
     pub fn seal(&mut self) -> Result<()> {
         if let Some(device) = self.pinned() {
