@@ -216,3 +216,25 @@ def test_the_c_examples_of_the_documentation_compile(page: Path, tmp_path: Path)
     command = ["cc", "-std=c99", "-Wall", "-Werror", "-Wno-unused", "-fsyntax-only", include]
     done = subprocess.run([*command, str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_each_cited_point_of_a_proposal_is_explained() -> None:
+    """Pages link to the explanation; headers, help and rustdoc cite no numbers."""
+    cited, page = re.compile(r"\b(?:AR|PW|CF|PM|PT)-\d+"), ROOT / "docs" / "proposals.md"
+    rows = [line.split("|")[1] for line in page.read_text().splitlines() if line.startswith("| ")]
+    explained: set[str] = set()
+    for found in (cited.findall(row) for row in rows):
+        numbers = [int(one[3:]) for one in found]
+        explained |= (
+            {f"{found[0][:2]}-{n}" for n in range(min(numbers), max(numbers) + 1)}
+            if found
+            else set()
+        )
+    for other in PAGES:
+        numbers_here = set(cited.findall(other.read_text()))
+        assert numbers_here <= explained, (other, numbers_here - explained)
+        assert not numbers_here or other == page or "proposals.md" in other.read_text(), other
+    for folder in ("tests", "kernel/tests", "bench"):
+        for source in (ROOT / folder).rglob("*"):
+            if source.suffix in (".py", ".c", ".h"):
+                assert set(cited.findall(source.read_text())) <= explained, source
