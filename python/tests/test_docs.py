@@ -223,17 +223,13 @@ def test_each_cited_point_of_a_proposal_is_explained() -> None:
     cited, page = re.compile(r"\b(?:AR|PW|CF|PM|PT)-\d+"), ROOT / "docs" / "proposals.md"
     rows = [line.split("|")[1] for line in page.read_text().splitlines() if line.startswith("| ")]
     explained: set[str] = set()
-    for found in (cited.findall(row) for row in rows):
-        numbers = [int(one[3:]) for one in found]
-        explained |= (
-            {f"{found[0][:2]}-{n}" for n in range(min(numbers), max(numbers) + 1)}
-            if found
-            else set()
-        )
+    for found in filter(None, map(cited.findall, rows)):
+        first, last = int(found[0][3:]), int(found[-1][3:])
+        explained |= {f"{found[0][:2]}-{number}" for number in range(first, last + 1)}
     for other in PAGES:
-        numbers_here = set(cited.findall(other.read_text()))
-        assert numbers_here <= explained, (other, numbers_here - explained)
-        assert not numbers_here or other == page or "proposals.md" in other.read_text(), other
+        here = set(cited.findall(other.read_text()))
+        assert here <= explained, (other, here - explained)
+        assert not here or other == page or "proposals.md" in other.read_text(), other
     for folder in ("tests", "kernel/tests", "bench"):
         for source in (ROOT / folder).rglob("*"):
             if source.suffix in (".py", ".c", ".h"):
