@@ -473,7 +473,7 @@ def test_pre_mapped_buffers_of_32_bit_programs(tmp_path: Path, iommu: str) -> No
 @matrix
 def test_pre_mapped_bounce_buffers(selftests: Path) -> None:
     bounces = ("--iommu=swiotlb", "--append=nvme.premap_bounce=1")
-    premap(selftests, "series", 67, *DISK, *bounces, mode="bounce")
+    premap(selftests, "series", 73, *DISK, *bounces, mode="bounce")
 
 
 @matrix
