@@ -157,7 +157,7 @@ class Premap:
         elif mapped and self.how == "translates":
             self.expect(report, "premap", "a window at a time for nvme")
         else:
-            self.expect(report, "uring", "no: no IOMMU" if mapped else "")
+            self.expect(report, "uring", "no: there is no IOMMU" if mapped else "")
             assert mapped or not self.way(report), report
 
     def digests(self, file: File, kind: str, mapped: bool) -> None:
