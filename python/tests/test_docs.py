@@ -219,7 +219,7 @@ def test_the_c_examples_of_the_documentation_compile(page: Path, tmp_path: Path)
 
 
 def test_each_cited_point_of_a_proposal_is_explained() -> None:
-    """Pages link to the explanation; headers, help and rustdoc cite no numbers."""
+    """Each page with such a number links to the page that explains it."""
     cited, page = re.compile(r"\b(?:AR|PW|CF|PM|PT)-\d+"), ROOT / "docs" / "proposals.md"
     rows = [line.split("|")[1] for line in page.read_text().splitlines() if line.startswith("| ")]
     explained: set[str] = set()

@@ -267,9 +267,9 @@ impl Buffer {
     /// [`Buffer::as_slice`] works from then on.
     ///
     /// # Errors
-    /// EBUSY while it is pinned ([`Buffer::pin`]) or mapped for writing elsewhere, if its pages are still pinned
-    /// otherwise after 3 seconds, and for a udmabuf, which pins its memfd; EOPNOTSUPP for private memory and for other dma-bufs; EPERM for an `fd:N` created without
-    /// `MFD_ALLOW_SEALING` or sealed against more seals.
+    /// EBUSY while it is pinned ([`Buffer::pin`]) or mapped for writing elsewhere, if something else still references
+    /// its pages after 3 seconds, and for a udmabuf, which pins its memfd; EOPNOTSUPP for private memory and for
+    /// other dma-bufs; EPERM for an `fd:N` created without `MFD_ALLOW_SEALING` or sealed against more seals.
     pub fn seal(&mut self) -> Result<()> {
         if let Some(device) = self.pinned() {
             return Err(Error::os("cannot seal the buffer", Errno::BUSY)
