@@ -13,7 +13,6 @@ use crate::sys::{Errno, file, memfd};
 use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
 
 /// While it is being filled.
 pub(super) struct Memfd {
@@ -205,23 +204,6 @@ pub(super) fn alignment(hugetlb: bool, len: usize) -> usize {
     if hugetlb || len < huge { 1 } else { huge }
 }
 
-/// How often pins are waited for; the kernel itself waits about 150 ms each time.
-const WAITS: usize = 20;
-
-/// Adds all seals. Pages that the kernel is moving (compaction) look like pinned ones, and on a busy machine the
-/// process that moves them may not run for longer than the kernel waits.
-fn forbid_writes(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    for _ in 0..WAITS {
-        let began = Instant::now();
-        match memfd::seal(fd, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW) {
-            // For a writable mapping the kernel does not wait.
-            Err(Errno::BUSY) if began.elapsed() > Duration::from_millis(50) => {}
-            sealed => return sealed,
-        }
-    }
-    Err(Errno::BUSY)
-}
-
 /// Seals it against any change. Writable mappings forbid that, so this one is removed and mapped
 /// again at the same place, because its addresses may be in use: as it was if the seal is refused,
 /// otherwise with bytes that no process can change.
@@ -229,7 +211,7 @@ pub(super) fn seal(fd: BorrowedFd<'_>, view: &mut Option<View>, len: u64) -> Res
     if let Some(view) = view {
         view.blank()?;
     }
-    let sealed = forbid_writes(fd);
+    let sealed = memfd::seal(fd, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW);
     let len = len as usize;
     let shown = match (view.take(), sealed) {
         (Some(mut old), _) => old.show(fd, len, sealed.is_ok()).map(|()| old),

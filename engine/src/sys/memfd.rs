@@ -3,6 +3,7 @@
 use super::{Errno, file, retry};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 /// A sealable memfd named `name`; `huge` takes its pages from the hugetlb pool.
 pub(crate) fn create(name: &str, huge: bool) -> Result<OwnedFd, Errno> {
@@ -47,9 +48,22 @@ pub(crate) fn read_only(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     retry(|| rustix::fs::open(&link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
 }
 
-/// Adds seals. EBUSY for `F_SEAL_WRITE` while a writable mapping or a pin exists.
+/// How often `F_SEAL_WRITE` waits for references to pages; the kernel itself waits about 150 ms each time.
+const WAITS: usize = 20;
+
+/// Adds seals. EBUSY for `F_SEAL_WRITE` while a writable mapping exists, or if pages are still referenced after 3
+/// seconds. Pages that the kernel is moving (compaction) are, too, and on a busy machine the process that moves
+/// them may not run for longer than the kernel waits.
 pub(crate) fn seal(fd: BorrowedFd<'_>, seals: SealFlags) -> Result<(), Errno> {
-    rustix::fs::fcntl_add_seals(fd, seals)
+    for _ in 0..WAITS {
+        let began = Instant::now();
+        match rustix::fs::fcntl_add_seals(fd, seals) {
+            // For a writable mapping the kernel does not wait.
+            Err(Errno::BUSY) if began.elapsed() > Duration::from_millis(50) => {}
+            done => return done,
+        }
+    }
+    Err(Errno::BUSY)
 }
 
 /// Whether its bytes can neither be changed nor truncated any more.
