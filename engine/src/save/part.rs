@@ -374,3 +374,58 @@ impl Growing {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::meter::Phase;
+    use crate::save::parts::OriginPart;
+
+    #[test]
+    fn aligned_parts_are_written_from_where_they_are_at_any_offset() {
+        const PART: u64 = 256 << 10;
+        let dir = crate::source::folder_on_disk();
+        let path = dir.path().join("to");
+        let to = Growing::create(&Folder::of(&path).unwrap(), &path).unwrap();
+        if let Err(why) = to.to.direct() {
+            eprintln!("SKIP: {why}");
+            return;
+        }
+        let part = |byte| {
+            let fd = memfd::create("part", false).unwrap();
+            file::pwrite_all(fd.as_fd(), &[byte; PART as usize], 0).unwrap();
+            OriginPart::fd(fd, 0, PART)
+        };
+        let memory = Memory::open(&Origin::Parts(vec![part(1), part(2)])).unwrap();
+        let how = How {
+            method: Method::Uring,
+            io: Io::Direct,
+            checksum: false,
+            host: Host::probe(),
+        };
+        let plan = memory.plan(&memory.opened, &to, &how).unwrap();
+        for at in [0, 1 << 20] {
+            let (runs, log) = ([(at, at + 2 * PART)], Reasons::default());
+            let meter = Meter::new(Instant::now(), 2 * PART, false, false, None);
+            let transfer = Transfer {
+                verify: None,
+                cancel: &CancelToken::new(),
+                origin: &memory.opened,
+                to: &to.to,
+                at,
+                plan: &plan,
+                runs: &runs,
+                meter: &meter,
+                log: &log,
+            };
+            let kept = Kept::default();
+            transfer
+                .walk(runs.to_vec(), to.grain(), None, &kept)
+                .unwrap();
+            assert_eq!(meter.phase(Phase::Copy).as_nanos(), 0, "at {at}");
+            let all = std::fs::read(&path).unwrap();
+            let (one, two) = all[at as usize..].split_at(PART as usize);
+            assert!(one == [1; PART as usize] && two == [2; PART as usize]);
+        }
+    }
+}
