@@ -308,5 +308,10 @@ def _samples(paths: list[Path]) -> str:
             # Nothing would use what is read ahead.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             for at in range(0, nbytes, step):
-                found.update(os.pread(file.fileno(), _PAGE, at))
+                try:
+                    found.update(os.pread(file.fileno(), _PAGE, at))
+                except OSError as error:
+                    code = errno.errorcode.get(error.errno or 0, "")
+                    text = f"cannot read: {path} at byte {at} ({code})"
+                    raise make("failed", error.errno, text, os.fsdecode(path), "") from error
     return found.hexdigest()

@@ -156,6 +156,15 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def warm_up(nodes: Sequence[Node], place: Path, model: Path, **more: Any) -> None:
+    """Loads once, because the pages of PyTorch's code count as read, too; then drops the files
+    from the page cache."""
+    before = place / "before"
+    before.mkdir()
+    load(nodes, before, model, **more)
+    evict(model)
+
+
 def check_equal(said: dict[int, dict[str, Any]], model: Path) -> None:
     want = digests(model)
     for one in said.values():
@@ -167,7 +176,7 @@ def check_equal(said: dict[int, dict[str, Any]], model: Path) -> None:
 def test_the_ranks_of_a_node_read_each_byte_once(
     place: Path, model: Path, call: str, node: Node
 ) -> None:
-    evict(model)
+    warm_up([node], place, model, call=call)
     said = load([node], place, model, call=call)
     check_equal(said, model)
     assert sum(one["read"] for one in said.values()) <= 1.02 * size(model)
@@ -318,7 +327,7 @@ def nodes() -> Iterator[list[Node]]:
 def test_each_of_two_nodes_reads_half_of_the_bytes(
     place: Path, model: Path, nodes: list[Node]
 ) -> None:
-    evict(model)
+    warm_up(nodes, place, model, store=STORE)
     said = load(nodes, place, model, store=STORE)
     check_equal(said, model)
     (report,) = said[3]["reports"]
@@ -373,3 +382,43 @@ def test_nodes_with_different_bytes_are_refused(
     for one in said.values():
         assert "has files with other bytes than rank" in one["error"]
         assert one["errno"] == errno.EINVAL
+
+
+@pytest.fixture
+def failing(place: Path, model: Path, nodes: list[Node]) -> Iterator[Path]:
+    """A copy of a file on a disk of the second node that cannot read its last 512 KiB."""
+    disk, where, content = place / "disk", place / "failing", place / "content"
+    where.mkdir()
+    content.mkdir()
+    file = files(model)[1]
+    data = file.read_bytes()
+    write(content / file.name, data)
+
+    def run(*words: str | Path) -> str:
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+    run("mke2fs", "-q", "-t", "ext4", "-b", "4096", "-d", content, disk, "100M")
+    first = (len(data) - 512 * 1024) // 4096
+    end = int(run("debugfs", "-R", f"bmap /{file.name} {first}", disk))
+    inside = ("nsenter", f"--target={nodes[1].process.pid}", "--mount")
+    try:
+        run(*inside, "mount", "-o", "ro,loop", disk, where)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no loop devices here: {error.stderr}")
+    # The device keeps its size, and what is behind the end of the image cannot be read.
+    os.truncate(disk, end * 4096)
+    yield where / file.name
+    run(*inside, "umount", where)
+
+
+def test_a_failing_disk_is_named_on_both_nodes(
+    place: Path, model: Path, failing: Path, nodes: list[Node]
+) -> None:
+    path = files(model)[1]
+    evict(model)
+    paths = {"2": str(failing), "3": str(failing)}
+    said = load(nodes, place, path, store=STORE, paths=paths)
+    for rank, one in said.items():
+        assert one["errno"] == errno.EIO, one
+        assert ("rank 2 has failed: " in one["error"]) == (rank != 2)
+        assert f"{failing}" in one["error"] and "\n" not in one["error"]
