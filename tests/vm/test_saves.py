@@ -1,6 +1,6 @@
 """Saves on stock kernels: all bytes, from every kind of memory, and failures.
 
-Each test boots once. The checks are in saves.py, save_edges.py and save_faults.py of
+Each test boots once. The checks are in saves.py, save_edges.py, save_faults.py and fences.py of
 tests/vm/inside.
 """
 
@@ -38,13 +38,23 @@ def test_a_failing_disk_leaves_the_old_file(programs: Programs) -> None:
     passed(programs.run("saves", "faults", options=options), "saves checked")
 
 
+@pytest.mark.usefixtures("ready", "callers")
+def test_saves_wait_until_devices_have_written(programs: Programs) -> None:
+    options = ("--kernel=6.12", "--fs=ext4")
+    passed(programs.run("fences", "/mnt", options=options), "saves checked")
+
+
 @matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", ["6.12", "6.1", kernels.NEWEST])
 def test_every_size_is_saved_to_every_offset(programs: Programs, kernel: str) -> None:
     module = ("--module",) if kernel == "6.12" else ()
-    options = (f"--kernel={kernel}", *module, "--fs=ext4", "--fs=raw", "--disk-size=512M")
-    passed(programs.run("save_edges", "edges", "/mnt", options=options), "saves checked")
+    made = () if kernel == "6.1" else ("udmabuf", "heap:system")
+    kinds = ("memfd", "hugetlb", "thp", *made, *("dmafile",)[: len(module)], "sparse")
+    disks = (*(f"--fs={fs}" for fs in FILE_SYSTEMS), "--fs=raw", "--disk-size=512M")
+    words = ("edges", *kinds, "--", *MOUNTS)
+    options = (f"--kernel={kernel}", *module, *disks)
+    passed(programs.run("save_edges", *words, options=options), "saves checked")
 
 
 @matrix

@@ -373,6 +373,15 @@ def test_dmafile_loads_into_pre_mapped_buffers(programs: Programs, kernel: str, 
 
 @matrix
 @pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("iommu", ["off", "intel"])
+def test_dmafile_saves_dma_bufs_without_a_copy(programs: Programs, iommu: str) -> None:
+    disks = DISKS[:3]
+    options = ("--kernel=series", f"--iommu={iommu}", *(f"--fs={fs}" for fs in disks))
+    passed(programs.run("saves", "series", *MOUNTS[:3], options=options), "saves checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
 def test_dmafile_loads_from_disks_that_refuse_pre_mapping(programs: Programs) -> None:
     kinds = ("raw-pi", "raw-zoned", "raw-multipath")
     options = ("--kernel=series", "--disk-size=64M", *(f"--fs={kind}" for kind in kinds))

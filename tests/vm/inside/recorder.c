@@ -1,6 +1,7 @@
 /*
- * recorder PATH SOURCE METHOD IO ROTATE   records parts of the file SOURCE, which is on a tmpfs, to PATH.
+ * recorder PATH SOURCE METHOD IO ROTATE   records parts of SOURCE to PATH.
  *
+ * SOURCE is a file on a tmpfs, or the number of a descriptor.
  * METHOD and IO are values of the command line, ROTATE the maximum size of a file, or 0. Records are only synced on
  * request. Prints `started`, then executes commands from standard input, and answers each with one line:
  *
@@ -40,6 +41,7 @@ int main(int argc, char **argv)
 	unsigned long long at, length;
 	int64_t next = 0, done;
 	char line[256];
+	int source;
 
 	if (argc != 6)
 		errx(1, "recorder PATH SOURCE METHOD IO ROTATE");
@@ -47,7 +49,8 @@ int main(int argc, char **argv)
 	how.method = argv[3];
 	how.io = argv[4];
 	how.rotate_bytes = strtoull(argv[5], NULL, 10);
-	done = dmafile_recorder_attach(open(argv[2], O_RDWR | O_CLOEXEC), &buffer);
+	source = argv[2][strspn(argv[2], "0123456789")] ? open(argv[2], O_RDWR | O_CLOEXEC) : atoi(argv[2]);
+	done = dmafile_recorder_attach(source, &buffer);
 	if (!done)
 		done = dmafile_recorder_new(argv[1], &how, &recorder);
 	if (done) {

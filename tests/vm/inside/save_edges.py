@@ -1,10 +1,11 @@
 """Saves at every boundary of size and offset, from every source, to files and into them.
 
-    save_edges.py DMAFILE HELPERS edges FOLDER...    as root, with a raw disk
+    save_edges.py DMAFILE HELPERS edges KIND... -- FOLDER...    as root, with a raw disk
     save_edges.py DMAFILE HELPERS larger FOLDER      more bytes than memory
 
-First, saves write to the disk in place; then it gets a vfat file system, which is an additional
-folder. Saved bytes are compared with the source by sha256sum(1) or cmp(1).
+KINDS are the sources that this kernel must have. First, saves write to the disk in place; then it
+gets a vfat file system, which is an additional folder. Saved bytes are compared with the source by
+sha256sum(1) or cmp(1).
 """
 
 import hashlib
@@ -12,16 +13,22 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.vm.inside.loads import BLOB, meminfo, pinned, settles
+from tests.vm.inside.loads import BLOB, MIB, File, meminfo, pinned, settles
 from tests.vm.inside.saves import call, names_in
-from tests.vm.inside.sources import DATA, HUGE, sources
+from tests.vm.inside.sources import DATA, HUGE, PIECES, ROOM, sources
 
 BLOCK = 64 << 10
-AROUND = (512, 4096, BLOCK, HUGE)
-SIZES = (0, 1, *(edge + more for edge in AROUND for more in (-1, 0, 1)))
-OFFSETS = (0, 1, 511, 512, 513, 4095, 4096, 4097, BLOCK - 1, BLOCK + 1, HUGE - 1, HUGE, HUGE + 1)
+BOUNCE = 512 << 10
+DEFAULT = 4 * MIB
+"""Size of the blocks of direct saves, which those of bounce buffers are smaller than."""
+AROUND = (512, 4096, BLOCK, BOUNCE, HUGE)
+SIZES = (0, 1, *(edge + more for edge in (*AROUND, DEFAULT) for more in (-1, 0, 1)))
+OFFSETS = (0, *(edge + more for edge in AROUND for more in (-1, 0, 1)))
+NO_HOLES = ("vfat",)
+"""File systems without sparse files."""
 
 
 class Edges:
@@ -63,7 +70,7 @@ class Edges:
     def inside(self, source: str, fd: int, data: bytes, to: Path) -> None:
         """Saves to each offset of a file or device, with different sizes: nothing else changes."""
         for number, at in enumerate(OFFSETS):
-            size = SIZES[(5 * number + 3) % len(SIZES)]
+            size = SIZES[(7 * number + 3) % len(SIZES)]
             start = OFFSETS[(3 * number + 1) % len(OFFSETS)]
             case = f"{size} bytes from {start} of {source} to {to}@{at}"
             room = at + size + BLOCK
@@ -76,6 +83,15 @@ class Edges:
             head = subprocess.run(("head", f"--bytes={room}", str(to)), stdout=subprocess.PIPE)
             assert head.stdout == want, f"{case}: {difference(head.stdout, want)}"
 
+    def holes(self, source: str, fd: int, data: bytes, folder: Path) -> None:
+        """All of a sparse file: its holes take no space."""
+        to = folder / "to"
+        self.save(f"all of {source} to {folder}", fd, str(to), ROOM)
+        assert sha256(to) == hashlib.sha256(data).hexdigest(), folder
+        space = to.stat().st_blocks * 512
+        assert space <= sum(end - start + 2 * BLOCK for start, end in PIECES), (folder, space)
+        to.unlink()
+
     def into(self, folder: Path) -> None:
         """Saves from every source and from a pipe, as a file and into one."""
         for name, fd, data in sources():
@@ -84,6 +100,8 @@ class Edges:
             part.touch()
             self.inside(name, fd, data, part)
             part.unlink()
+            if name == "sparse" and File(folder, b"").file_system not in NO_HOLES:
+                self.holes(name, fd, data, folder)
             print(f"{folder}, {name}: {self.count} so far", flush=True)
         self.piped(folder)
 
@@ -100,11 +118,14 @@ def sha256(path: Path) -> str:
     return subprocess.check_output(("sha256sum", str(path)), text=True).split()[0]
 
 
-def edges(edges: Edges, *folders: str) -> None:
+def edges(edges: Edges, kinds: Sequence[str], folders: Sequence[str]) -> None:
     disk = os.environ["RAW"]
+    found = []
     for name, fd, data in sources():
         edges.inside(name, fd, data, Path(disk))
+        found.append(name)
         print(f"{name}: {edges.count} so far", flush=True)
+    assert found == list(kinds), found
     call("modprobe", "vfat")
     call("busybox", "mkdosfs", disk)
     vfat = Path("/run/vfat")
@@ -138,7 +159,8 @@ def main() -> None:
     program, _, part, *words = sys.argv[1:]
     these = Edges(program)
     if part == "edges":
-        edges(these, *words)
+        middle = words.index("--")
+        edges(these, words[:middle], words[middle + 1 :])
     else:
         larger(these, *words)
     these.settled()

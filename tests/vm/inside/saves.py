@@ -1,6 +1,7 @@
 """Saves on a real kernel: from every kind of memory to every file system, and to a failing disk.
 
     saves.py DMAFILE HELPERS ways KIND... -- FOLDER...    as root; one folder per file system
+    saves.py DMAFILE HELPERS series FOLDER...             as root, with the series, on NVMe
     saves.py DMAFILE HELPERS faults                       as root, with loop and dm-flakey
 
 Saved bytes are compared with the source by cmp(1). Fails with an assertion that names the case, or
@@ -167,6 +168,29 @@ def ways(saves: Saves, kinds: Sequence[str], folders: Sequence[str]) -> None:
         to.unlink()
 
 
+def series(saves: Saves, folders: Sequence[str]) -> None:
+    """The methods that the series adds: each by name, and the first one by default."""
+    for folder in map(Path, folders):
+        to = folder / "to"
+        premaps = File(to, b"").file_system in ("ext4", "xfs")
+        for kind in ("heap:system", "udmabuf"):
+            methods = (*("premap",)[: int(premaps)], "copy-file-range")
+            for method in methods:
+                words = (f"--method={method}", "--io=direct")
+                for size in (*SIZES, ODD):
+                    report = saves.save(kind, to, *words, size=size)
+                    assert report["method"] == method, report
+                    assert report["bytes_direct"] == size - size % mmap.PAGESIZE, report
+                report = saves.save(kind, to, *words, f"--block={BLOCK}", start=4096, size=ODD)
+                assert report["method"] == method, report
+                saves.save(kind, to, *words, start=4096, size=MIB + 1, at=8192)
+            report = saves.save(kind, to, "--verify=sha256", size=ODD)
+            assert report["method"] == methods[0], report
+            saves.save(kind, to, start=777, size=ODD)
+            saves.save(kind, to, start=1, size=MIB + 1, at=MIB - 7)
+        to.unlink()
+
+
 @contextlib.contextmanager
 def disk() -> Iterator[Path]:
     """A file system with a file, on a disk that can be made to fail."""
@@ -224,6 +248,8 @@ def main() -> None:
     if part == "ways":
         middle = words.index("--")
         ways(saves, words[:middle], words[middle + 1 :])
+    elif part == "series":
+        series(saves, words)
     else:
         faults(saves)
     print(f"{saves.count} saves checked")
