@@ -27,6 +27,13 @@ def dmafile(files: list[str]) -> Tensors:
     yield from dmafile.torch.load_file(files, group=dist.group.WORLD).items()
 
 
+def alone(files: list[str]) -> Tensors:
+    """Each rank loads on its own."""
+    import dmafile.torch
+
+    yield from dmafile.torch.load_file(files).items()
+
+
 def safetensors(files: list[str]) -> Tensors:
     import safetensors.torch
 
@@ -60,6 +67,7 @@ def runai(files: list[str]) -> Tensors:
 
 WAYS: dict[str, tuple[Callable[[list[str]], Tensors], str]] = {
     "dmafile.torch, group=": (dmafile, "dmafile"),
+    "dmafile.torch in every rank": (alone, "dmafile"),
     "safetensors in every rank": (safetensors, "safetensors"),
     "fastsafetensors, gloo": (fastsafetensors, "fastsafetensors"),
     "Run:ai, distributed": (runai, "runai-model-streamer"),
