@@ -85,6 +85,29 @@ fn every_source_is_saved_and_reported() {
 }
 
 #[test]
+fn the_trace_has_every_whole_block() {
+    let dir = Dir::new();
+    let size = 21 * MIB;
+    dir.file("source", size);
+    for io in ["direct", "buffered"] {
+        let args = format!("save --from source --io {io} --quiet --trace trace.json to");
+        let ended = end(&mut dir.dmafile(&args));
+        if io == "direct" && ended.stderr.contains("(EOPNOTSUPP)") {
+            continue;
+        }
+        ended.ok();
+        let trace = fs::read(dir.path("trace.json")).unwrap();
+        let trace: serde_json::Value = serde_json::from_slice(&trace).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        let written = events
+            .iter()
+            .filter(|event| event["ph"] == "X" && event["name"] == "write")
+            .map(|event| event["args"]["bytes"].as_u64().unwrap());
+        assert_eq!(written.sum::<u64>(), size, "{io}");
+    }
+}
+
+#[test]
 fn explain_shows_the_plan_and_writes_nothing() {
     let dir = Dir::new();
     dir.file("source", 3 * MIB);
