@@ -457,6 +457,7 @@ fn slots_can_be_released_in_any_order() {
     });
     assert_eq!(bytes_digest(&got), file_digest(&path, 0, len as u64));
     assert!(!hands.done(0));
+    assert!(hands.wait(std::time::Duration::ZERO), "no more will come");
 }
 
 #[test]

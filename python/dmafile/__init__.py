@@ -12,6 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from ._bytes import stream
 from ._dma_buf import DmaBuf
 from ._dmafile import Buffer, Holder, RecorderBuffer, Ticket, __version__
 from ._errors import Cancelled, Error, SafetensorError, UsageError
@@ -65,6 +66,7 @@ __all__ = [
     "serialize",
     "serialize_file",
     "shared",
+    "stream",
     "take",
 ]
 
@@ -76,6 +78,7 @@ for _named in (
     SafetensorError,
     load,
     load_async,
+    stream,
     hold,
     take,
     shared,

@@ -11,6 +11,7 @@ mod model;
 mod recorder;
 mod request;
 mod snapshot;
+mod stream;
 
 use pyo3::prelude::*;
 use std::ffi::OsString;
@@ -41,6 +42,8 @@ mod module {
     use super::recorder::{Recorder, RecorderBuffer, Recording, Ticket, attach};
     #[pymodule_export]
     use super::snapshot::{load_snapshot, save_snapshot};
+    #[pymodule_export]
+    use super::stream::{Stream, StreamPart};
 
     /// The version of the package and of the engine.
     #[pymodule_export]

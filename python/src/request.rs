@@ -11,6 +11,8 @@ use std::str::FromStr;
 pub(crate) const FILE: &[&str] = &["to", "offset", "length"];
 /// The same for a file that is one of several, each loaded completely.
 pub(crate) const SOURCE: &[&str] = &["to"];
+/// The same for a file that does not stay in memory.
+pub(crate) const STREAM: &[&str] = &["offset", "length"];
 /// The same for a model, whose kind of memory is not an option.
 pub(crate) const MODEL: &[&str] = &[];
 

@@ -7,6 +7,7 @@ use crate::sync;
 use crate::sys::Errno;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 /// Returns a sink and its receiver, for programs that request bytes themselves instead of being called
 /// with them. If `device` is given, the ring is pinned for it.
@@ -86,6 +87,16 @@ impl Hands {
             }
             state = sync::wait(&self.0.changed, state);
         }
+    }
+
+    /// Waits until [`Hands::next`] need not wait, at most this long; false on timeout.
+    pub fn wait(&self, most: Duration) -> bool {
+        let state = sync::lock(&self.0.state);
+        let idle = |state: &State| state.waiting.is_empty() && !state.over;
+        if !idle(&state) {
+            return true;
+        }
+        !idle(&sync::wait_for(&self.0.changed, state, most))
     }
 
     /// Returns one piece of a slot. When all pieces of a slot have been returned, it is filled again. The

@@ -1,0 +1,128 @@
+"""Files whose bytes come through a ring of slots."""
+
+import errno
+import gc
+import hashlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dmafile
+import pytest
+
+from conftest import write
+
+MIB = 1 << 20
+SIZE = 23 * MIB + 777
+SMALL: Any = {"ring": 4 * MIB, "slots": 4}
+
+
+@pytest.fixture(scope="module")
+def file(folder: Path) -> Path:
+    return write(folder / "bytes", os.urandom(SIZE))
+
+
+def tasks() -> list[str]:
+    names = (task / "comm" for task in Path("/proc/self/task").iterdir())
+    return [name.read_text() for name in names if name.read_text().startswith("dmafile")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    for _ in range(1000):
+        if not tasks():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(tasks())
+
+
+@pytest.mark.parametrize("ring", [{}, SMALL])
+@pytest.mark.parametrize(("offset", "length"), [(0, None), (1, None), (4097, 9 * MIB + 1)])
+def test_all_bytes_come_in_order(file: Path, ring: Any, offset: int, length: int | None) -> None:
+    whole, at = hashlib.sha256(), offset
+    for place, view in dmafile.stream(file, offset=offset, length=length, **ring):
+        assert place == at and view.readonly
+        whole.update(view)
+        at += view.nbytes
+    data = file.read_bytes()[offset : SIZE if length is None else offset + length]
+    assert at == offset + len(data)
+    assert whole.hexdigest() == hashlib.sha256(data).hexdigest()
+
+
+def test_a_view_is_released_with_the_next_one(file: Path) -> None:
+    views = [view for _, view in dmafile.stream(file, **SMALL)]
+    for view in views:
+        with pytest.raises(ValueError, match="released"):
+            view.tobytes()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_view_that_is_used_elsewhere_is_an_error(file: Path, cut: bool) -> None:
+    stream = dmafile.stream(file, **SMALL)
+    at, view = next(stream)
+    other = view[5:9] if cut else memoryview(view)
+    with pytest.raises(BufferError, match="still in use"):
+        next(stream)
+    # The memory stays as long as something uses it.
+    gc.collect()
+    assert other.tobytes() == file.read_bytes()[at + 5 * cut :][: other.nbytes]
+
+
+def test_a_digest_is_compared_after_the_last_view(file: Path) -> None:
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    for _ in dmafile.stream(file, verify=f"sha256={digest}", **SMALL):
+        pass
+    seen = 0
+    with pytest.raises(dmafile.Error) as caught:
+        for _, view in dmafile.stream(file, verify="sha256=" + 64 * "0", **SMALL):
+            seen += view.nbytes
+    assert (caught.value.errno, seen) == (errno.EBADMSG, SIZE)
+
+
+def test_leaving_early_ends_the_load(file: Path) -> None:
+    for _, view in dmafile.stream(file, **SMALL):
+        assert view.nbytes
+        break
+    stream = dmafile.stream(file, **SMALL)
+    next(stream)
+    stream.close()
+    # Never started.
+    del stream
+    dmafile.stream(file, **SMALL)
+
+
+def test_errors_name_the_file_or_the_option(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="none"):
+        list(dmafile.stream(tmp_path / "none"))
+    with pytest.raises(dmafile.UsageError, match="slots"):
+        dmafile.stream(file, slots=1)
+    with pytest.raises(dmafile.UsageError, match="magic"):
+        dmafile.stream(file, method="magic")
+    with pytest.raises(dmafile.Error, match="cuda:99"):
+        list(dmafile.stream(file, device="cuda:99"))
+
+
+def test_ctrl_c_ends_it(file: Path) -> None:
+    stream = dmafile.stream(file, **SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in stream:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_forked_child_is_refused(file: Path) -> None:
+    stream = dmafile.stream(file, **SMALL)
+    next(stream)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(stream)
+        except RuntimeError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sum(view.nbytes for _, view in stream) < SIZE
