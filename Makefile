@@ -102,7 +102,8 @@ gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memo
 	@$(PIP) install --quiet --no-deps --upgrade --target $(TARGET)/cuda nvidia-cuda-runtime==13.5.37
 	cc -fsyntax-only -I$(TARGET)/cuda/nvidia/cu13/include tests/double/prototypes.c
 	@VIRTUAL_ENV=$(LOADERS)/torch .venv/bin/maturin develop --quiet --locked
-	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_cuda.py python/tests/test_torch_device.py $(ARGS)
+	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_cuda.py python/tests/test_torch_device.py \
+		python/tests/test_torch.py python/tests/test_stream.py $(ARGS)
 
 gpu-bench: need-rust .venv/dev ## compare loads into GPU memory with other loaders, and measure pinning; needs a GPU (under 10 minutes)
 	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet

@@ -10,6 +10,7 @@ from ._errors import Error, make
 from ._load import Options
 from ._progress import Callback, callback
 from ._stream import Placed, Tensors, chosen, parts_of
+from ._stream import stream as _on_host
 
 Ring: TypeAlias = tuple[int, int] | None
 """Size of the ring in host memory, in bytes, and number of slots. None: 256 MiB and 16 slots."""
@@ -102,7 +103,13 @@ def stream(
     if verify is not None and tensors is not None:
         text = "verify: chosen tensors have no digest of their own: load whole files"
         raise make("usage", None, text, None, "leave verify out, or tensors")
+    if verify is not None:
+        # Only to raise its errors.
+        model.digests(verify)
     patterns, rows = chosen(model, tensors)
+    if not any(row[4] for row in rows):
+        # No memory of the device is needed, but the digests must still be compared.
+        return _on_host(model, tensors, budget, verify, progress, options)
     every: Any = {**options, "verify": verify}
     return rows, _run(model, patterns, rows, allocate, how, budget, progress, every)
 
@@ -118,10 +125,6 @@ def _run(
     options: Any,
 ) -> Generator[Batch, None, None]:
     parts = parts_of(rows, budget)
-    if not any(part.nbytes for part in parts):
-        for part in parts:
-            yield None, part.start, part.rows
-        return
     running = _dmafile.DeviceStream(model, patterns, how, options)
     waiting, blocks, held = deque(parts), deque[Any](), 0
     try:
@@ -145,10 +148,11 @@ def _run(
                 # Must not stay referenced while waiting for the next one.
                 del block
                 held -= part.nbytes
-        try:
-            running.finish()
-        except Error as error:
-            text = f"tensors that have been given out already are not what they should be: {error}"
-            raise make("failed", error.errno, text, error.filename, error.remedy) from error
+            try:
+                running.finish(tell)
+            except Error as error:
+                why = "tensors that have been given out already are not what they should be"
+                text = f"{why}: {error}"
+                raise make("failed", error.errno, text, error.filename, error.remedy) from error
     finally:
         running.close()

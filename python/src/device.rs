@@ -265,16 +265,21 @@ impl DeviceStream {
     }
 
     /// Gives the load its next place: `memory`, from its start, for the `nbytes` bytes at offset `at`.
-    fn give(&self, memory: &DeviceMemory, at: u64, nbytes: u64) {
+    fn give(&self, memory: &DeviceMemory, at: u64, nbytes: u64) -> PyResult<()> {
+        // In a forked child, a thread that does not exist there may hold the locks below.
+        self.progress()?;
         if let Some(places) = &*lock(&self.places) {
             // If the load has failed, nobody receives it; `wait` raises the error.
             let _ = places.send(Place::new(at, nbytes, &memory.memory, 0));
         }
+        Ok(())
     }
 
     /// Waits until the bytes of all given places before `upto` are there. Raises the error that ended the
     /// load, if any.
     fn wait(&self, py: Python<'_>, upto: u64, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        // As in `give`.
+        self.progress()?;
         let mut before = (0, 0);
         loop {
             let there = py.detach(|| self.told.wait(upto, GLANCE));
@@ -292,15 +297,15 @@ impl DeviceStream {
         }
         let over = lock(&self.told.upto).0 < upto;
         match over {
-            true => self.finish(py),
+            true => self.finish(py, None),
             false => Ok(()),
         }
     }
 
     /// Waits for the end of the load, after all places have been given. Raises its error, if any.
-    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+    fn finish(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         match self.take() {
-            Some(job) => job.attend(py, None).map(drop),
+            Some(job) => job.attend(py, progress).map(drop),
             None => Err(PyRuntimeError::new_err("the load has ended already")),
         }
     }
@@ -316,8 +321,12 @@ impl DeviceStream {
 impl DeviceStream {
     /// Takes the job, if it has not been taken yet, and ends the list of places.
     fn take(&self) -> Option<Job<Report>> {
-        lock(&self.places).take();
-        lock(&self.job).take()
+        let (job, places) = (lock(&self.job).take(), lock(&self.places).take());
+        if job.as_ref().is_some_and(|job| job.progress_here().is_err()) {
+            // As in `give`: to drop the sender takes a lock.
+            std::mem::forget(places);
+        }
+        job
     }
 
     fn progress(&self) -> PyResult<(u64, u64)> {

@@ -12,9 +12,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import pytest
+from double import NOTHING, Double, stand_in, the_double
 
 # As in a terminal: background jobs of a script ignore SIGINT, and so do their children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -108,3 +109,21 @@ def python() -> Run:
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     return run
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
+    """Makes PyTorch use GPUs: those of the double of the driver, with memory of the CPU."""
+    double = the_double()
+    double.reset()
+    stand_in(double, monkeypatch)
+    yield double
+    assert double.left() == NOTHING
+
+
+@pytest.fixture(params=["cpu", "cuda:0"])
+def device(request: pytest.FixtureRequest) -> Any:
+    """Every device that PyTorch's tensors are tested on."""
+    if request.param != "cpu":
+        request.getfixturevalue("gpu")
+    return request.param

@@ -5,11 +5,18 @@ a GPU.
 """
 
 import ctypes
+import mmap
 import subprocess
 import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+import pytest
 
 SOURCE = Path(__file__).parents[2] / "tests" / "double" / "driver.c"
 
@@ -28,19 +35,24 @@ class Left(NamedTuple):
 NOTHING = Left(0, 0, 0, 0, 0, "")
 
 
+RING = (1 << 18, 4)
+
+
 @cache
-def the_double() -> "Double":
+def the_double(*, hip: bool = False) -> "Double":
     """The double of this process."""
-    return Double()
+    return Double(hip)
 
 
 class Double:
-    """One per process: dlopen(3) returns a library that is already loaded under the same name."""
+    """One per driver and process: dlopen(3) returns a library that is already loaded under the same
+    name."""
 
-    def __init__(self) -> None:
+    def __init__(self, hip: bool) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "libcuda.so.1"
+            path = Path(folder) / ("libamdhip64.so.7" if hip else "libcuda.so.1")
             build = ["cc", "-O2", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{path.name}"]
+            build += ["-DHIP"] if hip else []
             subprocess.run([*build, str(SOURCE), "-o", str(path)], check=True)
             self.library = ctypes.CDLL(str(path))
         self.library.double_adopt.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
@@ -55,12 +67,11 @@ class Double:
         """Makes the nth call of a function return this code."""
         self.library.double_fail(call.encode(), nth, code)
 
-    def adopt(self, tensor: Any) -> None:
-        """Makes the memory of a tensor count as device memory."""
-        assert self.library.double_adopt(tensor.data_ptr(), tensor.numel()) == 0
-
-    def disown(self, address: int) -> None:
-        self.library.double_disown(address)
+    def adopt(self, array: Any) -> None:
+        """Makes the memory of an array count as device memory until it is freed."""
+        address = array.ctypes.data
+        assert self.library.double_adopt(address, array.nbytes) == 0
+        weakref.finalize(array, self.library.double_disown, address).atexit = False
 
     def counts(self) -> tuple[list[int], str]:
         counts, text = (ctypes.c_uint64 * 8)(), ctypes.create_string_buffer(256)
@@ -71,3 +82,43 @@ class Double:
         counts, complaint = self.counts()
         registered, memory, events, streams, contexts = counts[:5]
         return Left(registered, memory, events, streams, contexts, complaint)
+
+
+def stand_in(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets memory of the CPU stand for that of a GPU in PyTorch, and loads use a small ring."""
+    import dmafile.torch
+    import numpy as np
+    import torch
+
+    empty, driver = torch.empty, dmafile.torch._driver
+
+    def allocated(*shape: Any, device: Any = None, **how: Any) -> Any:
+        if device is None or torch.device(device).type != "cuda":
+            return empty(*shape, device=device, **how)
+        tensor = empty(*shape, device="cpu", **how)
+        if not tensor.numel():
+            return tensor
+        # Memory of its own, which is returned at once when it is freed.
+        block = np.frombuffer(mmap.mmap(-1, tensor.nbytes), np.uint8)
+        double.adopt(block)
+        return torch.from_numpy(block).view(tensor.dtype).view(tensor.shape)
+
+    streams = [SimpleNamespace(cuda_stream=0)]
+
+    @contextmanager
+    def stream(one: Any) -> Iterator[None]:
+        streams.append(one)
+        try:
+            yield
+        finally:
+            streams.pop()
+
+    def ringed(where: Any) -> Any:
+        how = driver(where)
+        return how and (*how[:2], RING)
+
+    monkeypatch.setattr(torch, "empty", allocated)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda where=None: streams[-1])
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(dmafile.torch, "_driver", ringed)

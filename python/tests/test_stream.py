@@ -8,21 +8,25 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dmafile
 import pytest
 
-from conftest import SLOWLY, Run, bytes_read, eventually, file_sha256, open_files, write
+from conftest import HERE, SLOWLY, Run, bytes_read, eventually, file_sha256, open_files, write
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 safetensors: Any = pytest.importorskip("safetensors.torch")
 
 MIB = 1 << 20
 
-# Untyped, so that tests can pass invalid arguments.
-streamed: Any = dmafile.torch.stream
+
+@pytest.fixture
+def streamed(device: str) -> Any:
+    """Untyped, so that tests can pass invalid arguments."""
+    return partial(dmafile.torch.stream, device=device)
 
 
 def tensors(seed: int) -> dict[str, Any]:
@@ -72,7 +76,9 @@ def same(left: Any, right: Any) -> bool:
 
 @pytest.mark.parametrize("budget", [1, 100_000, 3 * MIB, 1 << 30])
 @pytest.mark.parametrize("path", ["folder", "index", "list"])
-def test_every_tensor_is_returned_once_in_file_order(shards: Path, budget: int, path: str) -> None:
+def test_every_tensor_is_returned_once_in_file_order(
+    streamed: Any, shards: Path, budget: int, path: str
+) -> None:
     ways: dict[str, Any] = {
         "folder": shards,
         "index": shards / "model.safetensors.index.json",
@@ -85,7 +91,7 @@ def test_every_tensor_is_returned_once_in_file_order(shards: Path, budget: int, 
         assert same(tensor, want[name]), name
 
 
-def test_only_chosen_tensors_are_read(shards: Path) -> None:
+def test_only_chosen_tensors_are_read(streamed: Any, device: str, shards: Path) -> None:
     want = {"1.large.3", "2.small.7", "2.empty"}
     nbytes = sum((tensors(1) | tensors(2))[name].nbytes for name in want)
     list(streamed(shards, tensors="2.small.7"))
@@ -99,23 +105,25 @@ def test_only_chosen_tensors_are_read(shards: Path) -> None:
         assert got.keys() == want
         # Direct reads begin and end at blocks.
         assert opened - before < 100_000 and bytes_read() - opened < nbytes + 100_000
-    loaded = dmafile.torch.load_file(shards, "cpu", tensors=want.__contains__)
+    loaded = dmafile.torch.load_file(shards, device, tensors=want.__contains__)
     assert loaded.keys() == want and same(loaded["1.large.3"], got["1.large.3"])
-    assert dmafile.torch.load_file(shards, tensors=lambda name: False) == {}
+    assert dmafile.torch.load_file(shards, device, tensors=lambda name: False) == {}
     assert dmafile.numpy.load_file(shards, tensors=lambda name: name == "1.scalar").keys() == {
         "1.scalar"
     }
 
 
-def test_a_function_chooses_by_name_even_if_it_looks_like_a_pattern(folder: Path) -> None:
+def test_a_function_chooses_by_name_even_if_it_looks_like_a_pattern(
+    streamed: Any, device: str, folder: Path
+) -> None:
     path = folder / "patterns.safetensors"
     safetensors.save_file({name: torch.ones(3) for name in ("a*", "ab", "re:.*")}, path)
     for wanted in ({"a*"}, {"re:.*"}, {"ab"}):
         assert dict(streamed(path, tensors=wanted.__contains__)).keys() == wanted
-        assert dmafile.torch.load_file(path, tensors=wanted.__contains__).keys() == wanted
+        assert dmafile.torch.load_file(path, device, tensors=wanted.__contains__).keys() == wanted
 
 
-def test_tensors_are_writable_views_that_keep_their_memory(shards: Path) -> None:
+def test_tensors_are_writable_views_that_keep_their_memory(streamed: Any, shards: Path) -> None:
     got = dict(streamed(shards))
     first, second = (name for name in order(shards) if name in ("1.large.0", "1.large.1"))
     kept, beside = got[first], got[second]
@@ -127,27 +135,38 @@ def test_tensors_are_writable_views_that_keep_their_memory(shards: Path) -> None
     assert same(kept, tensors(1)[first] + 1)
 
 
+# Lets programs in a separate interpreter use a device, their first argument.
+BEGIN = f"""
+import sys, dmafile.torch, pytest
+device, *args = sys.argv[1:]
+if device != "cpu":
+    sys.path.append({str(HERE)!r})
+    import double
+    double.stand_in(double.the_double(), pytest.MonkeyPatch())
+"""
+
 PEAK = """
-import sys, dmafile.torch
 from pathlib import Path
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
-for name, tensor in dmafile.torch.stream(sys.argv[2]):
+for name, tensor in dmafile.torch.stream(args[1], device=device):
     pass
 before = peak()
 total = 0
-for name, tensor in dmafile.torch.stream(sys.argv[1], budget=int(sys.argv[3])):
+for name, tensor in dmafile.torch.stream(args[0], device=device, budget=int(args[2])):
     total += tensor.nbytes
 print(peak() - before, total)
 """
 
 
-def test_memory_stays_within_the_budget(folder: Path, shards: Path, python: Run) -> None:
+def test_memory_stays_within_the_budget(
+    folder: Path, shards: Path, python: Run, device: str
+) -> None:
     path, count, nbytes = folder / "many.safetensors", 48, 4 * MIB
     made = {f"{n:02}": torch.full((nbytes,), n, dtype=torch.uint8) for n in range(count)}
     safetensors.save_file(made, path)
-    done = python(PEAK, path, files(shards)[0], 32 * MIB)
+    done = python(BEGIN + PEAK, device, path, files(shards)[0], 32 * MIB)
     assert done.returncode == 0, done.stderr
     grown, total = map(int, done.stdout.split())
     assert total == count * nbytes
@@ -155,7 +174,9 @@ def test_memory_stays_within_the_budget(folder: Path, shards: Path, python: Run)
     assert grown < 64 * MIB, "192 MiB have passed"
 
 
-def test_closing_a_stream_early_stops_the_reads_and_frees_memory(slow_model: Path) -> None:
+def test_closing_a_stream_early_stops_the_reads_and_frees_memory(
+    streamed: Any, slow_model: Path
+) -> None:
     before, threads = open_files(), threading.active_count()
     stream = streamed(slow_model, budget=64 * MIB, **SLOWLY)
     name, tensor = next(stream)
@@ -195,9 +216,10 @@ def slow_model(folder: Path) -> Path:
 
 
 FORK = """
-import os, sys, warnings, dmafile.torch
+import os, warnings
 warnings.simplefilter("ignore")
-stream = dmafile.torch.stream(sys.argv[1], budget=32 << 20, method="read", io="direct", block=4096)
+slowly = {"method": "read", "io": "direct", "block": 4096}
+stream = dmafile.torch.stream(args[0], device=device, budget=32 << 20, **slowly)
 next(stream)
 child = os.fork()
 if child == 0:
@@ -211,12 +233,14 @@ print(os.waitstatus_to_exitcode(status), 1 + len(list(stream)))
 """
 
 
-def test_a_forked_child_cannot_continue_a_stream(slow_model: Path, python: Run) -> None:
-    done = python(FORK, slow_model)
+def test_a_forked_child_cannot_continue_a_stream(
+    slow_model: Path, python: Run, device: str
+) -> None:
+    done = python(BEGIN + FORK, device, slow_model)
     assert (done.stdout, done.stderr) == ("0 24\n", "")
 
 
-def test_ctrl_c_ends_a_stream(slow_model: Path) -> None:
+def test_ctrl_c_ends_a_stream(streamed: Any, slow_model: Path) -> None:
     stream = streamed(slow_model, budget=64 * MIB, **SLOWLY)
     next(stream)
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
@@ -230,7 +254,9 @@ def test_ctrl_c_ends_a_stream(slow_model: Path) -> None:
     eventually(lambda: not mapped_by_loads())
 
 
-def test_progress_is_reported_to_the_end_and_its_exception_ends_the_stream(shards: Path) -> None:
+def test_progress_is_reported_to_the_end_and_its_exception_ends_the_stream(
+    streamed: Any, shards: Path
+) -> None:
     told: list[tuple[int, int]] = []
     list(streamed(shards, progress=lambda *now: told.append(now), budget=MIB))
     assert told == sorted(told) and len({total for _, total in told}) == 1
@@ -245,7 +271,9 @@ def test_progress_is_reported_to_the_end_and_its_exception_ends_the_stream(shard
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "xxh3"])
-def test_a_wrong_digest_is_raised_after_the_last_tensor(shards: Path, algorithm: str) -> None:
+def test_a_wrong_digest_is_raised_after_the_last_tensor(
+    streamed: Any, shards: Path, algorithm: str
+) -> None:
     path = files(shards)[0]
     names = order(shards)
     digest = file_sha256(path)
@@ -266,7 +294,7 @@ def test_a_wrong_digest_is_raised_after_the_last_tensor(shards: Path, algorithm:
             streamed(shards, verify=f"sha256={digest}", **options)
 
 
-def test_the_digest_of_a_file_without_tensors_is_compared(folder: Path) -> None:
+def test_the_digest_of_a_file_without_tensors_is_compared(streamed: Any, folder: Path) -> None:
     path = folder / "none.safetensors"
     safetensors.save_file({}, path, {"format": "pt"})
     digest = file_sha256(path)
@@ -276,9 +304,9 @@ def test_the_digest_of_a_file_without_tensors_is_compared(folder: Path) -> None:
 
 
 def test_files_of_a_hugging_face_cache_are_compared_with_their_names(
-    folder: Path, shards: Path
+    streamed: Any, device: str, folder: Path, shards: Path
 ) -> None:
-    cache = folder / "models--a--b"
+    cache = folder / device / "models--a--b"
     (cache / "blobs").mkdir(parents=True)
     (cache / "snapshots/1").mkdir(parents=True)
     for file in files(shards):
@@ -293,7 +321,9 @@ def test_files_of_a_hugging_face_cache_are_compared_with_their_names(
         list(streamed(cache / "snapshots/1", verify="sha256"))
 
 
-def test_a_file_that_shrinks_during_a_stream_is_an_error(folder: Path, shards: Path) -> None:
+def test_a_file_that_shrinks_during_a_stream_is_an_error(
+    streamed: Any, folder: Path, shards: Path
+) -> None:
     path = folder / "short.safetensors"
     path.write_bytes(files(shards)[0].read_bytes())
     stream = streamed(path, budget=1)
@@ -304,27 +334,31 @@ def test_a_file_that_shrinks_during_a_stream_is_an_error(folder: Path, shards: P
     assert same(tensor, tensors(1)[name])
 
 
-WRONG: list[tuple[Callable[[Path], Any], type[Exception], str]] = [
-    (lambda path: streamed(path, budget=0), dmafile.UsageError, "budget"),
-    (lambda path: streamed(path, tensors="nothing"), FileNotFoundError, "nothing"),
-    (lambda path: streamed([]), dmafile.Error, "empty"),
-    (lambda path: streamed([*files(path)] * 2), dmafile.Error, "earlier file"),
-    (lambda path: streamed(path / "none"), FileNotFoundError, "none"),
-    (lambda path: streamed(path, method="magic"), dmafile.UsageError, "magic"),
-    (lambda path: streamed(path, to="memfd"), TypeError, "to"),
+WRONG: list[tuple[Callable[[Any, Path], Any], type[Exception], str]] = [
+    (lambda streamed, path: streamed(path, budget=0), dmafile.UsageError, "budget"),
+    (lambda streamed, path: streamed(path, tensors="nothing"), FileNotFoundError, "nothing"),
+    (lambda streamed, path: streamed([]), dmafile.Error, "empty"),
+    (lambda streamed, path: streamed([*files(path)] * 2), dmafile.Error, "earlier file"),
+    (lambda streamed, path: streamed(path / "none"), FileNotFoundError, "none"),
+    (lambda streamed, path: streamed(path, method="magic"), dmafile.UsageError, "magic"),
+    (lambda streamed, path: streamed(path, to="memfd"), TypeError, "to"),
 ]
 
 
 @pytest.mark.parametrize("call,kind,text", WRONG)
 def test_invalid_arguments_are_errors_before_the_first_tensor(
-    shards: Path, call: Callable[[Path], Any], kind: type[Exception], text: str
+    streamed: Any,
+    shards: Path,
+    call: Callable[[Any, Path], Any],
+    kind: type[Exception],
+    text: str,
 ) -> None:
     with pytest.raises(kind, match=text):
-        call(shards)
+        call(streamed, shards)
 
 
 def test_tensors_are_copied_to_another_device(shards: Path) -> None:
-    for name, tensor in streamed(shards, device="meta"):
+    for name, tensor in dmafile.torch.stream(shards, device="meta"):
         assert (
             tensor.device.type == "meta" and tensor.shape == (tensors(1) | tensors(2))[name].shape
         )

@@ -3,6 +3,7 @@ with a message."""
 
 import gc
 import os
+import struct
 import subprocess
 import tempfile
 from pathlib import Path
@@ -33,10 +34,10 @@ def same(left: Any, right: Any) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
 
 
-def test_tensors_equal_those_of_safetensors(model: Path) -> None:
+def test_tensors_equal_those_of_safetensors(model: Path, device: str) -> None:
     import safetensors.torch
 
-    ours, theirs = dmafile.torch.load_file(model), safetensors.torch.load_file(model)
+    ours, theirs = dmafile.torch.load_file(model, device), safetensors.torch.load_file(model)
     assert ours.keys() == theirs.keys()
     with dmafile.open_tensors(model, framework="torch") as lazy:
         for name, tensor in theirs.items():
@@ -47,8 +48,8 @@ def test_tensors_equal_those_of_safetensors(model: Path) -> None:
         assert same(part[20:30:3], theirs["large"][20:30:3])
 
 
-def test_tensors_are_views_that_keep_the_buffer_alive(model: Path) -> None:
-    loaded = dmafile.torch.load_file(model, tensors=["large", "scalar"])
+def test_tensors_are_views_that_keep_the_buffer_alive(model: Path, device: str) -> None:
+    loaded = dmafile.torch.load_file(model, device, tensors=["large", "scalar"])
     large = loaded["large"]
     del loaded
     gc.collect()
@@ -109,10 +110,8 @@ def some(dtype: str, shape: tuple[int, ...]) -> Any:
     return noise.view(kind).reshape(shape)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_files_equal_those_that_safetensors_writes(folder: Path, seed: int) -> None:
-    import safetensors.torch
-
+def some_of_each(seed: int) -> dict[str, Any]:
+    """Tensors of random types and shapes."""
     random = np.random.default_rng(seed)
     tensors = {}
     for index in range(int(random.integers(0, 24))):
@@ -128,6 +127,65 @@ def test_files_equal_those_that_safetensors_writes(folder: Path, seed: int) -> N
         if hasattr(torch, "float4_e2m1fn_x2"):
             packed = some("uint8", (3, 4)).view(torch.float4_e2m1fn_x2)
             tensors["packed"] = packed
+    return tensors
+
+
+def bits(tensor: Any) -> Any:
+    """Its bytes, also for types that PyTorch cannot compare."""
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+
+
+def read_both_ways(path: Path, device: str) -> list[dict[str, Any]]:
+    return [
+        dmafile.torch.load_file(path, device),
+        dict(dmafile.torch.stream(path, device=device, budget=100_000)),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_files_are_read_as_written(folder: Path, device: str, seed: int) -> None:
+    import safetensors.torch
+
+    path, tensors = folder / "random", some_of_each(seed)
+    safetensors.torch.save_file(tensors, path)
+    for read in read_both_ways(path, device):
+        assert read.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            got = read[name]
+            assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape), name
+            assert torch.equal(bits(got), bits(tensor)), name
+            assert got.data_ptr() % got.element_size() == 0
+
+
+def test_gguf_files_are_read_as_written(folder: Path, device: str) -> None:
+    path, noise = folder / "torch.gguf", np.random.default_rng(9)
+    # Their numbers in GGUF, and their sizes; Q4_0 has blocks of 32 elements in 18 bytes.
+    kinds = {"float32": (0, 4), "float16": (1, 2), "bfloat16": (30, 2), "int8": (24, 1)}
+    kinds["Q4_0"] = (2, 18)
+    header, data, want = b"GGUF" + struct.pack("<IQQ", 3, 2 * len(kinds), 0), b"", {}
+    for index, (kind, (code, size)) in enumerate([*kinds.items()] * 2):
+        name, rows, columns = f"{index}.{kind}", 3 + index, 1 + 90 * index
+        header += struct.pack("<Q", len(name)) + name.encode()
+        elements = columns * 32 if kind == "Q4_0" else columns
+        header += struct.pack("<IQQIQ", 2, elements, rows, code, len(data))
+        raw = noise.bytes(rows * columns * size)
+        data += raw + bytes(-len(raw) % 32)
+        want[name] = raw
+    path.write_bytes(header + bytes(-len(header) % 32) + data)
+    for read in read_both_ways(path, device):
+        assert list(read) == list(want)
+        for name, raw in want.items():
+            number, kind = name.split(".")
+            assert bits(read[name]).numpy().tobytes() == raw, name
+            assert read[name].dtype == getattr(torch, kind, torch.uint8)
+            assert read[name].shape[0] == 3 + int(number)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_files_equal_those_that_safetensors_writes(folder: Path, seed: int) -> None:
+    import safetensors.torch
+
+    tensors = some_of_each(seed)
     metadata = {"format": "pt"} if tensors and seed % 4 else None
     ours, theirs = folder / "ours", folder / "theirs"
     safetensors.torch.save_file(tensors, theirs, metadata)
@@ -137,7 +195,7 @@ def test_files_equal_those_that_safetensors_writes(folder: Path, seed: int) -> N
     assert dmafile.torch.save(tensors, metadata) == theirs.read_bytes()
 
 
-def test_every_dtype_of_safetensors_is_saved(folder: Path) -> None:
+def test_every_dtype_of_safetensors_is_saved_and_read(folder: Path, device: str) -> None:
     import safetensors.torch
 
     here = [dtype for dtype in DTYPES if hasattr(torch, dtype)]
@@ -148,6 +206,11 @@ def test_every_dtype_of_safetensors_is_saved(folder: Path) -> None:
     safetensors.torch.save_file(tensors, theirs)
     dmafile.torch.save_file(tensors, ours)
     subprocess.run(["cmp", ours, theirs], check=True)
+    for read in read_both_ways(ours, device):
+        assert read.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape), name
+            assert torch.equal(bits(read[name]), bits(tensor)), name
 
 
 def test_invalid_tensors_are_refused_as_by_safetensors(folder: Path) -> None:

@@ -2,51 +2,17 @@
 the GPU: PyTorch's own work on a GPU is not tested."""
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dmafile
 import pytest
-from double import NOTHING, Double, the_double
+from double import NOTHING, Double
 
 from conftest import file_sha256
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 safetensors: Any = pytest.importorskip("safetensors.torch")
-
-
-@pytest.fixture(scope="module")
-def driver() -> Double:
-    return the_double()
-
-
-@pytest.fixture
-def double(driver: Double, monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
-    driver.reset()
-
-    def allocated(nbytes: int, where: Any) -> Any:
-        # On a GPU, PyTorch aligns blocks to 512 bytes.
-        room = torch.empty(nbytes + 512, dtype=torch.uint8)
-        skip = -room.data_ptr() % 512
-        block = room[skip : skip + nbytes]
-        driver.adopt(block)
-        return block
-
-    monkeypatch.setattr(dmafile.torch, "_device", lambda _: SimpleNamespace(type="cuda"))
-    monkeypatch.setattr(dmafile.torch, "_allocated", allocated)
-    how = ("cuda:1", 0, (1 << 18, 4))
-    monkeypatch.setattr(dmafile.torch, "_driver", lambda _: how)
-    # For tensors without elements.
-    empty = torch.empty
-
-    def on_cpu(*shape: Any, **how: Any) -> Any:
-        return empty(*shape, dtype=how.get("dtype"))
-
-    monkeypatch.setattr(torch, "empty", on_cpu)
-    yield driver
-    assert driver.left() == NOTHING
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +33,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @pytest.mark.parametrize("chosen", [None, ["large.*"], ["odd.3", "half.*", "empty"]])
-def test_tensors_equal_those_of_safetensors(double: Double, model: Path, chosen: Any) -> None:
+def test_tensors_equal_those_of_safetensors(gpu: Double, model: Path, chosen: Any) -> None:
     want = safetensors.load_file(model)
     reports: list[Any] = []
     got = dmafile.torch.load_file(model, "cuda:1", tensors=chosen, report=reports.append)
@@ -84,7 +50,7 @@ def test_tensors_equal_those_of_safetensors(double: Double, model: Path, chosen:
 @pytest.mark.parametrize("budget", [1, 100_000, 3 << 20, 1 << 30])
 @pytest.mark.parametrize("chosen", [None, ["large.*", "half.3"]])
 def test_a_stream_returns_each_tensor_once(
-    double: Double, model: Path, budget: int, chosen: Any
+    gpu: Double, model: Path, budget: int, chosen: Any
 ) -> None:
     want = safetensors.load_file(model)
     names = []
@@ -96,20 +62,20 @@ def test_a_stream_returns_each_tensor_once(
         assert set(names) == want.keys()
 
 
-def test_closing_a_stream_early_leaks_nothing(double: Double, model: Path) -> None:
+def test_closing_a_stream_early_leaks_nothing(gpu: Double, model: Path) -> None:
     for number in range(4):
         tensors = dmafile.torch.stream(model, device="cuda:1", budget=500_000)
         for _ in range(number):
             next(tensors)
         tensors.close()
-        assert double.left() == NOTHING
+        assert gpu.left() == NOTHING
     tensors = dmafile.torch.stream(model, device="cuda:1", budget=500_000)
     next(tensors)
     del tensors
     gc.collect()
 
 
-def test_digests_are_compared(double: Double, model: Path) -> None:
+def test_digests_are_compared(gpu: Double, model: Path) -> None:
     digest = f"sha256={file_sha256(model)}"
     dmafile.torch.load_file(model, "cuda:1", verify=digest)
     assert len(list(dmafile.torch.stream(model, device="cuda:1", verify=digest))) == 36
@@ -124,19 +90,19 @@ def test_digests_are_compared(double: Double, model: Path) -> None:
     assert error.value.errno == 74
 
 
-def test_a_driver_error_is_raised(double: Double, model: Path) -> None:
+def test_a_driver_error_is_raised(gpu: Double, model: Path) -> None:
     for call in ["cuMemHostRegister_v2", "cuMemcpyHtoDAsync_v2", "cuEventRecord"]:
-        double.fail(call, 2 if call == "cuEventRecord" else 1, 999)
+        gpu.fail(call, 2 if call == "cuEventRecord" else 1, 999)
         with pytest.raises(dmafile.Error, match=f"{call} says"):
             dmafile.torch.load_file(model, "cuda:1")
-        double.reset()
-        double.fail(call, 1, 999)
+        gpu.reset()
+        gpu.fail(call, 1, 999)
         with pytest.raises(dmafile.Error, match=f"{call} says"):
             list(dmafile.torch.stream(model, device="cuda:1"))
-        double.reset()
+        gpu.reset()
 
 
-def test_an_exception_in_the_loop_leaks_nothing(double: Double, model: Path) -> None:
+def test_an_exception_in_the_loop_leaks_nothing(gpu: Double, model: Path) -> None:
     with pytest.raises(ValueError, match="mine"):
         for _ in dmafile.torch.stream(model, device="cuda:1", budget=300_000):
             raise ValueError("mine")
