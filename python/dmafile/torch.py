@@ -248,7 +248,8 @@ def stream(
     On the CPU the tensors are writable views of private buffers, each of at most 64 MiB or with one
     tensor. A buffer is freed with the last tensor in it, so keeping all tensors keeps all memory.
     On a GPU they are views of such blocks of its memory, loaded as by `load_file`; for any other
-    `device` each tensor is copied there.
+    `device` each tensor is copied there. These blocks come from the CUDA stream that is current at
+    this call; each tensor may be used on the stream that is current when it is requested.
 
     Leaving the loop early, or `close()`, cancels what is being read and frees its memory.
 
@@ -279,15 +280,18 @@ def stream(
     where = _device(device)
     how = _driver(where)
     if how is not None:
+        current = torch.cuda.current_stream(where)
 
         def allocate(nbytes: int) -> tuple[_Tensor, int]:
-            block = _allocated(nbytes, where)
+            # Copies wait for this stream, whatever the current one is by then.
+            with torch.cuda.stream(current):
+                block = _allocated(nbytes, where)
             return block, block.data_ptr()
 
         rows, blocks = _device_loads.stream(
             open_model(path), tensors, allocate, how, budget, verify, progress, options
         )
-        return _each_on_device(rows, blocks, where, report)
+        return _each_on_device(rows, blocks, where, current, report)
     rows, batches = _batches(open_model(path), tensors, budget, verify, progress, options)
     return _each(_viewer(rows), batches, where, report)
 
@@ -312,6 +316,7 @@ def _each_on_device(
     rows: list[Placed],
     blocks: Generator[tuple[_Tensor, int, list[Placed]], None, None],
     where: Any,
+    current: Any,
     report: Report | None,
 ) -> Generator[tuple[str, _Tensor], None, None]:
     dtypes = {name: _dtype(name) for name in {row[1] for row in rows}}
@@ -322,6 +327,10 @@ def _each_on_device(
                 if not nbytes:
                     yield name, torch.empty(shape, dtype=dtypes[dtype], device=where)
                     continue
+                user = torch.cuda.current_stream(where)
+                if user != current:
+                    # PyTorch may not reuse the block before the work there has ended.
+                    block.record_stream(user)
                 part = block[at - start : at - start + nbytes]
                 if (at - start) % dtypes[dtype].itemsize:
                     # Elements must be aligned.

@@ -3,6 +3,7 @@ the GPU: PyTorch's own work on a GPU is not tested."""
 
 import gc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dmafile
@@ -107,3 +108,29 @@ def test_an_exception_in_the_loop_leaks_nothing(gpu: Double, model: Path) -> Non
         for _ in dmafile.torch.stream(model, device="cuda:1", budget=300_000):
             raise ValueError("mine")
     gc.collect()
+
+
+def test_blocks_come_from_the_stream_that_is_current_at_the_call(
+    gpu: Double, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Any] = []
+    recorded: list[tuple[int, Any]] = []
+
+    def allocated(nbytes: int, where: Any) -> Any:
+        used.append(torch.cuda.current_stream(where))
+        return torch.empty(nbytes, dtype=torch.uint8, device=where)
+
+    def record(block: Any, stream: Any) -> None:
+        recorded.append((block.untyped_storage().data_ptr(), stream))
+
+    monkeypatch.setattr(dmafile.torch, "_allocated", allocated)
+    monkeypatch.setattr(torch.Tensor, "record_stream", record)
+    first, other = torch.cuda.current_stream(), SimpleNamespace(cuda_stream=1)
+    list(dmafile.torch.stream(model, device="cuda:1", budget=500_000))
+    assert len(used) > 3 and not recorded
+    tensors = dmafile.torch.stream(model, device="cuda:1", tensors=["large.*"], budget=500_000)
+    with torch.cuda.stream(other):
+        for _, tensor in tensors:
+            # Its memory is not reused before what this stream does with it has ended.
+            assert recorded[-1] == (tensor.untyped_storage().data_ptr(), other)
+    assert all(stream is first for stream in used)
