@@ -28,7 +28,7 @@ def is_usable(how: How) -> bool:
         _dmafile.check_device(how[0])
     except Error as error:
         text = f"{error}: tensors are copied from the memory of the host"
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
         return False
     return True
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import dmafile
 import pytest
-from double import NOTHING, Double
+from double import NOTHING, Double, stand_in, the_double
 
 from conftest import file_sha256
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 safetensors: Any = pytest.importorskip("safetensors.torch")
+
+DRIVER = dmafile.torch._driver
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +136,49 @@ def test_blocks_come_from_the_stream_that_is_current_at_the_call(
             # Its memory is not reused before what this stream does with it has ended.
             assert recorded[-1] == (tensor.untyped_storage().data_ptr(), other)
     assert all(stream is first for stream in used)
+
+
+def test_a_device_that_the_driver_lacks_is_left_to_pytorch(
+    gpu: Double, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = safetensors.load_file(model)
+    copied: list[Any] = []
+
+    def to(tensor: Any, where: Any) -> Any:
+        copied.append(where)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    monkeypatch.setattr(dmafile.torch, "_driver", DRIVER)
+    for load in (
+        dmafile.torch.load_file,
+        lambda *how: dict(dmafile.torch.stream(how[0], device=how[1])),
+    ):
+        with pytest.warns(
+            RuntimeWarning, match=r"cuda:9: .*\(ENODEV\).*copied from the memory of the host"
+        ) as warned:
+            got = load(model, "cuda:9")
+        assert all(same(tensor, want[name]) for name, tensor in got.items())
+        assert copied == [torch.device("cuda:9")] * len(want)
+        # It names the line of the caller.
+        assert [one.filename for one in warned] == [__file__]
+        copied.clear()
+
+
+def test_pytorch_for_amd_loads_by_its_driver(
+    monkeypatch: pytest.MonkeyPatch, gpu: Double, model: Path
+) -> None:
+    hip = the_double(hip=True)
+    hip.reset()
+    stand_in(hip, monkeypatch)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    want = safetensors.load_file(model)
+    for got in (
+        dmafile.torch.load_file(model, "cuda:1"),
+        dict(dmafile.torch.stream(model, device="cuda:1")),
+    ):
+        assert got.keys() == want.keys()
+        assert all(same(tensor, want[name]) for name, tensor in got.items())
+    copies = 6
+    assert hip.counts()[0][copies] and not gpu.counts()[0][copies]
+    assert hip.left() == NOTHING
