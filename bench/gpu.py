@@ -14,7 +14,8 @@ ways to fill 32 GiB of pinned memory, if that much is available.
 Three columns are about the memory of the host. `peak` is that of the process (VmHWM), without what
 a driver allocates. `pinned` (pages that the kernel has pinned for devices) and `taken` (the
 decrease of available memory) are the largest values of the whole machine during the load, so
-nothing else should run on it.
+nothing else should run on it. A page that is pinned both for a GPU and for reads from the disk
+counts twice.
 
 It also runs with the double of the driver (docs/gpu.md), but then its times mean nothing.
 """
@@ -400,7 +401,7 @@ def table(results: dict[str, list[Sample]]) -> list[str]:
             values = [one[name] for one in runs if one[name] is not None]
             cells.append(f"{max(values) >> 20}" if values else "")
         rows.append(cells)
-    lines = ["{:42}{:>24}{:>7}{:>9}{:>12}{:>9}{:>11}{:>10}".format(*row).rstrip() for row in rows]
+    lines = ["{:42}{:>24}{:>9}{:>9}{:>12}{:>9}{:>11}{:>10}".format(*row).rstrip() for row in rows]
     for label, runs in sorted(results.items()):
         if "registered after" in label:
             cost = statistics.median(one["seconds"] / one["bytes"] for one in runs) * GIB
