@@ -58,8 +58,10 @@ ELSEWHERE = {
     "make": "the targets' own tests",
     "mokutil": "nothing: no machine here has Secure Boot",
     "pip": "packaging/test-wheels, packaging/test-sdist",
+    "python3": "packaging/test-sdist, the environment that it installs into",
     "reboot": "nothing",
     "systemctl": "cli/tests/systemd.rs plays systemd",
+    "venv/bin/pip": "packaging/test-wheels, packaging/test-sdist",
     "vllm": "python/tests/loaders/test_vllm.py",
     "vm/run": "vm/, tests/vm/",
 }
@@ -107,6 +109,15 @@ def test_blocks_without_a_language_are_commands_output_or_settings() -> None:
     for page in PAGES:
         for block in blocks(page, ""):
             assert block.startswith(("# ", "[")) or commands(block), f"{page}: {block}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/python.md"])
+def test_packages_are_installed_into_a_virtual_environment(name: str) -> None:
+    """Debian's own Python refuses them (PEP 668)."""
+    lines = [line for block in blocks(ROOT / name, "") for line in commands(block)]
+    installs = [line for line in lines if "pip install" in line]
+    assert lines.index("python3 -m venv venv") < lines.index(installs[0])
+    assert all(line.startswith("venv/bin/pip install ") for line in installs)
 
 
 @pytest.fixture
