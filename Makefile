@@ -234,6 +234,7 @@ deb: build ## build Debian packages of the command, the C library and the module
 	@sed -e 's/@VERSION@/$(VERSION)/' -e "s/@DATE@/$$(date --utc --rfc-email --date=@$(EPOCH))/" \
 		packaging/debian/changelog.in > $(DEB)/dmafile/debian/changelog
 	@cp CHANGELOG.md $(DEB)/dmafile/changelog
+	@cp -R capi/examples $(DEB)/dmafile/examples
 	@cp kernel/dkms/sysusers.conf $(DEB)/dmafile/debian/dmafile-dkms.sysusers
 	cd $(DEB)/dmafile && SOURCE=$(CURDIR) SOURCE_DATE_EPOCH=$(EPOCH) CARGO_TARGET_DIR=$(abspath $(TARGET)) MAKEFLAGS= MAKELEVEL= \
 		dpkg-buildpackage --build=binary --no-sign --no-check-builddeps
