@@ -4,6 +4,7 @@
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
 DMAFILE := $(TARGET)/release/dmafile
 PAGES   := $(TARGET)/release/man
+SHELLS  := $(TARGET)/release/completions
 PYTHON  := .venv/bin/python
 PIP     := $(PYTHON) -m pip --disable-pip-version-check
 
@@ -13,6 +14,10 @@ BINDIR      ?= $(PREFIX)/bin
 LIBDIR      ?= $(PREFIX)/lib
 INCLUDEDIR  ?= $(PREFIX)/include
 MANDIR      ?= $(PREFIX)/share/man
+# Completions, where each shell looks for them below /usr/local.
+BASHDIR     ?= $(PREFIX)/share/bash-completion/completions
+ZSHDIR      ?= $(PREFIX)/share/zsh/site-functions
+FISHDIR     ?= $(PREFIX)/share/fish/vendor_completions.d
 # Service units; systemd reads them below /usr and /usr/local.
 UNITDIR     ?= $(PREFIX)/lib/systemd/system
 DESTDIR     ?=
@@ -23,9 +28,9 @@ CAPI = $(MAKE) --no-print-directory -C capi ARCHIVE=$(abspath $(TARGET))/release
 	PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) INCLUDEDIR=$(INCLUDEDIR) DESTDIR=$(STAGE)
 
 # make(1) splits names at spaces, so the parts would name other folders.
-PLACES := DESTDIR PREFIX BINDIR LIBDIR INCLUDEDIR MANDIR UNITDIR
+PLACES := DESTDIR PREFIX BINDIR LIBDIR INCLUDEDIR MANDIR BASHDIR ZSHDIR FISHDIR UNITDIR
 $(foreach place,$(PLACES),$(if $(word 2,$($(place))),$(error $(place) contains a space: '$($(place))')))
-$(foreach place,BINDIR LIBDIR INCLUDEDIR MANDIR UNITDIR,$(if $(filter /%,$($(place))),,\
+$(foreach place,$(filter-out DESTDIR PREFIX,$(PLACES)),$(if $(filter /%,$($(place))),,\
 	$(error $(place) is not an absolute path: '$($(place))'; only DESTDIR may be relative)))
 
 # How long each reader of model files is fuzzed. The inputs found are kept in $(FUZZ)/corpus.
@@ -194,19 +199,19 @@ features: need-rust-tools ## lint the engine with each combination of its featur
 docs: build extension .venv/docs ## build the site of the documentation, the man pages and shell completions under target/
 	@echo "docs: man pages and completions to $(TARGET)/docs, the site to $(TARGET)/site/index.html"
 	@mkdir -p $(TARGET)/docs
-	$(DMAFILE) man $(TARGET)/docs
-	$(DMAFILE) completions bash > $(TARGET)/docs/dmafile.bash
-	$(DMAFILE) completions zsh > $(TARGET)/docs/_dmafile
-	$(DMAFILE) completions fish > $(TARGET)/docs/dmafile.fish
+	cp $(PAGES)/*.1 $(SHELLS)/* $(TARGET)/docs
 	cargo doc --workspace --no-deps --locked
 	rm -rf $(TARGET)/site
 	$(PYTHON) -m scripts.site $(DMAFILE) $(TARGET)/doc $(abspath $(TARGET))/site
 
-install: built ## install the command, its man pages, the unit of dmafile hold and the C library (PREFIX=/usr/local DESTDIR=)
+install: built ## install the command, its man pages and completions, the unit of dmafile hold and the C library (PREFIX=/usr/local DESTDIR=)
 	@echo "install: under $(STAGE)$(PREFIX)"
-	install -d $(STAGE)$(BINDIR) $(STAGE)$(MANDIR)/man1 $(STAGE)$(UNITDIR)
+	install -d $(addprefix $(STAGE),$(BINDIR) $(MANDIR)/man1 $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR))
 	install -m 755 $(DMAFILE) $(STAGE)$(BINDIR)/dmafile
 	install -m 644 $(PAGES)/*.1 $(STAGE)$(MANDIR)/man1
+	install -m 644 $(SHELLS)/dmafile.bash $(STAGE)$(BASHDIR)/dmafile
+	install -m 644 $(SHELLS)/_dmafile $(STAGE)$(ZSHDIR)/_dmafile
+	install -m 644 $(SHELLS)/dmafile.fish $(STAGE)$(FISHDIR)/dmafile.fish
 	sed 's|@BINDIR@|$(BINDIR)|' 'cli/systemd/$(UNIT).in' > '$(STAGE)$(UNITDIR)/$(UNIT)'
 	chmod 644 '$(STAGE)$(UNITDIR)/$(UNIT)'
 	@$(CAPI) install
@@ -214,8 +219,8 @@ install: built ## install the command, its man pages, the unit of dmafile hold a
 
 uninstall: ## remove what `make install` installed (same PREFIX and DESTDIR)
 	@echo "uninstall: from $(STAGE)$(PREFIX)"
-	rm -f $(STAGE)$(BINDIR)/dmafile $(STAGE)$(MANDIR)/man1/dmafile.1 $(STAGE)$(MANDIR)/man1/dmafile-*.1 \
-		'$(STAGE)$(UNITDIR)/$(UNIT)'
+	rm -f $(addprefix $(STAGE),$(BINDIR)/dmafile $(MANDIR)/man1/dmafile.1 $(MANDIR)/man1/dmafile-*.1 \
+		$(BASHDIR)/dmafile $(ZSHDIR)/_dmafile $(FISHDIR)/dmafile.fish) '$(STAGE)$(UNITDIR)/$(UNIT)'
 	@$(CAPI) uninstall
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
@@ -414,15 +419,18 @@ need-headers:
 
 build: need-rust
 	cargo build --release --locked
-	@mkdir -p $(PAGES)
+	@mkdir -p $(PAGES) $(SHELLS)
 	@rm -f $(PAGES)/*.1
 	@$(DMAFILE) man $(PAGES)
+	@$(DMAFILE) completions bash > $(SHELLS)/dmafile.bash
+	@$(DMAFILE) completions zsh > $(SHELLS)/_dmafile
+	@$(DMAFILE) completions fish > $(SHELLS)/dmafile.fish
 	@$(CAPI) all
 
 # `sudo make install` after `make build` builds nothing: root rarely has Rust, and files of root in target/ would break
 # the user's next build.
 built:
-	@if [ -e $(PAGES)/dmafile.1 ] && [ -e $(TARGET)/release/c/libdmafile.so ] && \
+	@if [ -e $(SHELLS)/dmafile.fish ] && [ -e $(TARGET)/release/c/libdmafile.so ] && \
 		{ [ ! -O $(DMAFILE) ] || ! command -v cargo >/dev/null; }; then exit 0; fi; \
 	$(MAKE) --no-print-directory build
 

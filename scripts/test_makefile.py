@@ -10,6 +10,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIT = "dmafile-hold@.service"
+COMPLETIONS = {
+    "dmafile.bash": "bash-completion/completions/dmafile",
+    "_dmafile": "zsh/site-functions/_dmafile",
+    "dmafile.fish": "fish/vendor_completions.d/dmafile.fish",
+}
 
 
 def make(*args: str, **environment: str) -> str:
@@ -67,9 +72,11 @@ class Tree:
         self.stage = folder / "stage"
         self.bin = folder / "bin"
         self.bin.mkdir()
-        for name in ("release/man", "release/c"):
+        for name in ("release/man", "release/completions", "release/c"):
             (self.target / name).mkdir(parents=True)
-        for name in ("libdmafile_capi.a", "c/libdmafile.so", "man/dmafile.1", "man/dmafile-load.1"):
+        completions = [f"completions/{name}" for name in COMPLETIONS]
+        pages = ["man/dmafile.1", "man/dmafile-load.1"]
+        for name in ("libdmafile_capi.a", "c/libdmafile.so", *pages, *completions):
             (self.target / "release" / name).write_text(name)
         self.program(self.target / "release/dmafile", 'echo "$*"; : > "${0%/*}/written"')
         # As for root after `sudo`: there is no cargo, and everything is already built.
@@ -116,6 +123,9 @@ def test_install_only_copies(tree: Tree) -> None:
         assert f"prefix=/{prefix}\n" in (lib / "pkgconfig/dmafile.pc").read_text()
         for page in ("dmafile.1", "dmafile-load.1"):
             assert (tree.stage / prefix / "share/man/man1" / page).is_file()
+        for name, place in COMPLETIONS.items():
+            installed = tree.stage / prefix / "share" / place
+            assert installed.read_text() == f"completions/{name}"
         unit = (lib / "systemd/system" / UNIT).read_text()
         assert f"\nExecStart=/{prefix}/bin/dmafile hold --notify " in unit
     for prefix in ("/usr", "/opt"):
