@@ -2,7 +2,7 @@
 
 import re
 
-from scripts.messages import messages
+from scripts.messages import ROOT, messages
 
 AVOIDED = re.compile(
     r"""\b(?:
@@ -23,4 +23,13 @@ def test_messages_do_not_use_avoided_words() -> None:
     assert any("DMAFILE_FD is its descriptor, DMAFILE_BYTES" in text for text in texts)
     assert len(texts) > 900
     odd = [str(message) for message in found if AVOIDED.search(message.text)]
+    assert not odd, "\n".join(odd)
+
+
+def test_only_the_command_writes_its_options_into_messages() -> None:
+    """Callers from Rust, C and Python know them by other names: `message!` takes an `Opt`."""
+    libraries = [one for one in messages() if not one.file.is_relative_to(ROOT / "cli")]
+    # A command to type has its own options.
+    texts = {str(one): re.sub(r"dmafile \w+(?: --[a-z]+)+", "", one.text) for one in libraries}
+    odd = [message for message, text in texts.items() if re.search(r"--[a-z]", text)]
     assert not odd, "\n".join(odd)

@@ -122,7 +122,7 @@ fn model_errors_are_one_line() {
     bad(
         "load a.gguf --tensor a.0.w --verify sha256",
         2,
-        "cannot be combined with chosen tensors",
+        "--verify: chosen tensors have no digest of their own; leave out --verify or --tensor",
     );
 }
 

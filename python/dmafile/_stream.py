@@ -182,8 +182,8 @@ def stream(
     digests = None
     if verify is not None:
         if tensors is not None:
-            text = "verify: --verify needs whole files; it cannot be combined with chosen tensors"
-            raise make("usage", None, text, None, "leave verify out, or tensors")
+            text = "verify: chosen tensors have no digest of their own; leave out verify or tensors"
+            raise make("usage", None, text, None, "leave out verify or tensors")
         digests = model.digests(verify)
         # Every byte belongs to a part: headers and gaps are loaded with the tensors that follow
         # them.
@@ -226,5 +226,5 @@ def _run(
         try:
             digests.finish()
         except Error as error:
-            text = f"tensors that have been given out already are not what they should be: {error}"
+            text = f"tensors already returned contain wrong data: {error}"
             raise make("failed", error.errno, text, error.filename, error.remedy) from error

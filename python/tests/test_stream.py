@@ -284,7 +284,7 @@ def test_a_wrong_digest_is_raised_after_the_last_tensor(
         right = streamed(path, verify=f"{algorithm}={digest}", budget=budget)
         assert len(list(right)) == len(tensors(1))
         got = []
-        with pytest.raises(dmafile.Error, match="given out already") as caught:
+        with pytest.raises(dmafile.Error, match="already returned contain wrong data") as caught:
             for name, _ in streamed(path, verify=f"{algorithm}={wrong}", budget=budget):
                 got.append(name)
         assert caught.value.errno == errno.EBADMSG and str(path) in str(caught.value)
@@ -299,7 +299,7 @@ def test_the_digest_of_a_file_without_tensors_is_compared(streamed: Any, folder:
     safetensors.save_file({}, path, {"format": "pt"})
     digest = file_sha256(path)
     assert list(streamed(path, verify=f"sha256={digest}")) == []
-    with pytest.raises(dmafile.Error, match="given out already"):
+    with pytest.raises(dmafile.Error, match="already returned contain wrong data"):
         list(streamed(path, verify=f"sha256={'0' * 64}"))
 
 

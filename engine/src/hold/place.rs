@@ -131,7 +131,7 @@ pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
             .with_remedy("start dmafile hold again"),
         Errno::ACCESS => error
             .with_why("this user may not use the socket")
-            .with_remedy("ask its owner for --mode and --group"),
+            .with_remedy("ask its owner to change the mode or group of the socket"),
         Errno::PROTOTYPE | Errno::NOTSOCK => error
             .with_why("it is not the socket of a holder")
             .with_remedy("check the path"),

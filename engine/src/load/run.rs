@@ -9,7 +9,7 @@ use crate::facts::target::Target;
 use crate::facts::{File, Host, Layout};
 use crate::flow::clock::Clock;
 use crate::flow::meter::{Meter, Phase};
-use crate::message::Opt;
+use crate::message::{Opt, message};
 use crate::options::{Io, Kind, Method};
 use crate::plan::{self, Plan};
 use crate::reasons::Reasons;
@@ -276,8 +276,9 @@ impl Load {
         let (start, end) = (plan.offset, plan.offset + plan.bytes);
         let checks = match &self.verify {
             Some(_) if matches!(request.reach, Reach::Only(_)) => {
-                let why = "--verify needs whole files; it cannot be combined with chosen tensors";
-                return Err(Error::usage(Opt::Verify, why));
+                let why = "chosen tensors have no digest of their own";
+                let remedy = message!["leave out ", Opt::Verify, " or ", Opt::Patterns];
+                return Err(Error::usage(Opt::Verify, why).with_remedy(remedy));
             }
             Some(verify) => Check::all(verify, &source, start, end)?,
             None => Vec::new(),
