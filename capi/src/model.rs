@@ -51,7 +51,7 @@ impl Model {
         let names = |tensor: &dmafile::Tensor| {
             let name = CString::new(tensor.name.as_str()).map_err(|_| {
                 let why = format!("the name of the tensor {:?} has a NUL in it", tensor.name);
-                Failure::new(libc::EBADMSG, "cannot tell of the model", &why)
+                Failure::new(libc::EBADMSG, "cannot describe the model", &why)
             })?;
             Ok((name, c_string(tensor.dtype.name())?))
         };

@@ -320,7 +320,7 @@ fn append(
     match recorder.0.append(buffer, at, length, note)? {
         Some(ticket) => Ok(ticket.number().cast_signed()),
         None => {
-            let why = "the most buffers are already in flight, so the record was dropped";
+            let why = "`in_flight` buffers are already being written, so this record was dropped";
             Err(Failure::new(libc::EAGAIN, "cannot record", why))
         }
     }

@@ -178,7 +178,7 @@ static void refusals(void)
     CHECK(dmafile_save(parts, 3, to, &how, NULL) == -EINVAL && says("md5"));
     how = options();
     how.method = "mmap";
-    CHECK(dmafile_save(parts, 3, to, &how, NULL) == -EINVAL && says("mmap is a way to load"));
+    CHECK(dmafile_save(parts, 3, to, &how, NULL) == -EINVAL && says("mmap is a load method"));
     how = options();
     how.block = 1;
     CHECK(dmafile_save(parts, 3, to, &how, NULL) == -EINVAL && says("block: 1 is out of range"));

@@ -61,12 +61,16 @@ pub(crate) fn plan(plan: &Plan) -> String {
     match (plan.gather, plan.block) {
         (Some(gather), Some(_)) => {
             let bytes = BinaryBytes(gather).to_string();
-            line("gather", &bytes, "allocated before its reads begin");
+            line(
+                "chunk",
+                &bytes,
+                "allocated before its reads begin (--gather)",
+            );
         }
         // dmafile.ko has chunks in flight.
         (Some(gather), None) => {
             let (shape, why) = in_flight(gather);
-            line("gather", &shape, &why);
+            line("chunk", &shape, &format!("{why} (--gather)"));
         }
         (None, _) => {}
     }
@@ -92,7 +96,7 @@ pub(crate) fn save_plan(plan: &SavePlan) -> String {
     };
     let size = match plan.bytes {
         Some(bytes) => BinaryBytes(bytes).to_string(),
-        None => "all that comes".to_string(),
+        None => "until end of input".to_string(),
     };
     let from = match plan.from_offset {
         0 => format!("{}, a {}", plan.from, plan.kind),

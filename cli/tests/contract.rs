@@ -754,13 +754,13 @@ fn explain_prints_only_the_settings_that_the_load_uses() {
         let text = dir.run(&format!("explain file {args}")).ok().stdout;
         let kept = text.lines().map(str::trim_start).filter(|line| {
             let name = line.split(' ').next();
-            matches!(name, Some("block" | "gather"))
+            matches!(name, Some("block" | "chunk"))
         });
         kept.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
             .collect::<Vec<_>>()
     };
     let [line] = &lines("--method read --io direct --allocation in-read")[..] else {
-        panic!("one block, and no gather");
+        panic!("one block, and no chunk");
     };
     let start = "block 4.00 MiB one after the other, aligned to ";
     assert!(line.starts_with(start), "{line}");
@@ -768,12 +768,12 @@ fn explain_prints_only_the_settings_that_the_load_uses() {
         lines("--method mmap --allocation ahead --block 64K --queue-depth 7"),
         [
             "block 64.00 KiB one after the other",
-            "gather 128.00 MiB allocated before its reads begin",
+            "chunk 128.00 MiB allocated before its reads begin (--gather)",
         ]
     );
     let [line] = &lines("--method uring --io direct --allocation in-read --queue-depth 7")[..]
     else {
-        panic!("one block, and no gather");
+        panic!("one block, and no chunk");
     };
     let start = "block 4.00 MiB x 7 in flight, aligned to ";
     assert!(line.starts_with(start), "{line}");

@@ -231,7 +231,7 @@ impl Method {
     fn unknown(text: &str) -> Error {
         if text == "cufile" {
             let why = match std::path::Path::new("/sys/module/nvidia_fs").exists() {
-                true => "this version loads into a device through its ring alone",
+                true => "this version supports loading into a device only through its ring",
                 false => {
                     "the module nvidia_fs is not loaded, without which cuFile copies as the ring does"
                 }

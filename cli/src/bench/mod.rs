@@ -123,7 +123,7 @@ impl Bench<'_> {
                 let got = got.unwrap_or_default();
                 return Err(Failure {
                     line: format!(
-                        "cannot measure: {}: {} made other bytes of it, {got} in place of {wanted} \
+                        "cannot measure: {}: {} loaded different bytes: digest {got}, expected {wanted} \
                          (EBADMSG); see whether it is being written to",
                         self.subject.name,
                         way.word(),

@@ -94,7 +94,7 @@ pub(super) fn text(subject: &Subject, rounds: usize, lines: &[Line], notes: &[St
         subject.name, subject.facts.file_system
     );
     let mut table = String::from(
-        "CACHE\tWAY\tSECONDS (MIN TO MAX)\tGB/s\tCPU s\tLEFT CACHED\tTIME BY DMAFILE'S\n",
+        "CACHE\tWAY\tSECONDS (MIN TO MAX)\tGB/s\tCPU s\tLEFT CACHED\tTIME / DMAFILE'S\n",
     );
     for line in lines {
         let seconds = &line.seconds;

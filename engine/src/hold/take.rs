@@ -436,11 +436,9 @@ impl Talk {
             .map_err(|error| self.unsound(&error.to_string()))?;
         if let Some(refusal) = answer.error {
             let errno = Errno::from_raw_os_error(refusal.errno.clamp(1, 4095));
-            return Err(
-                Error::new(self.what, format!("its holder says: {}", refusal.why))
-                    .with_errno(errno)
-                    .at(self.at.display().to_string()),
-            );
+            return Err(Error::new(self.what, refusal.why)
+                .with_errno(errno)
+                .at(self.at.display().to_string()));
         }
         if answer.v != VERSION || answer.total > MOST_FILES {
             return Err(self.unsound("it is of another version, or claims too many files"));

@@ -51,7 +51,7 @@ pub(super) fn allocation(
     } else if matches!(pages, Pages::Thp | Pages::Huge) {
         (
             Allocation::Ahead,
-            "huge pages are zeroed one gather ahead, while the disk reads",
+            "huge pages are zeroed one chunk ahead of the reads",
         )
     } else if into_descriptor {
         (

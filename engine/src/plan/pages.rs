@@ -121,7 +121,7 @@ fn best_pages(
         return (
             Pages::Small,
             format!(
-                "a huge page, {} MiB, is more than a gather",
+                "a huge page, {} MiB, is larger than a chunk",
                 host.thp_size >> 20
             ),
         );

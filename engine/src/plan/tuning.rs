@@ -93,7 +93,7 @@ impl Tuning {
                 gather = ko.max_gather;
             }
             if request.queue_depth.is_some_and(|asked| asked != ko.depth) {
-                let why = "gathers in flight: dmafile.ko's parameter depth";
+                let why = "chunks in flight: dmafile.ko's parameter depth";
                 log.add("depth", ko.depth, why);
             }
             queue_depth = ko.depth;
@@ -144,7 +144,7 @@ fn drop_behind(
         "this kernel, or file system, has no reads that drop pages behind them (RWF_DONTCACHE)"
             .into()
     } else if !possible || request.gather.is_some_and(|gather| gather < block) {
-        format!("to drop it, blocks must be multiples of {folio} bytes, in whole gathers")
+        format!("to drop it, blocks must be multiples of {folio} bytes, in whole chunks")
     } else {
         let why = "what the reads bring in is dropped behind them (RWF_DONTCACHE)";
         log.add("cache", "left as it was", why);

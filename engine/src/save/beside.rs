@@ -221,14 +221,17 @@ impl Beside {
             })?;
             kept += 1;
         }
-        let mut why = format!("{:o}, {}:{}", old.mode, old.owner.0, old.owner.1);
+        let mut why = format!(
+            "of the old file: {:o}, {}:{}",
+            old.mode, old.owner.0, old.owner.1
+        );
         if kept > 0 {
             why += &format!(", {kept} extended attributes");
         }
         if !left.is_empty() {
             why += &format!("; not {}, which described the old bytes", left.join(", "));
         }
-        log.add("replaces", "as it was owned", why);
+        log.add("keeps", "mode and owner", why);
         if old.links > 1 {
             let others = old.links - 1;
             let why = format!("{others} other hard links keep the old bytes");

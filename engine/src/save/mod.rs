@@ -203,8 +203,8 @@ impl<'m> Save<'m> {
         }
         let verify = self.verify.as_ref();
         if verify.is_some_and(|verify| verify.hub || !Algorithm::ALL.contains(&verify.algorithm)) {
-            let why = "a Hugging Face cache names the files that are loaded, none that is saved";
-            return Err(Error::usage(Opt::Verify, why));
+            let why = "hub works for loads only";
+            return Err(Error::usage(Opt::Verify, why).with_remedy("name an algorithm"));
         }
         Ok(())
     }

@@ -707,7 +707,7 @@ fn of_memory(
             Ok(map) => (Ok(map), None),
             Err(_) => {
                 let map = Mapping::shared(fd.as_fd(), size.max(1), 1, false);
-                let why = "it may not be written: the kernel registers only what may be";
+                let why = "it is read-only; io_uring registers only writable memory";
                 let map = map.map_err(|errno| {
                     let name = crate::error::errno_name(errno.raw_os_error());
                     format!("it cannot be mapped ({name})")

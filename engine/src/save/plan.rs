@@ -186,7 +186,7 @@ pub(super) fn decide(
         (_, Io::Auto) if first.direct => {
             log.add("io", Io::Direct, "nothing of it stays in the page cache");
         }
-        (_, Io::Auto) => log.add("io", Io::Buffered, "all that is left"),
+        (_, Io::Auto) => log.add("io", Io::Buffered, "no direct method works here"),
         (_, asked) => log.add("io", asked, "asked for"),
     }
     log.add("method", first, describe(first, wanted.method, origin));
@@ -295,7 +295,10 @@ fn ladder(
         Method::Module | Method::CopyFileRange => both(wanted.method),
         other => {
             let words: Vec<_> = METHODS.iter().map(|method| method.word()).collect();
-            let why = format!("{other} is a way to load; saves know {}", words.join(", "));
+            let why = format!(
+                "{other} is a load method; saves support {}",
+                words.join(", ")
+            );
             return Err(Error::usage(Opt::Method, why));
         }
     };
@@ -367,7 +370,7 @@ fn by_address(
     holes: bool,
 ) -> Result<(), Message> {
     if let Some(parts) = origin.parts() {
-        let why = "no part of 128 KiB has a place in memory that fits the one in the file";
+        let why = "no part of 128 KiB or more is aligned in memory as it must be in the file";
         let any = parts.any_in_place(runs, Fit::of(origin, (to, to.at), true));
         return any.then_some(()).ok_or_else(|| why.into());
     }
@@ -378,10 +381,7 @@ fn by_address(
     }
     let address = region.address().wrapping_add(origin.start);
     if address % to.align != to.at % to.align {
-        let why = format!(
-            "its place in memory and that in the file differ modulo {}",
-            to.align
-        );
+        let why = format!("its address and file offset differ modulo {}", to.align);
         return Err(why.into());
     }
     if holes && address % to.grain != to.at % to.grain {

@@ -118,7 +118,7 @@ impl Manifest {
                 .filter(|sum| i64::try_from(*sum).is_ok())
                 .ok_or_else(|| format!("{} bytes of '{name}' are too many", entry.bytes))?;
             self.expected(entry)
-                .map_err(|error| format!("'{name}': {error}"))?;
+                .map_err(|error| error.why().to_string())?;
             if entry.kind.len() > LONGEST_KIND {
                 return Err(format!("'{name}' has an unknown kind"));
             }
