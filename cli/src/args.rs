@@ -1,6 +1,8 @@
 //! The arguments. Completions and the man page come from these definitions.
 
-use clap::builder::{OsStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{
+    OsStringValueParser, PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser,
+};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use dmafile::{
@@ -88,7 +90,7 @@ subcommands! {
     "release" => Release(ReleaseArgs),
     /// List the tensors of a model; reads headers only
     "show" => Show(ShowArgs),
-    /// Print the plan for a load and the reason for each choice; moves nothing
+    /// Print the plan for a load or a save and the reason for each choice; moves nothing
     "explain" => Explain(ExplainArgs),
     /// Print what this machine can do, what it can't, and the command that would fix it
     "doctor" => Doctor(DoctorArgs),
@@ -151,7 +153,8 @@ pub struct Knobs {
     /// that works here); fd:N (an existing memfd or dma-buf), fd:N@OFFSET (a range of one); cuda-host, hip-host (a
     /// memfd that is pinned for a GPU while it is filled); with explain also cuda:N, hip:N (the memory of a
     /// GPU)
-    #[arg(long, value_name = "KIND", default_value = "memfd", help_heading = WHERE)]
+    #[arg(long, value_name = "KIND", default_value = "memfd", value_parser = Offered(KINDS))]
+    #[arg(hide_possible_values = true, help_heading = WHERE)]
     pub to: String,
 
     /// Size of its pages
@@ -408,7 +411,8 @@ pub struct HoldArgs {
 
     /// Kind of memory: memfd, udmabuf, heap:NAME, dmafile, or dma-buf (the best of the last three that
     /// works here)
-    #[arg(long, value_name = "KIND", default_value = "memfd", help_heading = WHERE)]
+    #[arg(long, value_name = "KIND", default_value = "memfd", value_parser = Offered(SHAREABLE))]
+    #[arg(hide_possible_values = true, help_heading = WHERE)]
     pub to: String,
 
     /// Size of its pages
@@ -729,6 +733,11 @@ pub struct ShowArgs {
 
 /// `dmafile explain`
 #[derive(Args, Debug)]
+#[command(
+    after_help = "`dmafile explain save` with the arguments of `dmafile save` prints the plan for that save; \
+                  see `dmafile save --help`.\n\n\
+                  Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
+)]
 pub struct ExplainArgs {
     #[command(flatten)]
     pub knobs: Knobs,
@@ -853,6 +862,41 @@ where
     PossibleValuesParser::new(listed).map(|word| word.parse().expect("one of the possible values"))
 }
 
+/// What completions offer for `--to`.
+const KINDS: &[&str] = &[
+    "anon",
+    "memfd",
+    "udmabuf",
+    "heap:system",
+    "dmafile",
+    "dma-buf",
+    "cuda-host",
+    "hip-host",
+];
+/// The same for `hold`.
+const SHAREABLE: &[&str] = &["memfd", "udmabuf", "heap:system", "dmafile", "dma-buf"];
+
+/// Accepts any word, because some have a name or a number in them; completions offer these.
+#[derive(Clone)]
+struct Offered(&'static [&'static str]);
+
+impl TypedValueParser for Offered {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(PossibleValue::new)))
+    }
+}
+
 /// Parses `ALGO[=HEX]`, of which clap knows the first half, and `hub` where a load may have it.
 #[derive(Clone)]
 struct Checksum {
@@ -948,6 +992,13 @@ mod tests {
     #[test]
     fn the_clap_definitions_are_valid() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_kind_that_completions_offer_is_one() {
+        for word in KINDS.iter().chain(SHAREABLE) {
+            assert_eq!(word.parse::<Kind>().unwrap().to_string(), *word);
+        }
     }
 
     #[test]

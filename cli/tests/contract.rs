@@ -890,6 +890,10 @@ fn completions_have_every_subcommand_option_and_value() {
         for word in ["copy-file-range", "base", "buffered", "in-read", "sha256"] {
             assert!(ended.stdout.contains(word), "no {word} for {shell}");
         }
+        // Those of --to, which also takes others.
+        for word in ["anon", "udmabuf", "dma-buf", "cuda-host"] {
+            assert!(ended.stdout.contains(word), "no {word} for {shell}");
+        }
         assert!(!ended.stdout.contains("bench-run"), "{shell}");
     }
 }
@@ -923,6 +927,9 @@ fn the_manual_has_one_page_per_subcommand() {
             "{text}"
         );
     }
+    let saves = "dmafile explain save";
+    assert!(page("dmafile-explain.1").contains(saves));
+    assert!(dir.run("explain --help").ok().stdout.contains(saves));
     // Every page that the main page refers to exists.
     let main = page("dmafile.1");
     let names = fs::read_dir(dir.path("man")).unwrap().count();
