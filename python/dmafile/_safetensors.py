@@ -195,8 +195,10 @@ def serialize_file(
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[SaveOptions],
 ) -> dict[str, Any]:
-    """Saves tensors that are given as bytes as a safetensors file, directly from their memory;
-    returns the report.
+    """Saves tensors that are given as bytes as a safetensors file; returns the report.
+
+    The disk reads a tensor of 128 KiB or more from its own memory if its address and its offset in
+    the file are equally aligned. Other tensors are copied through a small buffer, block by block.
 
     The bytes are those that `safetensors.serialize_file` writes, except that several metadata
     entries keep their order. The file is replaced completely or not at all, and is on the disk when

@@ -224,11 +224,13 @@ class StorageWriter(FileSystemWriter):  # type: ignore[misc]
 
     >>> dcp.save(state, storage_writer=dmafile.checkpoint.StorageWriter("latest/"))
 
-    Each rank writes one file, directly from the memory of its tensors; tensors that are not on the
-    CPU, not contiguous or part of other memory are copied first. The file is new, and on the disk
-    before the metadata, which name it, atomically replace those of an earlier checkpoint: if the
-    save is killed or the power fails, the folder has either the earlier checkpoint or the new one,
-    complete. After that the files of the earlier one, and what killed saves have left, are removed.
+    Each rank writes one file. The disk reads tensors from their own memory where their address and
+    their offset in the file are equally aligned; others are copied through a small buffer, and
+    tensors that are not on the CPU, not contiguous or part of other memory are copied first. The
+    file is new, and on the disk before the metadata, which name it, atomically replace those of an
+    earlier checkpoint: if the save is killed or the power fails, the folder has either the earlier
+    checkpoint or the new one, complete. After that the files of the earlier one, and what killed
+    saves have left, are removed.
 
     Args:
         path: The folder; created if it does not exist.

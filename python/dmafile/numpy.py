@@ -213,7 +213,10 @@ def save_file(
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[SaveOptions],
 ) -> dict[str, Any]:
-    """Saves arrays as a safetensors file, directly from their memory; returns the report.
+    """Saves arrays as a safetensors file; returns the report.
+
+    The disk reads an array of 128 KiB or more from its own memory if its address and its offset in
+    the file are equally aligned. Other arrays are copied through a small buffer, block by block.
 
     The bytes are those that `safetensors.numpy.save_file` writes, with two exceptions: several
     metadata entries keep their order, and the elements of arrays that are not C-contiguous are
