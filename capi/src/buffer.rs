@@ -154,7 +154,7 @@ pub unsafe extern "C" fn dmafile_buffer_fd(buffer: *const Buffer) -> c_int {
     border::number(|| {
         // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
-        let what = "cannot give the descriptor";
+        let what = "cannot return the descriptor";
         buffer.check_single(what, "dmafile_buffer_dma_buf")?;
         match buffer.inner.as_fd() {
             Some(fd) => Ok(fd.as_raw_fd()),
@@ -279,9 +279,12 @@ pub unsafe extern "C" fn dmafile_buffer_into_fds(
         border::check(fds.cast(), room, "fds")?;
         let given = owned.inner.into_buffer().into_fds()?;
         if given.len() > room {
-            let why = format!("it has {} descriptors, and room is {room}", given.len());
+            let why = format!(
+                "it has {} descriptors, but fds has room for {room}",
+                given.len()
+            );
             let failure = Failure::new(libc::ERANGE, "cannot hand the buffer on", &why);
-            return Err(failure.remedy("ask for dmafile_buffer_dma_buf_count before"));
+            return Err(failure.remedy("call dmafile_buffer_dma_buf_count first"));
         }
         let count = c_int::try_from(given.len());
         let count = count.expect("descriptors are numbered by an int");
@@ -332,7 +335,7 @@ pub unsafe extern "C" fn dmafile_buffer_data(buffer: *const Buffer) -> *const c_
             Some(bytes) => Ok(bytes.as_ptr().cast()),
             None => Err(Failure::new(
                 libc::EACCES,
-                "cannot give a pointer",
+                "cannot return a pointer",
                 "others can change this memory; seal it, use dmafile_buffer_read_at, \
                  or map the descriptor",
             )),
@@ -356,7 +359,7 @@ pub unsafe extern "C" fn dmafile_buffer_data_mut(buffer: *mut Buffer) -> *mut c_
             Some(bytes) => Ok(bytes.as_mut_ptr().cast_const().cast()),
             None => Err(Failure::new(
                 libc::EACCES,
-                "cannot give a pointer to write by",
+                "cannot return a writable pointer",
                 "others can reach this memory, or it is sealed; use dmafile_buffer_write_at, \
                  or map the descriptor",
             )),
@@ -502,7 +505,7 @@ pub unsafe extern "C" fn dmafile_buffer_report_json(buffer: *const Buffer) -> *c
             Some(text) => Ok(text.as_ptr()),
             None => Err(Failure::new(
                 libc::ENODATA,
-                "cannot give a report",
+                "cannot return a report",
                 "this buffer was loaded by another process",
             )),
         }

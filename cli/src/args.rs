@@ -358,7 +358,7 @@ pub struct LoadArgs {
 /// `dmafile hold`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Each file is loaded into a separate buffer, which nobody can change unless --writable is \
+    after_help = "Each file is loaded into a separate buffer, which cannot be changed unless --writable is \
                   given. As soon as it serves, it prints one JSON object; it runs until it is released, \
                   interrupted, or idle for too long (exit status 0). Processes keep what they have taken, \
                   even if the holder is killed.\n\n\

@@ -100,7 +100,7 @@ pub(crate) fn run(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure>
             })?;
             Ok(0)
         }
-        _ => Err(Failure::usage("remove-links is not for typing")),
+        _ => Err(Failure::usage("remove-links is an internal command")),
     }
 }
 

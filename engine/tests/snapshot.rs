@@ -672,7 +672,7 @@ fn invalid_manifests_are_refused() {
             m["sources"][0]["file"] = json!("b.1.dmafile")
         }),
         (74, "not one of crc32c", |m| m["algorithm"] = json!("md5")),
-        (74, "16 hexadecimal digits", |m| {
+        (74, ".json: '0' is not a valid xxh3 digest", |m| {
             m["sources"][0]["digest"] = json!("0")
         }),
         (74, "16 hexadecimal digits", |m| {

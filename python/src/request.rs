@@ -23,7 +23,7 @@ pub(crate) fn apply(load: Load, options: &Bound<'_, PyDict>, more: &[&str]) -> P
     for (name, value) in options {
         let name = name.extract::<String>()?;
         if FILE.contains(&name.as_str()) && !more.contains(&name.as_str()) {
-            let text = format!("'{name}' is not an option here load");
+            let text = format!("'{name}' is not an option of this load");
             return Err(PyTypeError::new_err(text));
         }
         if value.is_none() {

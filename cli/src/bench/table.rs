@@ -122,7 +122,7 @@ pub(super) fn text(subject: &Subject, rounds: usize, lines: &[Line], notes: &[St
     }
     text += &columns(&table, Alignment::Left);
     if lines.iter().any(|line| line.undecided) {
-        text += "\nundecided: the same one was not faster in every round\n";
+        text += "\nundecided: neither was faster in every round\n";
     }
     for note in notes {
         let _ = writeln!(text, "\n{note}");

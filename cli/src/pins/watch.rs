@@ -55,7 +55,7 @@ fn text(watched: &Watched) -> String {
     }
     text.push('\n');
     if watched.rows.is_empty() {
-        text.push_str("nobody pinned or unpinned memory\n");
+        text.push_str("no process pinned or unpinned memory\n");
     } else {
         table(&mut text, watched);
     }

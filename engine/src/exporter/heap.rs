@@ -27,7 +27,7 @@ fn cannot_open(name: &str, errno: Errno) -> Error {
     match errno {
         Errno::NOENT | Errno::NXIO | Errno::NODEV if there.is_empty() => {
             error.with_why(format!("there is no {node}")).with_remedy(
-                message!["a kernel with CONFIG_DMABUF_HEAPS_SYSTEM (in a container, its host's node), dmafile.ko, or ", Opt::To.set(Kind::Udmabuf), " or memfd"]
+                message!["use a kernel with CONFIG_DMABUF_HEAPS_SYSTEM (in a container, its host's node), dmafile.ko, or ", Opt::To.set(Kind::Udmabuf), " or memfd"]
             )
         }
         Errno::NOENT | Errno::NXIO | Errno::NODEV => error

@@ -73,7 +73,7 @@ impl Wanted {
             Kind::Pinned(_) => Err(Error::usage(
                 Opt::To,
                 message![
-                    "memory is pinned by those who take it: hold ",
+                    "a process that takes memory pins it itself: hold ",
                     Opt::To.set(Kind::Memfd),
                     ", writable"
                 ],

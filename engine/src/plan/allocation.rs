@@ -41,7 +41,7 @@ pub(super) fn allocation(
     } else if bytes <= SMALL_FILE && pages != Pages::Thp && needs_pages(file, first) {
         (
             Allocation::Ahead,
-            "btrfs may read through the page cache into pages that are not there",
+            "btrfs may read through the page cache into pages that are not allocated",
         )
     } else if bytes <= SMALL_FILE && pages != Pages::Thp {
         (

@@ -140,7 +140,11 @@ fn describe_io(request: &Request, first: Rung, file: &File, layout: &Layout, log
             log.add("io", choice, why);
         }
         (Io::Auto, None) if !first.direct && request.method != Method::Auto => {
-            log.add("io", Io::Buffered, format!("what {} is for", first.method));
+            log.add(
+                "io",
+                Io::Buffered,
+                format!("{} reads through the page cache", first.method),
+            );
         }
         (Io::Auto, None) => {
             let choice = match (cached, read) {

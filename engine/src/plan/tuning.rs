@@ -68,7 +68,7 @@ impl Tuning {
             .unwrap_or(u32::MAX)
             .max(1);
         if first.method == Method::Bounce && queue_depth > most {
-            let why = format!("a ring of {} MiB has no more blocks", LARGEST_RING >> 20);
+            let why = format!("a ring has at most {} MiB", LARGEST_RING >> 20);
             log.add("depth", most, why);
             queue_depth = most;
         }

@@ -185,7 +185,7 @@ impl Plan {
     pub(crate) fn through_ring(&mut self) -> Result<()> {
         self.ladder.retain(|rung| !rung.registered);
         if self.ladder.is_empty() {
-            let why = "it fills no ring";
+            let why = "it cannot read into a ring";
             return Err(Error::new(Opt::Method.set(Method::Premap), why)
                 .with_errno(rustix::io::Errno::OPNOTSUPP)
                 .with_remedy(message!["leave it to ", Opt::Method.set(Method::Auto)]));

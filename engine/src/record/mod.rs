@@ -167,7 +167,7 @@ impl Capture {
             ("rotate_after", self.rotate_after),
         ] {
             if value == Some(Duration::ZERO) {
-                return refuse(what, "it is 0, but must be longer".to_string());
+                return refuse(what, "it is 0, but must be more than 0".to_string());
             }
         }
         Ok(())

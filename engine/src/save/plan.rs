@@ -317,7 +317,7 @@ fn ladder(
         .and_then(|()| match rung.method {
             // Parts that are not aligned go through a ring.
             Method::Uring | Method::Threads if origin.parts().is_some() => match rung.registered {
-                true => Err("each part is written but once".into()),
+                true => Err("each part is written only once".into()),
                 false => Ok(()),
             },
             Method::Uring => by_address.clone(),

@@ -96,7 +96,7 @@ impl Folder {
             Error::new("cannot use the snapshot", why)
                 .with_errno(Errno::BADMSG)
                 .at(&place)
-                .with_remedy("put the regular file there that was saved")
+                .with_remedy("restore the regular file that was saved")
         };
         let file = place::open_to_read(self.folder.as_fd(), OsStr::new(name));
         let file = file.map_err(|errno| match errno {

@@ -271,7 +271,7 @@ impl<'a> Through<'a> {
                 match hashed.wait(upto) {
                     Some(more) => upto = more,
                     // Reading has ended early. The feed's error takes precedence over this one.
-                    None => return Err(Error::new("verify", "not all bytes came")),
+                    None => return Err(Error::new("verify", "not all bytes arrived")),
                 }
             }
         }
@@ -282,7 +282,7 @@ impl<'a> Through<'a> {
 }
 
 fn no_thread(error: &std::io::Error) -> Error {
-    Error::os("cannot make a thread", crate::sys::errno(error))
+    Error::os("cannot start a thread", crate::sys::errno(error))
         .with_remedy("raise the limit on processes: ulimit -u")
 }
 

@@ -52,7 +52,7 @@ impl Btf {
     pub(super) fn read() -> Result<Self> {
         let failed = |error| Error::os("cannot read the kernel's types", errno(&error)).at(FILE);
         let bytes = fs::read(FILE).map_err(|error| {
-            failed(error).with_remedy("it takes a kernel with CONFIG_DEBUG_INFO_BTF")
+            failed(error).with_remedy("use a kernel with CONFIG_DEBUG_INFO_BTF")
         })?;
         let broken = || Error::new("cannot read the kernel's types", "no BTF").at(FILE);
         Self::parse(&bytes).ok_or_else(broken)
