@@ -294,7 +294,7 @@ static void descriptors(void)
     int fd, made;
 
     CHECK(dmafile_buffer_dma_buf_count(buffer) == 0);
-    CHECK(dmafile_buffer_into_fds(buffer, &fd, 0) == -ERANGE && says("room is 0"));
+    CHECK(dmafile_buffer_into_fds(buffer, &fd, 0) == -ERANGE && says("room for 0"));
     CHECK(dmafile_buffer_into_fds(loaded("memfd"), NULL, 1) == -EINVAL);
     CHECK(dmafile_buffer_into_fds(loaded("anon"), &fd, 1) == -EOPNOTSUPP);
     CHECK(dmafile_buffer_into_fds(loaded("memfd"), &fd, 1) == 1 && (fcntl(fd, F_GETFD) & FD_CLOEXEC));
