@@ -1357,8 +1357,8 @@ int dmafile_stream_open(const char *path,
  * then call this again for the result); any other errno as for dmafile_load, or an error of the
  * device's driver.
  *
- * Thread-safe. This may wait until a slot is returned. So a thread that returns the slots itself must
- * not hold more than half of the slots, less one, when it calls this.
+ * Thread-safe. This may wait until the oldest slot is returned. So a thread that returns the slots
+ * itself may hold only the newest ones when it calls this: at most half of the slots, less one.
  */
 int dmafile_stream_next(const struct dmafile_stream *stream,
                         struct dmafile_piece *piece);

@@ -101,8 +101,8 @@ pub unsafe extern "C" fn dmafile_stream_open(
 /// then call this again for the result); any other errno as for dmafile_load, or an error of the
 /// device's driver.
 ///
-/// Thread-safe. This may wait until a slot is returned. So a thread that returns the slots itself must
-/// not hold more than half of the slots, less one, when it calls this.
+/// Thread-safe. This may wait until the oldest slot is returned. So a thread that returns the slots
+/// itself may hold only the newest ones when it calls this: at most half of the slots, less one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_stream_next(stream: *const Stream, piece: *mut Piece) -> c_int {
     border::number(|| {

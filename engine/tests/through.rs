@@ -419,6 +419,46 @@ fn memory_use_is_that_of_the_ring() {
     assert!(more <= ring.bytes + 64 * MIB, "{} MiB", more / MIB);
 }
 
+/// A sink can keep half of the slots, less one, also if the file has fewer slots than the ring.
+#[test]
+fn a_sink_can_keep_slots_while_it_takes_the_next() {
+    struct Keeping {
+        kept: u32,
+        most: u32,
+        last: bool,
+    }
+    impl Sink for Keeping {
+        fn take(&mut self, slot: &Slot<'_>) -> Result<()> {
+            self.kept += 1;
+            self.last = slot.is_last();
+            Ok(())
+        }
+        fn done(&mut self, wait: bool) -> Result<bool> {
+            match (self.last || self.kept > self.most, wait) {
+                (true, _) => self.kept -= 1,
+                (false, true) => return Err(Error::usage("sink", "waits for a slot that is kept")),
+                (false, false) => return Ok(false),
+            }
+            Ok(true)
+        }
+        fn finish(&mut self) -> Result<()> {
+            Ok(())
+        }
+    }
+    let dir = dir();
+    for (slots, of_file) in [(2, 1), (8, 4), (8, 7), (8, 8), (8, 9), (8, 30), (9, 5)] {
+        let path = cold(dir.path(), of_file * BLOCK as usize - 1);
+        let mut sink = Keeping {
+            kept: 0,
+            most: slots / 2 - 1,
+            last: false,
+        };
+        let ring = Ring::new(u64::from(slots) * BLOCK, slots);
+        let run = small(&path).run_through(ring, &mut sink);
+        assert!(run.is_ok(), "{of_file} of {slots} slots: {run:?}");
+    }
+}
+
 /// Another thread takes the bytes and releases slots out of order.
 #[test]
 fn slots_can_be_released_in_any_order() {

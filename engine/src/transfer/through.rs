@@ -130,11 +130,11 @@ impl<'a> Through<'a> {
             finished: false,
         };
         sink.sink.begin(Memory::of(self.ring.memory()))?;
-        let mut taken = VecDeque::new();
-        let plan = self.work.plan;
-        for number in 0..(self.phase + plan.lead + plan.bytes).div_ceil(self.slot) {
-            // Half of the ring is reserved for the readers.
-            while taken.len() as u64 > self.slots / 2 {
+        let mut taken = VecDeque::<Taken>::new();
+        let end = self.work.plan.reach().div_ceil(self.slot);
+        for number in 0..end {
+            // Half of the ring is reserved for the readers, unless the rest of the file has its slots already.
+            while taken.len() as u64 > self.slots / 2 && taken[0].number + self.slots < end {
                 self.give_back(feed, hashed, &mut taken, sink.sink, true)?;
             }
             while self.give_back(feed, hashed, &mut taken, sink.sink, false)? {}
