@@ -159,6 +159,22 @@ fn ranges_holes_and_cached_parts_arrive_at_their_offsets() {
     }
 }
 
+/// Where a page of the ring's memory lies after its end, a slot does not continue there.
+#[test]
+fn a_block_of_any_size_arrives_at_its_offset() {
+    let dir = dir();
+    let path = cold(dir.path(), 300_000);
+    for block in [5000, 4097, 12_288] {
+        let mut memory = vec![0xee; 300_000];
+        let mut sink = CopyTo::new(&mut memory, 0);
+        let load = Load::new(&path).block(block).io(Io::Buffered);
+        let load = load.method(Method::Read);
+        load.run_through(Ring::new(3 * block, 3), &mut sink)
+            .unwrap();
+        assert_eq!(bytes_digest(&memory), file_digest(&path, 0, 300_000));
+    }
+}
+
 /// Before each hole, every slot has had data.
 #[test]
 fn holes_in_a_slot_are_zero() {

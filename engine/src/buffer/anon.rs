@@ -41,9 +41,9 @@ impl Anon {
         Ok(Self { map, tactic })
     }
 
-    /// The memory as a ring through which `len` bytes pass; the first one is at offset `phase`.
-    pub(super) fn ring(&self, len: u64, phase: u64) -> Region<'_> {
-        self.map.ring(len, phase)
+    /// The first `bytes` bytes as a ring through which `len` bytes pass; the first one is at offset `phase`.
+    pub(super) fn ring(&self, bytes: u64, len: u64, phase: u64) -> Region<'_> {
+        self.map.ring(bytes, len, phase)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::anon::Anon;
 use super::memfd::Memfd;
 use super::udmabuf::Udmabuf;
-use super::{Finish, fd, heap, ko};
+use super::{Filling, Finish, Ring, fd, heap, ko};
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
 use crate::options::{Kind, Pages};
@@ -18,17 +18,38 @@ pub(crate) fn make(
     asked: Pages,
     log: &Reasons,
 ) -> Result<Box<dyn Finish>> {
-    let made = match make_with(kind, plan, plan.pages) {
+    let made = with_pages(plan.pages, asked, log, |pages| make_with(kind, plan, pages));
+    made.map_err(|error| error.at(format!("{kind}, {} bytes", plan.capacity)))
+}
+
+/// Creates a ring of `bytes` bytes for a plan, and logs the reasons for its form.
+pub(crate) fn make_ring(bytes: u64, plan: &Plan, asked: Pages, log: &Reasons) -> Result<Ring> {
+    let made = with_pages(plan.pages, asked, log, |pages| {
+        let ring = Ring::new(bytes, plan.capacity, plan.phase(), pages)?;
+        if pages == Pages::Huge {
+            take_from_pool(&ring)?;
+        }
+        Ok(ring)
+    });
+    made.map_err(|error| error.at(format!("{bytes} bytes")))
+}
+
+fn with_pages<M>(
+    pages: Pages,
+    asked: Pages,
+    log: &Reasons,
+    make: impl Fn(Pages) -> Result<M>,
+) -> Result<M> {
+    match make(pages) {
         // The pool had room a moment ago, or a limit that we cannot see applies: use another page
         // size, unless this one was requested.
-        Err(error) if plan.pages == Pages::Huge && asked == Pages::Auto => {
+        Err(error) if pages == Pages::Huge && asked == Pages::Auto => {
             let why = message!["no page of the hugetlb pool after all: ", &error];
             log.add("pages", Pages::Thp, why);
-            make_with(kind, plan, Pages::Thp)
+            make(Pages::Thp)
         }
         made => made,
-    };
-    made.map_err(|error| error.at(format!("{kind}, {} bytes", plan.capacity)))
+    }
 }
 
 fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Finish>> {
@@ -45,12 +66,15 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Finish>> 
         }
     };
     if pages == Pages::Huge {
-        // The pool reserves pages when they are mapped; a cgroup's limit applies when they are
-        // allocated.
-        made.populate(0, 1)
-            .map_err(|errno| cannot_map(errno, pages))?;
+        take_from_pool(&*made)?;
     }
     Ok(made)
+}
+
+/// The pool reserves pages when they are mapped; a cgroup's limit applies when they are allocated.
+fn take_from_pool(made: &(impl Filling + ?Sized)) -> Result<()> {
+    let taken = made.populate(0, 1);
+    taken.map_err(|errno| cannot_map(errno, Pages::Huge))
 }
 
 /// The error for a filled buffer that could not be converted to its final form.

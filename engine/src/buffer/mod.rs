@@ -31,7 +31,7 @@ pub use access::{CpuAccess, CpuAccessMut};
 pub(crate) use caller::Lent;
 pub(crate) use dmabuf::{adopt_fused, exporters_pages};
 use make::cannot_map;
-pub(crate) use make::{cannot_export, make};
+pub(crate) use make::{cannot_export, make, make_ring};
 pub(crate) use memory::{CopyOut, Filled, Filling, Finish};
 pub(crate) use ring::Ring;
 

@@ -9,6 +9,8 @@ use crate::sys::map::Region;
 
 pub(crate) struct Ring {
     memory: Anon,
+    /// Size of the ring; its memory may end with the page after that.
+    bytes: u64,
     /// How many bytes pass through it, and the offset of the first one in its slot.
     len: u64,
     phase: u64,
@@ -17,22 +19,25 @@ pub(crate) struct Ring {
 impl Ring {
     /// `bytes` bytes, a multiple of the slot size, for `len` bytes that pass through. A slot begins
     /// where `at + phase` is a multiple of the slot size.
-    pub(crate) fn new(bytes: u64, len: u64, phase: u64, pages: Pages) -> Result<Self> {
-        let memory = Anon::sized(bytes, false, pages);
-        let memory = memory.map_err(|error| error.at(format!("{bytes} bytes")))?;
-        Ok(Self { memory, len, phase })
+    pub(super) fn new(bytes: u64, len: u64, phase: u64, pages: Pages) -> Result<Self> {
+        let memory = Anon::sized(bytes, false, pages)?;
+        Ok(Self {
+            memory,
+            bytes,
+            len,
+            phase,
+        })
     }
 
     /// The memory of the ring itself: each byte occurs once.
     pub(crate) fn memory(&self) -> Region<'_> {
-        self.memory.region()
+        self.memory.region().part(0, self.bytes)
     }
 }
 
 impl CopyOut for Ring {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-        let size = self.memory().len();
-        let left = (size - (at + self.phase) % size).min(into.len() as u64);
+        let left = (self.bytes - (at + self.phase) % self.bytes).min(into.len() as u64);
         let (first, rest) = into.split_at_mut(left as usize);
         self.region().copy_out(at, first);
         if !rest.is_empty() {
@@ -44,7 +49,7 @@ impl CopyOut for Ring {
 
 impl Filling for Ring {
     fn region(&self) -> Region<'_> {
-        self.memory.ring(self.len, self.phase)
+        self.memory.ring(self.bytes, self.len, self.phase)
     }
 
     /// `at` is an offset in the memory of the ring itself, not in the bytes that pass through it.

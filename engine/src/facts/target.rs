@@ -23,6 +23,8 @@ pub(crate) struct Target {
     pub existing: Option<Existing>,
     /// Memory that is accessed through the mapping of a dma-buf.
     pub dma_buf: Option<DmaBufFacts>,
+    /// Size of the ring in bytes, if the file passes through one.
+    pub ring: Option<u64>,
     /// Whether the kernel can copy the file into existing memory (copy_file_range(2)).
     pub copies: bool,
 }
@@ -73,12 +75,21 @@ impl Target {
         }
     }
 
+    /// A ring of `bytes` bytes.
+    pub(crate) fn ring(bytes: u64) -> Self {
+        Self {
+            ring: Some(bytes),
+            ..Self::of(Kind::Anon)
+        }
+    }
+
     /// Memory of which only the kind is known.
     pub(crate) fn of(kind: Kind) -> Self {
         Self {
             kind,
             existing: None,
             dma_buf: None,
+            ring: None,
             copies: false,
         }
     }

@@ -189,7 +189,7 @@ impl Load {
         let meter = self.meter(&clock, &decided, true);
         let work = self.work(&decided, &meter, &log);
         let start = meter.now();
-        let through = Through::new(work, ring)?;
+        let through = Through::new(work, ring, self.request.pages)?;
         meter.add_step(Phase::Alloc, start);
         let outcome = through.run(sink)?;
         let pages = through.pages();
@@ -201,7 +201,7 @@ impl Load {
         self.request.kind = Kind::Anon;
         // Only the ring needs memory.
         self.request.check_memory = false;
-        let seen = self.look(Some(Target::of(Kind::Anon)), clock, log)?;
+        let seen = self.look(Some(Target::ring(ring.bytes)), clock, log)?;
         let mut decided = self.decide(seen, log)?;
         let plan = &mut decided.plan;
         plan.through_ring()?;

@@ -37,7 +37,15 @@ pub(crate) fn decide(
         let error = ko::cannot_allocate(rustix::io::Errno::FBIG, &found);
         return Err(error.at(format!("{}, {capacity} bytes", target.kind)));
     }
-    let pages = pages::pages(request, host, target, end - start, footprint, log)?;
+    let pages = match target.ring {
+        None => pages::pages(request, host, target, end - start, footprint, log)?,
+        Some(ring) => {
+            // All of it is used, whatever passes through it.
+            let bytes = ring.min(end - start);
+            let full = |page| bytes.next_multiple_of(page);
+            pages::pages(request, host, target, bytes, full, log)?
+        }
+    };
     let one_run = layout.is_one_run(start, end);
     let wanted = Wanted {
         start,

@@ -76,6 +76,7 @@ struct Asked {
     check_memory: bool,
     existing: Option<Existing>,
     dma_buf: Option<DmaBufFacts>,
+    ring: Option<u64>,
     copies: bool,
 }
 
@@ -111,6 +112,7 @@ impl Default for Asked {
             check_memory,
             existing: None,
             dma_buf: None,
+            ring: None,
             copies: false,
         }
     }
@@ -139,6 +141,7 @@ impl Asked {
         Target {
             existing: self.existing,
             dma_buf: self.dma_buf.clone(),
+            ring: self.ring,
             copies: self.copies,
             ..Target::of(self.kind.clone())
         }
@@ -585,6 +588,37 @@ fn auto_selects_the_largest_available_pages() {
         ..host()
     };
     assert_eq!(pages(&Asked::default(), &none, GIB), Pages::Small);
+}
+
+#[test]
+fn the_pages_of_a_ring_depend_on_its_own_size() {
+    let ring = Asked {
+        kind: Kind::Anon,
+        ring: Some(256 * MIB),
+        ..Asked::default()
+    };
+    let pool = |pool_free| Host {
+        pool_free,
+        ..host()
+    };
+    let pages = |size, host: &Host| plan_for(&ring, &file(size), host, false).unwrap().pages;
+    assert_eq!(pages(16 * GIB, &pool(256 * MIB)), Pages::Huge);
+    assert_eq!(pages(16 * GIB, &pool(254 * MIB)), Pages::Thp);
+    // A ring is never larger than the file.
+    assert_eq!(pages(7 * MIB, &pool(8 * MIB)), Pages::Huge);
+    assert_eq!(pages(4 * MIB, &host()), Pages::Small);
+    // It has no holes.
+    let layout = Layout {
+        runs: vec![Run {
+            start: 0,
+            end: 4096,
+            cached: false,
+        }],
+        learned: "told".to_string(),
+        wanted: vec![(0, GIB)],
+    };
+    let plan = decide(&ring, &file(GIB), &host(), &layout).unwrap();
+    assert_eq!(plan.pages, Pages::Thp);
 }
 
 #[test]

@@ -212,16 +212,13 @@ impl Mapping {
         }
     }
 
-    /// The memory as a ring that `len` bytes pass through: byte `at` is stored at `at + phase` modulo
-    /// the size. A single read or write must not cross the end of the ring.
-    pub(crate) fn ring(&self, len: u64, phase: u64) -> Region<'_> {
+    /// The first `bytes` bytes as a ring that `len` bytes pass through: byte `at` is stored at `at + phase`
+    /// modulo `bytes`. A single read or write must not cross the end of the ring.
+    pub(crate) fn ring(&self, bytes: u64, len: u64, phase: u64) -> Region<'_> {
         Region {
             len: len as usize,
-            turn: Some(Turn {
-                bytes: self.len as u64,
-                phase,
-            }),
-            ..self.region()
+            turn: Some(Turn { bytes, phase }),
+            ..self.region().part(0, bytes)
         }
     }
 
@@ -704,7 +701,7 @@ mod tests {
     fn a_ring_wraps_around() {
         let page = page_size();
         let map = Mapping::anon(4 * page as usize, page as usize).unwrap();
-        let ring = map.ring(100 * page, page);
+        let ring = map.ring(4 * page, 100 * page, page);
         ring.copy_in(6 * page, b"seven");
         ring.copy_in(3 * page, b"four");
         let mut got = [0; 5];
@@ -718,7 +715,7 @@ mod tests {
     #[should_panic(expected = "lies across the end")]
     fn an_extent_across_the_end_of_a_ring_panics() {
         let map = Mapping::anon(8192, 4096).unwrap();
-        map.ring(1 << 30, 0).zero(8000, 200);
+        map.ring(8192, 1 << 30, 0).zero(8000, 200);
     }
 
     #[test]

@@ -36,20 +36,16 @@ struct Taken {
 }
 
 impl<'a> Through<'a> {
-    pub(crate) fn new(work: Work<'a>, ring: Ring) -> Result<Self> {
+    /// `asked` is the requested page size.
+    pub(crate) fn new(work: Work<'a>, ring: Ring, asked: Pages) -> Result<Self> {
         let plan = work.plan;
         let (slot, slots) = ring.shape(plan.tuning.block, plan.reach())?;
-        let phase = plan.phase();
-        let pages = match plan.pages {
-            Pages::Auto => Pages::Small,
-            pages => pages,
-        };
         Ok(Self {
             work,
-            ring: buffer::Ring::new(slots * slot, plan.capacity, phase, pages)?,
+            ring: buffer::make_ring(slots * slot, plan, asked, work.log)?,
             slot,
             slots,
-            phase,
+            phase: plan.phase(),
         })
     }
 

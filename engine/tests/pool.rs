@@ -1,0 +1,118 @@
+//! Loads through a ring that is made of pages of the hugetlb pool.
+//!
+//! Only one test, because it changes the pool, which all loads on this machine share.
+
+mod common;
+
+use common::{bytes_digest, cold, default_huge_page, file_digest};
+use dmafile::{Load, Memory, Pages, Result, Ring, Sink, Slot};
+use std::fs::{self, File};
+
+const POOL: &str = "/proc/sys/vm/nr_hugepages";
+const MIB: u64 = 1 << 20;
+
+/// More pages in the pool, until it is dropped. Until then, no test of the command that relies on the pool runs,
+/// and no load of another test.
+struct Grown {
+    before: u64,
+    _alone: File,
+}
+
+impl Grown {
+    /// None without permission, or if memory is too fragmented.
+    fn by(pages: u64) -> Option<Self> {
+        let alone = File::open(POOL).ok()?;
+        rustix::fs::flock(&alone, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        let before = pool();
+        fs::write(POOL, (before + pages).to_string()).ok()?;
+        let grown = Self {
+            before,
+            _alone: alone,
+        };
+        (pool() == before + pages).then_some(grown)
+    }
+}
+
+impl Drop for Grown {
+    fn drop(&mut self) {
+        fs::write(POOL, self.before.to_string()).unwrap();
+    }
+}
+
+fn pool() -> u64 {
+    fs::read_to_string(POOL).unwrap().trim().parse().unwrap()
+}
+
+/// Copies the bytes, and remembers the size of the ring.
+struct Copies {
+    bytes: Vec<u8>,
+    ring: u64,
+}
+
+impl Sink for Copies {
+    fn begin(&mut self, ring: Memory<'_>) -> Result<()> {
+        self.ring = ring.len();
+        Ok(())
+    }
+
+    fn take(&mut self, slot: &Slot<'_>) -> Result<()> {
+        for piece in slot.pieces() {
+            let end = piece.at + piece.memory.len();
+            let into = &mut self.bytes[piece.at as usize..end as usize];
+            piece.memory.copy_to(into);
+        }
+        Ok(())
+    }
+
+    fn done(&mut self, _: bool) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_ring_on_hugetlb_pages_has_its_own_size() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let Some(grown) = Grown::by(8) else {
+        return eprintln!("SKIP: the pool of huge pages cannot be grown");
+    };
+    if default_huge_page() != 2 * MIB {
+        return eprintln!("SKIP: huge pages of another size than 2 MiB");
+    }
+    let len = 40 * MIB + 5;
+    let path = cold(dir.path(), len as usize);
+    let expected = file_digest(&path, 0, len);
+    let run = |load: Load, ring: Ring| {
+        let mut sink = Copies {
+            bytes: vec![0xee; len as usize],
+            ring: 0,
+        };
+        let report = load.run_through(ring, &mut sink).unwrap();
+        assert_eq!(bytes_digest(&sink.bytes), expected, "{ring:?}");
+        (report, sink.ring)
+    };
+    let load = || Load::new(&path).block(MIB);
+    // The last page of the pool is not used completely.
+    for slots in [3, 4, 5] {
+        let ring = Ring::new(u64::from(slots) * 3 * MIB, slots);
+        let (report, bytes) = run(load().pages(Pages::Huge), ring);
+        assert_eq!((report.pages.as_str(), bytes), ("huge", ring.bytes));
+    }
+    // The pool has room for a ring, although not for the file.
+    let (report, _) = run(load(), Ring::new(16 * MIB, 4));
+    if grown.before == 0 {
+        assert_eq!(report.pages, "huge");
+    }
+    // A slot is at least a block: this ring is larger than requested, and than the pool.
+    if grown.before == 0 {
+        let (report, bytes) = run(load().block(9 * MIB), Ring::new(16 * MIB, 2));
+        assert_eq!(bytes, 18 * MIB);
+        assert_ne!(report.pages, "huge");
+        let why = |reason: &dmafile::Reason| reason.why.contains("no page of the hugetlb pool");
+        assert!(report.reasons.iter().any(why), "{:?}", report.reasons);
+    }
+    drop(grown);
+}
