@@ -48,7 +48,8 @@ pub enum Kind {
     /// heap. The buffer names the kind that it became.
     DmaBuf,
     /// A memfd that is pinned for a device, and for all others of its driver, once its pages are there:
-    /// while the last reads are in flight. Words: `cuda-host`, `cuda-host:N`, `hip-host`, `hip-host:N`.
+    /// while the last reads are in flight. Pinning allocates holes, too. Words: `cuda-host`,
+    /// `cuda-host:N`, `hip-host`, `hip-host:N`.
     /// What it has become is a [`Kind::Memfd`] that is pinned ([`Buffer::pinned`](crate::Buffer::pinned)).
     Pinned(Device),
     /// The caller's memory; set by [`Load::run_into`](crate::Load::run_into).

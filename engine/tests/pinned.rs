@@ -4,9 +4,11 @@
 mod common;
 #[path = "common/double.rs"]
 mod double;
+#[path = "common/models.rs"]
+mod models;
 
-use common::{buffer_digest, cold, dir, file_digest, noise};
-use dmafile::{Allocation, Buffer, Device, Kind, Load, Pages};
+use common::{buffer_digest, cold, dir, file_digest, noise, sparse};
+use dmafile::{Allocation, Buffer, Device, Kind, Load, Model, Pages};
 use double::{Double, Left};
 use std::os::unix::net::UnixStream;
 
@@ -52,6 +54,65 @@ fn a_load_into_pinned_memory_pins_exactly_its_pages_once() {
         .buffer;
     assert_eq!(buffer.pinned(), Some(Device::hip(1)));
     drop(buffer);
+    assert_eq!(double.left(), Left::default());
+}
+
+/// Bytes of memory that a memfd has.
+fn allocated(buffer: &Buffer) -> u64 {
+    let stat = rustix::fs::fstat(buffer.as_fd().unwrap()).unwrap();
+    stat.st_blocks as u64 * 512
+}
+
+/// The memory is one range for the driver, so nothing of it can be left out.
+#[test]
+fn holes_and_gaps_between_tensors_are_pinned_and_counted() {
+    let double = Double::cuda();
+    let dir = dir();
+    let len = 64 << 20;
+    let path = sparse(dir.path(), len, &[(0, 100_000), (len - 3_000_000, len - 5)]);
+    let to = |kind: Kind| Load::new(&path).to(kind);
+    let pinned = || Kind::Pinned(Device::cuda(0));
+    let buffer = to(pinned()).run().unwrap().buffer;
+    assert_eq!(buffer_digest(&buffer), file_digest(&path, 0, len));
+    assert_eq!(double.most_registered(), len);
+    assert_eq!(allocated(&buffer), len);
+    drop(buffer);
+    assert!(allocated(&to(Kind::Memfd).run().unwrap().buffer) < len / 2);
+
+    let model = dir.path().join("model.safetensors");
+    let tensors = models::tensors("a", 9, 1_000_000);
+    models::safetensors(&model, &tensors);
+    let model = Model::open(&model).unwrap();
+    let chosen = ["a.0.w".parse().unwrap(), "a.8.w".parse().unwrap()];
+    let load = model.load_only(&chosen).unwrap().to(pinned());
+    double.most_registered();
+    let buffer = load.run().unwrap().buffer;
+    for number in [0, 8] {
+        let tensor = model.tensor(&tensors[number].0).unwrap();
+        let mut bytes = vec![0; tensor.bytes as usize];
+        let access = buffer.access().unwrap();
+        access.read_at(tensor.at, &mut bytes).unwrap();
+        assert!(bytes == tensors[number].3, "{}", tensor.name);
+    }
+    assert_eq!(
+        double.most_registered(),
+        buffer.len().next_multiple_of(PAGE)
+    );
+    assert!(allocated(&buffer) >= buffer.len());
+    drop(buffer);
+
+    // More than this machine has.
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    if let Err(error) = file.set_len(8 << 40) {
+        return eprintln!("SKIP: cannot make a file of 8 TiB: {error}");
+    }
+    assert!(to(Kind::Memfd).plan().is_ok());
+    let error = to(pinned()).plan().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{error}");
+    assert!(
+        error.to_string().starts_with("not enough memory: "),
+        "{error}"
+    );
     assert_eq!(double.left(), Left::default());
 }
 

@@ -11,12 +11,14 @@
  * DOUBLE_FAIL=NAME:N:CODE makes the N-th call of NAME (such as cuEventRecord) return CODE, and
  * DOUBLE_REPORT=FILE appends a line of JSON to FILE when the process exits.
  */
+#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -203,6 +205,15 @@ static bool mapped(uintptr_t start, uintptr_t end, bool *writable)
 	if (maps)
 		fclose(maps);
 	return start >= end;
+}
+
+/*
+ * Allocates all pages of a range, as pinning does (MADV_POPULATE_READ or _WRITE, Linux 5.14). The pages of older
+ * kernels remain as they are.
+ */
+static int allocate(void *at, size_t len, bool read_only)
+{
+	return !madvise(at, len, read_only ? 22 : 23) || errno == EINVAL ? OK : OUT_OF_MEMORY;
 }
 
 static void *run(void *arg)
@@ -423,6 +434,8 @@ CALL(cuMemHostRegister_v2, hipHostRegister, void *at, size_t len, unsigned int f
 		else if (!read_only && !writable)
 			code = INVALID_VALUE;
 		else
+			code = allocate(at, len, read_only);
+		if (code == OK)
 			code = add(registered, (uintptr_t)at, len, stack[depth - 1]->device, read_only);
 		if (code == OK) {
 			registered_now += len;

@@ -219,8 +219,9 @@ impl Buffer {
     }
 
     /// Pins the memory for a device. All devices of the same driver can then read it directly, and write to it
-    /// unless it is sealed, without another copy. Only the pages of the requested bytes are pinned. They stay
-    /// pinned until [`Buffer::unpin`], or until the buffer is dropped or consumed.
+    /// unless it is sealed, without another copy. Only the pages of the requested bytes are pinned, those of
+    /// holes included, which are then allocated. They stay pinned until [`Buffer::unpin`], or until the buffer is
+    /// dropped or consumed.
     ///
     /// # Errors
     /// EBUSY if it is already pinned; EOPNOTSUPP if the driver cannot pin memory that is mapped read-only (as a

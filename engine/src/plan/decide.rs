@@ -26,10 +26,12 @@ pub(crate) fn decide(
     let (start, end) = range(request, file)?;
     let place = placement(target, file, host, (start, end))?;
     let capacity = place.capacity;
-    let footprint = |page| {
-        layout
+    let footprint = |page| match target.kind {
+        // A driver allocates all pages that it pins, including those of holes.
+        Kind::Pinned(_) => capacity,
+        _ => layout
             .footprint(start.wrapping_sub(place.lead), page)
-            .min(capacity)
+            .min(capacity),
     };
     if let (Kind::Dmafile, Some(found)) = (&target.kind, target.ko())
         && capacity > found.max_buffer

@@ -941,8 +941,8 @@ fn holes_count_for_memory_that_is_allocated_at_once() {
         decide(&request, &file(GIB), &poor, &sparse).is_err()
     };
     assert_eq!(
-        ["anon", "memfd", "udmabuf", "heap:system"].map(refused),
-        [false, false, true, true]
+        ["anon", "memfd", "udmabuf", "heap:system", "cuda-host"].map(refused),
+        [false, false, true, true, true]
     );
 }
 
