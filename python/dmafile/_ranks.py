@@ -241,21 +241,26 @@ class Ranks:
         before = self.leaders[: self.leaders.index(self.me)]
         self.hear("memory", before, "looked for the files on its node")
         found = find_shared(paths, self.left(), verify, options)
-        own = {"there": isinstance(found, Held), "samples": _samples(paths)}
-        self.say("memory", own)
-        words = self.hear("memory", self.leaders, "looked for the files on its node")
-        first = self.leaders[0]
-        for rank in self.leaders:
-            if words[rank]["samples"] != words[first]["samples"]:
-                text = f"has files with other bytes than rank {first}"
-                raise self.fail(rank, text, errno.EINVAL)
-        there = [rank for rank in self.leaders if words[rank]["there"]]
-        wanting = [rank for rank in self.leaders if not words[rank]["there"]]
-        sources = there[:1] or self.leaders
-        if not wanting or self.me not in (*sources, *wanting):
-            assert isinstance(found, Held)
-            return found
-        return exchange(self, found, paths, sources, wanting, tell, options)
+        try:
+            own = {"there": isinstance(found, Held), "samples": _samples(paths)}
+            self.say("memory", own)
+            words = self.hear("memory", self.leaders, "looked for the files on its node")
+            first = self.leaders[0]
+            for rank in self.leaders:
+                if words[rank]["samples"] != words[first]["samples"]:
+                    text = f"has files with other bytes than rank {first}"
+                    raise self.fail(rank, text, errno.EINVAL)
+            there = [rank for rank in self.leaders if words[rank]["there"]]
+            wanting = [rank for rank in self.leaders if not words[rank]["there"]]
+            sources = there[:1] or self.leaders
+            if not wanting or self.me not in (*sources, *wanting):
+                assert isinstance(found, Held)
+                return found
+            return exchange(self, found, paths, sources, wanting, tell, options)
+        finally:
+            # A traceback would keep it, and a retry would wait for it.
+            if not isinstance(found, Held):
+                found.close()
 
     def finish(self) -> dict[str, Any]:
         """Waits until all ranks are done; returns the report."""

@@ -261,7 +261,6 @@ def exchange(
         return Held(*found.fill(memory.fds))
     finally:
         memory.close()
-        found.close()
 
 
 def _fill(

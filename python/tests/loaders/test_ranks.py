@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -117,6 +118,7 @@ def load(nodes: Sequence[Node], place: Path, path: Path, **more: Any) -> dict[in
         "users": {},
         "late": {},
         "killed": None,
+        "again": None,
         "mark": str(place / "half"),
         "environment": {"XDG_RUNTIME_DIR": str(place)},
         **more,
@@ -206,6 +208,23 @@ def test_digests_are_compared_and_each_rank_chooses_its_tensors(
     want = digests(model)
     assert said[0]["digests"] == want
     assert said[1]["digests"] == {name: one for name, one in want.items() if name[0] == "2"}
+
+
+def test_a_load_can_be_repeated_while_its_error_is_handled(
+    place: Path, model: Path, node: Node
+) -> None:
+    other = place / "other"
+    shutil.copytree(model, other)
+    with files(other)[0].open("r+b") as file:
+        file.seek(-MIB, os.SEEK_END)
+        file.write(bytes(MIB))
+    # A rank with other files is on another node.
+    said = load(
+        [node], place, model, world=2, paths={"1": str(other)}, again=str(model), timeout=60
+    )
+    check_equal(said, model)
+    for one in said.values():
+        assert "has files with other bytes than rank" in one["first"]
 
 
 def free_port() -> int:

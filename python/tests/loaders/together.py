@@ -2,7 +2,8 @@
 and the number of ranks that have failed.
 
 `ranks` are the ranks to start here, of `world`. `paths`, `options`, `users` and `late` have the
-settings of a rank by its number; rank `killed` is killed when half of the bytes are loaded.
+settings of a rank by its number; rank `killed` is killed when half of the bytes are loaded. If a
+load fails and `again` is a path, each rank loads that while it handles the exception.
 """
 
 import ctypes
@@ -100,18 +101,28 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
             # This rank may be the one that is killed.
             time.sleep(0.2)
 
-    before, read = left(), read_bytes()
-    time.sleep(wanted["late"].get(me, 0))
-    said: dict[str, Any] = {"rank": number, "before": before}
-    try:
+    def load(path: Any) -> dict[str, Any]:
         tensors = getattr(dmafile.torch, wanted["call"])(
-            wanted["paths"].get(me, wanted["path"]),
+            path,
             group=dist.group.WORLD,
             progress=progress,
             report=reports.append,
             **wanted["options"].get(me, {}),
         )
-        tensors = dict(tensors)
+        return dict(tensors)
+
+    before, read = left(), read_bytes()
+    time.sleep(wanted["late"].get(me, 0))
+    said: dict[str, Any] = {"rank": number, "before": before}
+    try:
+        try:
+            tensors = load(wanted["paths"].get(me, wanted["path"]))
+        except Exception as error:
+            if wanted["again"] is None:
+                raise
+            said["first"] = str(error)
+            # The exception refers to all frames of the first load.
+            tensors = load(wanted["again"])
     except Exception as error:
         said |= {"error": str(error), "errno": getattr(error, "errno", None)}
         del error
