@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_process_group_store
 
 from ._errors import Error, make
-from ._hold import Held, HeldModel, find_shared, shared
+from ._hold import Held, HeldModel, find_shared, held_name, shared
 from ._load import ModelPath, Options, open_model
 from ._progress import Callback, callback
 from ._stripes import Links, exchange
@@ -38,17 +38,17 @@ class Ranks:
     """The ranks of a group during one load. Leaving the context with an exception ends the load in
     all ranks."""
 
-    def __init__(self, group: Any, path: ModelPath) -> None:
+    def __init__(self, group: Any) -> None:
         self.began = time.monotonic()
         self.me: int = dist.get_rank()
         if dist.get_rank(group) < 0:
-            text = f"group: rank {self.me} is not in it"
-            raise make("usage", None, text, None, "")
+            text = f"group: rank {self.me} is not in it; leave group out, or use a group with it"
+            raise make("usage", None, text, None, "leave group out, or use a group with it")
         self.all: list[int] = dist.get_process_group_ranks(group)
         self.timeout = _timeout(group)
-        self._path = os.fsdecode(path if isinstance(path, str | bytes | os.PathLike) else path[0])
+        self._path = ""
         store = _get_process_group_store(group)
-        # All ranks call this in the same order, so the numbers match.
+        # All ranks call this in the same order, so the numbers match: it must not fail before.
         number = store.add(f"dmafile/calls/{self.me}", 1)
         self.store = dist.PrefixStore(f"dmafile/{number}", store)
         self.nodes: list[list[int]] = []
@@ -200,7 +200,11 @@ class Ranks:
         options: Options,
     ) -> HeldModel:
         """Loads the files into the memory of each node, and returns this node's."""
+        if held_name(path) is not None:
+            text = f"group: {os.fsdecode(path)} is in memory already; leave group out"
+            raise make("usage", None, text, None, "leave group out")
         model = open_model(path)
+        self._path = os.fsdecode(path if isinstance(path, str | bytes | os.PathLike) else path[0])
         files = [(file.absolute(), nbytes) for file, _, nbytes in model.shards()]
         table = hashlib.blake2b(repr(model.table()).encode(), digest_size=16).hexdigest()
         del model
@@ -271,9 +275,11 @@ class Ranks:
 
 
 def _timeout(group: Any) -> float:
-    """The timeout of a group, in seconds."""
-    backend = group._get_backend(group._device_types[0])
-    timeout: timedelta = backend.options._timeout
+    """The timeout of a group in seconds, PyTorch's default for a backend without one."""
+    timeout: timedelta = dist.default_pg_timeout
+    # Some backends have no options.
+    with suppress(AttributeError, RuntimeError):
+        timeout = group._get_backend(group._device_types[0]).options._timeout
     return timeout.total_seconds()
 
 

@@ -102,7 +102,8 @@ def load_file(
     the disk once. The ranks of a node share one memory, as with `dmafile.shared`, and the tensors
     are views of it, as of held memory. The first rank of each node reads its part of the files, and
     sends it to the other nodes (by gloo, whatever the backend of the group is). Ranks are on the
-    same node if kernel, mount and PID namespace, user and files are the same.
+    same node if kernel, mount and PID namespace, user and files are the same. Files under
+    `held:NAME` are in memory already, so several ranks take them without a `group`.
 
     Args:
         filename, tensors, verify, options: As in `dmafile.numpy.load_file`. With a `group`, the
@@ -111,8 +112,8 @@ def load_file(
         device: The device for the tensors; may differ between ranks.
         progress: As in `dmafile.numpy.load_file`. With a `group`, it is called only in the first
             rank of each node, with the bytes that arrive in the memory of the node.
-        group: A process group of torch.distributed, with any backend. With None, or a group of one
-            rank, this process loads alone.
+        group: A process group of torch.distributed, with any backend, that this rank belongs to.
+            With None, or a group of one rank, this process loads alone.
         report: Called once, at the end, with the sources of the bytes: a dict with `nodes`, the
             ranks of each node, and `ranks`, for each rank a dict with `rank` (in the world), `disk`
             (bytes of the files that it read), `peers` (bytes that it received from other nodes) and
@@ -126,7 +127,7 @@ def load_file(
             other files or options, or its files have different bytes.
         TypeError: This PyTorch has no dtype for a tensor.
     """
-    if held_name(filename) is None and _is_of_several(group):
+    if _is_of_several(group):
         how = (device, tensors, verify, progress, group, report, options, backend)
         return dict(_with_ranks(filename, *how))
     check_backend(backend)
@@ -357,7 +358,7 @@ def _with_ranks(
 ) -> Generator[tuple[str, _Tensor], None, None]:
     from ._ranks import Ranks
 
-    with Ranks(group, path) as ranks:
+    with Ranks(group) as ranks:
         check_backend(backend)
         where = _device(device)
         held = ranks.load(path, verify, progress, options)
@@ -374,7 +375,8 @@ def _with_ranks(
 
 
 def _is_of_several(group: Any) -> bool:
-    return group is not None and dist.get_world_size(group) > 1
+    # -1 in a rank that is not in it.
+    return group is not None and dist.get_world_size(group) != 1
 
 
 def _alone(nbytes: int, began: float) -> dict[str, Any]:

@@ -119,6 +119,7 @@ def load(nodes: Sequence[Node], place: Path, path: Path, **more: Any) -> dict[in
         "late": {},
         "killed": None,
         "again": None,
+        "members": None,
         "mark": str(place / "half"),
         "environment": {"XDG_RUNTIME_DIR": str(place)},
         **more,
@@ -225,6 +226,50 @@ def test_a_load_can_be_repeated_while_its_error_is_handled(
     check_equal(said, model)
     for one in said.values():
         assert "has files with other bytes than rank" in one["first"]
+
+
+FAILURES = [
+    ([], "the list of files is empty"),
+    ("held:none", "group: held:none is in memory already; leave group out"),
+]
+
+
+@pytest.mark.parametrize("path,text", FAILURES)
+def test_a_rank_that_fails_before_the_others_know_it_is_named(
+    place: Path, model: Path, node: Node, path: Any, text: str
+) -> None:
+    # The next load finds all ranks at the same call.
+    said = load([node], place, model, world=3, paths={"1": path}, again=str(model), timeout=60)
+    check_equal(said, model)
+    for rank, one in said.items():
+        assert text in one["first"]
+        assert ("rank 1 has failed: " in one["first"]) == (rank != 1)
+
+
+def test_a_group_of_some_ranks_loads_without_the_others(
+    place: Path, model: Path, node: Node
+) -> None:
+    said = load([node], place, model, members=[1, 3])
+    for other in (said.pop(0), said.pop(2)):
+        assert f"group: rank {other['rank']} is not in it" in other["error"]
+        assert other["errno"] == errno.EINVAL
+    check_equal(said, model)
+    for one in said.values():
+        assert one["reports"][0]["nodes"] == [[1, 3]]
+        assert [rank["disk"] for rank in one["reports"][0]["ranks"]] == [size(model), 0]
+
+
+def test_a_backend_without_options_has_the_default_timeout() -> None:
+    from dmafile._ranks import _timeout
+
+    pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    dist = torch.distributed
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
+    try:
+        assert dist.group.WORLD._get_backend(torch.device("cpu")).options is None
+        assert _timeout(dist.group.WORLD) == dist.default_pg_timeout.total_seconds()
+    finally:
+        dist.destroy_process_group()
 
 
 def free_port() -> int:

@@ -3,7 +3,8 @@ and the number of ranks that have failed.
 
 `ranks` are the ranks to start here, of `world`. `paths`, `options`, `users` and `late` have the
 settings of a rank by its number; rank `killed` is killed when half of the bytes are loaded. If a
-load fails and `again` is a path, each rank loads that while it handles the exception.
+load fails and `again` is a path, each rank loads that while it handles the exception. All ranks
+load with the group of the ranks `members`.
 """
 
 import ctypes
@@ -84,6 +85,8 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
         world_size=wanted["world"],
         timeout=timedelta(seconds=wanted["timeout"]),
     )
+    members = wanted["members"]
+    group = dist.group.WORLD if members is None else dist.new_group(members)
     # After this, all connections are open.
     dist.barrier()
     if user := wanted["users"].get(me):
@@ -104,7 +107,7 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
     def load(path: Any) -> dict[str, Any]:
         tensors = getattr(dmafile.torch, wanted["call"])(
             path,
-            group=dist.group.WORLD,
+            group=group,
             progress=progress,
             report=reports.append,
             **wanted["options"].get(me, {}),
@@ -132,14 +135,14 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
             name: hashlib.sha256(tensor.view(torch.uint8).numpy()).hexdigest()
             for name, tensor in tensors.items()
         }
-        dist.barrier()
+        dist.barrier(group)
         said |= {"digests": digests, "memory": memory()[0], "reports": reports}
-        dist.barrier()
+        dist.barrier(group)
         # Writes are private to a rank.
         for tensor in tensors.values():
             tensor.view(torch.uint8).zero_()
             break
-        dist.barrier()
+        dist.barrier(group)
         again = {
             name: hashlib.sha256(tensor.view(torch.uint8).numpy()).hexdigest()
             for name, tensor in list(tensors.items())[1:]
