@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _STRIPE = 64 << 20
 _GRAIN = 1 << 20
 """Alignment of stripes and files."""
+_MFD_NOEXEC_SEAL = 8
+"""Newer than the constants of the module os."""
 _IN_FLIGHT = 4
 """Stripes in flight between two leaders, and stripes of this one that are being read or sent."""
 
@@ -62,6 +64,18 @@ def _pieces(sizes: Sequence[int], sources: Sequence[int], nodes: int) -> list[_P
     return pieces
 
 
+def _memfd(name: str) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    # Systems with vm.memfd_noexec=2 refuse memfds that may become executable; kernels before 6.3 do
+    # not support the flag.
+    try:
+        return os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create(name, flags)
+
+
 class _Memory:
     """Memory for files that are received from several sources."""
 
@@ -70,8 +84,7 @@ class _Memory:
         self._maps: list[mmap.mmap] = []
         try:
             for path, nbytes in files:
-                name = path.name[:48]
-                fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+                fd = _memfd(path.name[:48])
                 self.fds.append(fd)
                 os.ftruncate(fd, nbytes)
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ safetensors: Any = pytest.importorskip("safetensors.torch")
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
+GIB = 1 << 30
 ROWS = {1: (41, 30, 3), 2: (22, 34)}
 """Tensors of each file, in MiB."""
 
@@ -270,6 +272,48 @@ def test_a_backend_without_options_has_the_default_timeout() -> None:
         assert _timeout(dist.group.WORLD) == dist.default_pg_timeout.total_seconds()
     finally:
         dist.destroy_process_group()
+
+
+MFD_NOEXEC_SEAL, F_SEAL_EXEC = 0x8, 0x20
+
+
+def test_memory_for_several_nodes_cannot_become_executable() -> None:
+    from dmafile._stripes import _Memory
+
+    memory = _Memory([(Path("x"), 4096)])
+    seals = fcntl.fcntl(memory.fds[0], fcntl.F_GET_SEALS)
+    memory.close()
+    try:
+        os.close(os.memfd_create("x", MFD_NOEXEC_SEAL))
+    except OSError:
+        pytest.skip("needs Linux 6.3")
+    assert seals & F_SEAL_EXEC
+
+
+def test_stripes_have_at_most_64_mib() -> None:
+    from dmafile._stripes import _pieces
+
+    sizes, nodes = [5 * GIB + 12345, 3, 40 * MIB, 12 * GIB, 0, 100 * MIB + 1], 3
+    sources = [0, 4, 8]
+    pieces = _pieces(sizes, sources, nodes)
+    at = 0
+    for file, nbytes in enumerate(sizes):
+        own = [piece for piece in pieces if piece.file == file]
+        ends = [0, *(piece.end for piece in own)]
+        assert [piece.start for piece in own] == ends[:-1] and ends[-1] == nbytes
+        for piece in own:
+            first, last = (at + piece.start) // (64 * MIB), (at + piece.end - 1) // (64 * MIB)
+            assert first == last, "in one stripe"
+            assert piece.owner == sources[first % 3]
+        at += -(-nbytes // MIB) * MIB
+    assert max(piece.end - piece.start for piece in pieces) == 64 * MIB
+    each = [sum(one.end - one.start for one in pieces if one.owner == rank) for rank in sources]
+    assert max(each) - min(each) <= 2 * 64 * MIB
+    # A node that has the files sends all; a small model is divided, too.
+    assert {piece.owner for piece in _pieces(sizes, [4], nodes)} == {4}
+    small = _pieces([300 * MIB], [0, 1], 2)
+    assert {piece.end - piece.start for piece in small} == {2 * MIB}
+    assert [piece.owner for piece in small] == 75 * [0, 1]
 
 
 def free_port() -> int:
