@@ -32,6 +32,8 @@ _SAMPLES = 64
 _PAGE = 4096
 _GLANCE = 0.05
 """Interval at which the store is polled, in seconds."""
+_PATIENCE = timedelta(seconds=30)
+"""How long to wait for ranks that may have ended already."""
 
 
 class Ranks:
@@ -114,10 +116,10 @@ class Ranks:
             if self.store.check(["failed"]):
                 self._over = True
                 raise self._error(*json.loads(self.store.get("failed")))
-        dead = self._dead()
-        # A rank may have ended because it is done.
-        if dead is not None and not self.has_said("done", dead):
-            raise self.fail(dead, "has ended", errno.ECONNRESET)
+        for dead in self._dead():
+            # A rank may have ended because it is done.
+            if not self.has_said("done", dead):
+                raise self.fail(dead, "has ended", errno.ECONNRESET)
 
     def fail(self, rank: int, text: str, number: int | None) -> Error:
         """Ends the load in all ranks. Returns the error, or that of a rank that failed first."""
@@ -142,13 +144,13 @@ class Ranks:
         whole = f"cannot load: {self._path}: {who}{text}{named}"
         return make("failed", number, whole, self._path, "see what that rank says")
 
-    def _dead(self) -> int | None:
-        """A rank of this node whose process has ended."""
+    def _dead(self, wait: float = 0) -> list[int]:
+        """The ranks of this node whose processes have ended; waits for the first for a while."""
         poll = select.poll()
         for fd in self._processes.values():
             poll.register(fd, select.POLLIN)
-        ended = {fd for fd, _ in poll.poll(0)}
-        return next((rank for rank, fd in self._processes.items() if fd in ended), None)
+        ended = {fd for fd, _ in poll.poll(1000 * wait)}
+        return [rank for rank, fd in self._processes.items() if fd in ended]
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -156,9 +158,9 @@ class Ranks:
             yield
         except RuntimeError:
             self._over = True
-            dead = self._dead()
-            if dead is not None:
-                raise self._error(dead, "has ended", errno.ECONNRESET) from None
+            # A process closes its connections before it has ended.
+            if dead := self._dead(wait=1):
+                raise self._error(dead[0], "has ended", errno.ECONNRESET) from None
             text = "the process that has the group's store, rank 0 or torchrun, has ended"
             raise self._error(None, text, errno.ECONNRESET) from None
 
@@ -271,6 +273,10 @@ class Ranks:
         own = {"rank": self.me, "disk": self.disk, "peers": self.peers}
         self.say("done", {**own, "seconds": time.monotonic() - self.began})
         said = self.hear("done", self.all, "finished")
+        # One of them may have the store, and exit as soon as it returns.
+        with suppress(RuntimeError):
+            self.store.set(f"seen/{self.me}", "")
+            self.store.wait([f"seen/{rank}" for rank in self.all], _PATIENCE)
         return {"nodes": self.nodes, "ranks": [said[rank] for rank in self.all]}
 
 

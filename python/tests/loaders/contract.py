@@ -219,8 +219,9 @@ EXPECTED: dict[str, list[Call | Has | Says | Same]] = {
     "torch": [
         Call("torch/distributed/distributed_c10d.py", "_get_process_group_store", "pg"),
         Call("torch/distributed/distributed_c10d.py", "get_process_group_ranks", "group"),
+        Has("torch/distributed/constants.py", "", "default_pg_timeout"),
         Has("torch/_C/_distributed_c10d.pyi", "Backend", "options _timeout"),
-        Has("torch/_C/_distributed_c10d.pyi", "Store", "set get add check compare_set"),
+        Has("torch/_C/_distributed_c10d.pyi", "Store", "set get add check compare_set wait"),
         Has("torch/_C/_distributed_c10d.pyi", "ProcessGroup", "_get_backend _device_types"),
         Call(
             "torch/_C/_distributed_c10d.pyi",

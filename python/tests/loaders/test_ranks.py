@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import dmafile
 import pytest
 
 from conftest import write
@@ -122,6 +123,7 @@ def load(nodes: Sequence[Node], place: Path, path: Path, **more: Any) -> dict[in
         "killed": None,
         "again": None,
         "members": None,
+        "leave": False,
         "mark": str(place / "half"),
         "environment": {"XDG_RUNTIME_DIR": str(place)},
         **more,
@@ -336,6 +338,36 @@ def test_a_killed_rank_with_the_store_is_named(place: Path, model: Path, node: N
     said = load([node], place, model, killed=0, store=store)
     for one in said.values():
         assert one["error"] == f"cannot load: {model}: rank 0 has ended (ECONNRESET)"
+
+
+def test_the_rank_with_the_store_may_end_at_once(place: Path, node: Node) -> None:
+    small = place / "small"
+    small.mkdir()
+    safetensors.save_file({"it": torch.ones(3)}, small / "model.safetensors")
+    store = f"tcp://127.0.0.1:{free_port()}"
+    said = load([node], place, small, world=3, store=store, leave=True)
+    check_equal(said, small)
+
+
+def test_a_dead_rank_is_named_after_one_that_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dmafile._ranks import Ranks
+
+    def ended() -> int:
+        with subprocess.Popen(["true"]) as child:
+            return os.pidfd_open(child.pid)
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(dmafile.Error, match="rank 2 has ended"), Ranks(dist.group.WORLD) as one:
+            one._processes = {1: ended(), 2: ended()}
+            one.store.set("done/1", "{}")
+            one.look()
+    finally:
+        dist.destroy_process_group()
 
 
 def all_say(said: dict[int, dict[str, Any]], own: int, theirs: str, others: str) -> None:

@@ -4,7 +4,8 @@ and the number of ranks that have failed.
 `ranks` are the ranks to start here, of `world`. `paths`, `options`, `users` and `late` have the
 settings of a rank by its number; rank `killed` is killed when half of the bytes are loaded. If a
 load fails and `again` is a path, each rank loads that while it handles the exception. All ranks
-load with the group of the ranks `members`.
+load with the group of the ranks `members`. With `leave` a rank ends as soon as it has loaded, and
+all but rank 0 look at the store rarely.
 """
 
 import ctypes
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 # For prctl(2), after a change of the user.
@@ -76,6 +78,13 @@ def die_at(mark: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def digests(tensors: dict[str, Any]) -> dict[str, str]:
+    return {
+        name: hashlib.sha256(tensor.view(torch.uint8).numpy()).hexdigest()
+        for name, tensor in tensors.items()
+    }
+
+
 def rank(number: int, wanted: dict[str, Any]) -> None:
     me = str(number)
     dist.init_process_group(
@@ -114,6 +123,9 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
         )
         return dict(tensors)
 
+    if wanted["leave"] and number:
+        rarely: Any = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: time.sleep(0.3))
+        dmafile._ranks.time = rarely
     before, read = left(), read_bytes()
     time.sleep(wanted["late"].get(me, 0))
     said: dict[str, Any] = {"rank": number, "before": before}
@@ -130,25 +142,16 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
         said |= {"error": str(error), "errno": getattr(error, "errno", None)}
         del error
     else:
-        said["read"] = read_bytes() - read
-        digests = {
-            name: hashlib.sha256(tensor.view(torch.uint8).numpy()).hexdigest()
-            for name, tensor in tensors.items()
-        }
-        dist.barrier(group)
-        said |= {"digests": digests, "memory": memory()[0], "reports": reports}
-        dist.barrier(group)
-        # Writes are private to a rank.
-        for tensor in tensors.values():
-            tensor.view(torch.uint8).zero_()
-            break
-        dist.barrier(group)
-        again = {
-            name: hashlib.sha256(tensor.view(torch.uint8).numpy()).hexdigest()
-            for name, tensor in list(tensors.items())[1:]
-        }
-        assert again.items() <= digests.items()
-        del tensor, tensors
+        said |= {"read": read_bytes() - read, "digests": digests(tensors), "reports": reports}
+        if not wanted["leave"]:
+            dist.barrier(group)
+            said["memory"] = memory()[0]
+            dist.barrier(group)
+            # Writes are private to a rank.
+            tensors.pop(next(iter(tensors))).view(torch.uint8).zero_()
+            dist.barrier(group)
+            assert digests(tensors).items() <= said["digests"].items()
+        del tensors
     said["after"] = left()
     os.write(1, json.dumps(said).encode() + b"\n")
 
