@@ -414,7 +414,7 @@ fn a_missing_heap_is_refused_with_a_remedy() {
     let why = "cannot make the buffer: heap:none: there is no /dev/dma_heap/none (ENOENT); ";
     let remedy = match std::path::Path::new("/dev/dma_heap").exists() {
         true => "use an existing one: heap:",
-        false => "a kernel with CONFIG_DMABUF_HEAPS_SYSTEM",
+        false => "use a kernel with CONFIG_DMABUF_HEAPS_SYSTEM",
     };
     assert!(line.starts_with(&format!("{why}{remedy}")), "{line}");
 }
