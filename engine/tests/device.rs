@@ -492,6 +492,50 @@ fn a_device_without_a_driver_is_an_error() {
     }
 }
 
+/// As [`alone`], with a double that is opened by the engine, not by the test.
+fn alone_with(test: &str, flags: &[&str], fail: &str) -> bool {
+    if std::env::var_os("DMAFILE_ALONE").is_some() {
+        return true;
+    }
+    let mut run = std::process::Command::new(std::env::current_exe().unwrap());
+    let folder = double::built("libcuda.so.1", flags);
+    run.args(["--exact", test])
+        .env("DMAFILE_ALONE", "1")
+        .env("LD_LIBRARY_PATH", &folder)
+        .env("DOUBLE_FAIL", fail);
+    let ended = run.status().unwrap();
+    std::fs::remove_dir_all(folder).unwrap();
+    assert!(ended.success());
+    false
+}
+
+/// A driver that is closed may have started threads, and forgets what it has counted.
+#[test]
+fn a_driver_that_cannot_be_initialised_stays_open() {
+    let test = "a_driver_that_cannot_be_initialised_stays_open";
+    if !alone_with(test, &[], "cuInit:1:999") {
+        return;
+    }
+    let error = Device::cuda(0).check().unwrap_err().to_string();
+    let says = "cuInit says a failure of the double, error 999 (EIO)";
+    assert!(error.contains(says), "{error}");
+    Device::cuda(0).check().unwrap();
+}
+
+#[test]
+fn a_driver_without_one_of_the_functions_stays_open() {
+    let test = "a_driver_without_one_of_the_functions_stays_open";
+    let flags = ["-DcuEventQuery=cuEventOther"];
+    if !alone_with(test, &flags, "none:1:1") {
+        return;
+    }
+    let error = Device::cuda(0).check().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENODEV), "{error}");
+    assert!(error.to_string().contains("cuEventQuery"), "{error}");
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(maps.contains("/libcuda.so.1"), "{maps}");
+}
+
 /// A forked child cannot use what its parent created with a driver.
 #[test]
 fn a_forked_child_cannot_use_the_device() {

@@ -9,6 +9,7 @@ use super::map::Region;
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
 
 /// Which vendor's driver.
@@ -131,7 +132,6 @@ pub(crate) struct Driver {
     table: Table,
     /// The process that opened it.
     process: u32,
-    _library: Library,
 }
 
 /// The dynamic linker's message.
@@ -180,11 +180,12 @@ impl Driver {
             // SAFETY: a driver's library, whose initialisers are meant to run in any program.
             match unsafe { Library::new(*name) } {
                 Ok(library) => {
+                    // Never closed, also if it cannot be used: its threads and exit handlers may remain.
+                    let library = ManuallyDrop::new(library);
                     return Ok(Self {
                         api,
                         table: Table::find(&library, api)?,
                         process: std::process::id(),
-                        _library: library,
                     });
                 }
                 Err(error) => {
