@@ -386,6 +386,7 @@ fn threads_load_into_two_devices_concurrently() {
         let device = Device::cuda(number % 2);
         for _ in 0..3 {
             let memory = to_device(device, Load::new(path), len).unwrap();
+            assert_eq!(double.device_of(memory.address()), number as i32 % 2);
             assert_eq!(
                 bytes_digest(&back(device, &memory)),
                 file_digest(path, 0, len)
@@ -394,10 +395,26 @@ fn threads_load_into_two_devices_concurrently() {
     };
     std::thread::scope(|scope| {
         for number in 0..4 {
+            let load = &load;
             scope.spawn(move || load(number));
         }
     });
     assert_eq!(double.left(), Left::default());
+}
+
+/// The double notices if anything happens in the context of the wrong device.
+#[test]
+fn a_call_in_the_context_of_another_device_is_a_complaint() {
+    let double = Double::cuda();
+    let (_dir, path) = file();
+    let memory = Arc::new(Device::cuda(0).allocate(LEN as u64).unwrap());
+    let places = [Place::new(0, LEN as u64, &memory, 0)];
+    let sink = ToDevice::new(Device::cuda(1), places).unwrap();
+    load(sink, &path);
+    let complaint = double.left().complaint;
+    assert_eq!(complaint, "a call in the context of another device");
+    drop(memory);
+    double.reset();
 }
 
 /// Memory that an allocator reuses may still be the target of copies that were queued before.

@@ -5,11 +5,12 @@
  * which makes the stream's copies after random delays. The double counts a complaint for each mistake that
  * would do harm with a real driver, which might not report it: a source that changes between the call and
  * the copy, or is not registered, or not in one piece; a destination outside of all device memory; a call
- * without a current context.
+ * without a current context, or in that of another device than the call's stream, event or memory.
  *
  * Tests control it with the functions double_*(), or from outside the process with two variables:
- * DOUBLE_FAIL=NAME:N:CODE makes the N-th call of NAME (such as cuEventRecord) return CODE, and
- * DOUBLE_REPORT=FILE appends a line of JSON to FILE when the process exits.
+ * DOUBLE_FAIL=NAME:N:CODE makes the N-th call of NAME (such as cuEventRecord) return CODE, or every call
+ * from the N-th on if N is negative, and DOUBLE_REPORT=FILE appends a line of JSON to FILE when the process
+ * exits.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -32,17 +33,20 @@
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100,
        INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600,
-       ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801 };
-enum { DEVICES = 2, MOST = 4096, DEEP = 64 };
+       ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801,
+       /* The driver has no text for it. */
+       UNKNOWN = 998 };
+enum { DEVICES = 2, ANY = -1, MOST = 4096, DEEP = 64 };
 
-struct range { uintptr_t start, end; int device; bool read_only; };
+/* Memory of a device, or registered for one; of all devices if `device` is ANY. */
+struct range { uintptr_t start, end; int device; };
 
 /*
  * One recording of an event: whether everything queued before it has completed. A wait uses the recording
  * that was current when the wait was queued.
  */
 struct mark { bool come; int users; };
-struct event { struct mark *mark; };
+struct event { struct mark *mark; int device; };
 
 struct work {
 	struct work *next;
@@ -58,6 +62,7 @@ struct stream {
 	pthread_t thread;
 	struct work *first, **last;
 	bool busy, over;
+	int device;
 	uint64_t random;
 };
 
@@ -126,7 +131,10 @@ static bool has_come(struct event *event)
 /* The error code that this call must return, or OK. The lock is held. */
 static int fails(const char *name)
 {
-	if (strcmp(name, failing) == 0 && ++calls_of_failing == fail_at)
+	if (strcmp(name, failing))
+		return OK;
+	calls_of_failing++;
+	if (fail_at < 0 ? calls_of_failing >= -fail_at : calls_of_failing == fail_at)
 		return fail_code;
 	return OK;
 }
@@ -160,11 +168,11 @@ static bool overlaps(struct range *all, uintptr_t start, size_t len)
 	return false;
 }
 
-static int add(struct range *all, uintptr_t start, size_t len, int device, bool read_only)
+static int add(struct range *all, uintptr_t start, size_t len, int device)
 {
 	for (int i = 0; i < MOST; i++)
 		if (!all[i].end) {
-			all[i] = (struct range){ start, start + len, device, read_only };
+			all[i] = (struct range){ start, start + len, device };
 			return OK;
 		}
 	return OUT_OF_MEMORY;
@@ -184,6 +192,13 @@ static int check(const char *name)
 		return INVALID_CONTEXT;
 	}
 	return OK;
+}
+
+/* Checks that something of a device is used in the context of that device. The lock is held. */
+static void check_device(int device)
+{
+	if (device != ANY && device != stack[depth - 1]->device)
+		complain("a call in the context of another device");
 }
 
 /* Whether all of a range is mapped; *writable tells whether all of it is mapped for writing. */
@@ -398,7 +413,7 @@ CALL(cuMemAlloc_v2, hipMalloc, uintptr_t *at, size_t len)
 	BEGIN(check, cuMemAlloc_v2, hipMalloc) {
 		void *block = len ? aligned_alloc(512, (len + 511) / 512 * 512) : NULL;
 
-		code = block ? add(memory, (uintptr_t)block, len, stack[depth - 1]->device, false)
+		code = block ? add(memory, (uintptr_t)block, len, stack[depth - 1]->device)
 			     : len ? OUT_OF_MEMORY : INVALID_VALUE;
 		*at = (uintptr_t)block;
 	}
@@ -413,6 +428,7 @@ CALL(cuMemFree_v2, hipFree, uintptr_t at)
 		if (!range || range->start != at) {
 			code = INVALID_VALUE;
 		} else {
+			check_device(range->device);
 			range->end = 0;
 			free((void *)at);
 		}
@@ -436,7 +452,9 @@ CALL(cuMemHostRegister_v2, hipHostRegister, void *at, size_t len, unsigned int f
 		else
 			code = allocate(at, len, read_only);
 		if (code == OK)
-			code = add(registered, (uintptr_t)at, len, stack[depth - 1]->device, read_only);
+			/* 1 is PORTABLE. */
+			code = add(registered, (uintptr_t)at, len,
+				   flags & 1 ? ANY : stack[depth - 1]->device);
 		if (code == OK) {
 			registered_now += len;
 			if (registered_now > registered_peak)
@@ -468,13 +486,19 @@ CALL(cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync, uintptr_t to, const void *from, s
      struct stream *stream)
 {
 	BEGIN(check, cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync) {
-		if (!find(memory, to, len)) {
+		struct range *into = find(memory, to, len);
+		struct range *source = find(registered, (uintptr_t)from, len);
+
+		if (!into) {
 			complain("a destination lies outside of all memory");
 			code = INVALID_VALUE;
-		} else if (!find(registered, (uintptr_t)from, len)) {
+		} else if (!source) {
 			complain("a source is not registered in one piece");
 			code = INVALID_VALUE;
 		} else {
+			check_device(into->device);
+			check_device(source->device);
+			check_device(stream ? stream->device : ANY);
 			copies++;
 			copied += len;
 			code = enqueue(stream, (struct work){ .kind = COPY, .to = (void *)to,
@@ -487,10 +511,14 @@ CALL(cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync, uintptr_t to, const void *from, s
 CALL(cuMemcpyDtoH_v2, hipMemcpyDtoH, void *to, uintptr_t from, size_t len)
 {
 	BEGIN(check, cuMemcpyDtoH_v2, hipMemcpyDtoH) {
-		if (!find(memory, from, len))
+		struct range *range = find(memory, from, len);
+
+		if (!range) {
 			code = INVALID_VALUE;
-		else
+		} else {
+			check_device(range->device);
 			memcpy(to, (void *)from, len);
+		}
 	}
 	END;
 }
@@ -502,6 +530,7 @@ CALL(cuStreamCreate, hipStreamCreateWithFlags, struct stream **made, unsigned in
 		struct stream *stream = calloc(1, sizeof(*stream));
 
 		stream->last = &stream->first;
+		stream->device = stack[depth - 1]->device;
 		stream->random = (uintptr_t)stream + copies;
 		if (pthread_create(&stream->thread, NULL, run, stream)) {
 			free(stream);
@@ -517,6 +546,7 @@ CALL(cuStreamCreate, hipStreamCreateWithFlags, struct stream **made, unsigned in
 CALL(cuStreamDestroy_v2, hipStreamDestroy, struct stream *stream)
 {
 	BEGIN(check, cuStreamDestroy_v2, hipStreamDestroy) {
+		check_device(stream->device);
 		stream->over = true;
 		pthread_cond_broadcast(&moved);
 		pthread_mutex_unlock(&lock);
@@ -530,9 +560,11 @@ CALL(cuStreamDestroy_v2, hipStreamDestroy, struct stream *stream)
 
 CALL(cuStreamSynchronize, hipStreamSynchronize, struct stream *stream)
 {
-	BEGIN(check, cuStreamSynchronize, hipStreamSynchronize)
+	BEGIN(check, cuStreamSynchronize, hipStreamSynchronize) {
+		check_device(stream ? stream->device : ANY);
 		while (stream && (stream->first || stream->busy))
 			pthread_cond_wait(&moved, &lock);
+	}
 	END;
 }
 
@@ -540,11 +572,14 @@ CALL(cuStreamWaitEvent, hipStreamWaitEvent, struct stream *stream, struct event 
      unsigned int flags)
 {
 	(void)flags;
-	BEGIN(check, cuStreamWaitEvent, hipStreamWaitEvent)
+	BEGIN(check, cuStreamWaitEvent, hipStreamWaitEvent) {
+		check_device(stream->device);
+		check_device(event->device);
 		if (!has_come(event)) {
 			event->mark->users++;
 			code = enqueue(stream, (struct work){ .kind = WAIT, .mark = event->mark });
 		}
+	}
 	END;
 }
 
@@ -553,6 +588,7 @@ CALL(cuEventCreate, hipEventCreateWithFlags, struct event **made, unsigned int f
 	(void)flags;
 	BEGIN(check, cuEventCreate, hipEventCreateWithFlags) {
 		*made = calloc(1, sizeof(**made));
+		(*made)->device = stack[depth - 1]->device;
 		events++;
 	}
 	END;
@@ -561,6 +597,8 @@ CALL(cuEventCreate, hipEventCreateWithFlags, struct event **made, unsigned int f
 CALL(cuEventRecord, hipEventRecord, struct event *event, struct stream *stream)
 {
 	BEGIN(check, cuEventRecord, hipEventRecord) {
+		check_device(event->device);
+		check_device(stream ? stream->device : ANY);
 		put(event->mark);
 		event->mark = NULL;
 		/* The default stream (NULL) is always idle here. */
@@ -575,24 +613,28 @@ CALL(cuEventRecord, hipEventRecord, struct event *event, struct stream *stream)
 
 CALL(cuEventQuery, hipEventQuery, struct event *event)
 {
-	BEGIN(check, cuEventQuery, hipEventQuery)
+	BEGIN(check, cuEventQuery, hipEventQuery) {
+		check_device(event->device);
 		code = has_come(event) ? OK : NOT_READY;
+	}
 	END;
 }
 
 CALL(cuEventSynchronize, hipEventSynchronize, struct event *event)
 {
-	BEGIN(check, cuEventSynchronize, hipEventSynchronize)
+	BEGIN(check, cuEventSynchronize, hipEventSynchronize) {
+		check_device(event->device);
 		while (!has_come(event))
 			pthread_cond_wait(&moved, &lock);
+	}
 	END;
 }
 
 CALL(cuEventDestroy_v2, hipEventDestroy, struct event *event)
 {
 	BEGIN(check, cuEventDestroy_v2, hipEventDestroy) {
-		if (!has_come(event))
-			complain("an event is destroyed before it has come");
+		check_device(event->device);
+		/* It may still come: then its stream uses the mark. */
 		put(event->mark);
 		free(event);
 		events--;
@@ -604,11 +646,12 @@ CALL(cuGetErrorString, hipDrvGetErrorString, int code, const char **text)
 {
 	*text = code == OUT_OF_MEMORY ? "out of memory" : code == NOT_SUPPORTED ?
 		"operation not supported" : code == NO_DEVICE ? "no device is detected" :
-		code == INVALID_VALUE ? "invalid argument" : "a failure of the double";
-	return OK;
+		code == INVALID_VALUE ? "invalid argument" : code == UNKNOWN ? NULL :
+		"a failure of the double";
+	return *text ? OK : INVALID_VALUE;
 }
 
-/* Makes the nth call of a function fail. */
+/* Makes the nth call of a function fail, or every call from the nth on if `nth` is negative. */
 void double_fail(const char *name, int nth, int code);
 void double_fail(const char *name, int nth, int code)
 {
@@ -618,6 +661,29 @@ void double_fail(const char *name, int nth, int code)
 	fail_code = code;
 	calls_of_failing = 0;
 	pthread_mutex_unlock(&lock);
+}
+
+/* Number of calls since double_fail() of the function that it named. */
+int double_calls(void);
+int double_calls(void)
+{
+	pthread_mutex_lock(&lock);
+	int calls = calls_of_failing;
+
+	pthread_mutex_unlock(&lock);
+	return calls;
+}
+
+/* The device whose memory this is; ANY if it is no memory of a device. */
+int double_device(uintptr_t at);
+int double_device(uintptr_t at)
+{
+	pthread_mutex_lock(&lock);
+	struct range *range = find(memory, at, 1);
+	int device = range ? range->device : ANY;
+
+	pthread_mutex_unlock(&lock);
+	return device;
 }
 
 void double_set(int delay, int read_only);
@@ -635,9 +701,7 @@ void double_reset(void)
 {
 	pthread_mutex_lock(&lock);
 	memset(registered, 0, sizeof(registered));
-	for (int i = 0; i < MOST; i++)
-		if (memory[i].device < 0)
-			memory[i].end = 0;
+	memset(memory, 0, sizeof(memory));
 	contexts[0].retained = contexts[1].retained = 0;
 	events = streams = complaints = copies = depth = 0;
 	registered_now = registered_peak = 0;
@@ -650,7 +714,7 @@ int double_adopt(void *at, size_t len);
 int double_adopt(void *at, size_t len)
 {
 	pthread_mutex_lock(&lock);
-	int code = add(memory, (uintptr_t)at, len, -1, false);
+	int code = add(memory, (uintptr_t)at, len, ANY);
 
 	pthread_mutex_unlock(&lock);
 	return code;

@@ -81,12 +81,26 @@ impl Double {
         unsafe { *self.library.get::<T>(name).unwrap() }
     }
 
-    /// Makes the `nth` call of a function return `code`.
+    /// Makes the `nth` call of a function return `code`, or every call from the `nth` on if it is negative.
     pub fn fail(&self, name: &str, nth: i32, code: i32) {
         let name = CString::new(name).unwrap();
         type Fail = unsafe extern "C" fn(*const c_char, c_int, c_int);
         // SAFETY: it copies the name.
         unsafe { self.call::<Fail>("double_fail")(name.as_ptr(), nth, code) }
+    }
+
+    /// Number of calls of the function that [`Double::fail`] named last.
+    pub fn calls(&self) -> i32 {
+        // SAFETY: it takes nothing.
+        unsafe { self.call::<unsafe extern "C" fn() -> c_int>("double_calls")() }
+    }
+
+    /// The device whose memory is at this address.
+    pub fn device_of(&self, address: u64) -> i32 {
+        // SAFETY: it takes a number.
+        unsafe {
+            self.call::<unsafe extern "C" fn(usize) -> c_int>("double_device")(address as usize)
+        }
     }
 
     /// The maximum delay of copies, in microseconds, and whether memory that is mapped read-only can be
