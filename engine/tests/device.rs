@@ -330,6 +330,35 @@ fn reported_bytes_are_in_device_memory() {
     assert_eq!(double.left(), Left::default());
 }
 
+/// A wait for a stream keeps a CPU busy, unlike one for an event.
+#[test]
+fn a_sink_that_waits_for_a_place_waits_for_an_event() {
+    const BYTES: u64 = 70_000;
+    let (double, device) = (Double::cuda(), Device::cuda(0));
+    let (_dir, path) = file();
+    let whole = std::fs::read(&path).unwrap();
+    let memory = Arc::new(device.allocate(BYTES).unwrap());
+    let (place, mut next) = (Arc::clone(&memory), 0);
+    let sink = ToDevice::asking(device, move |wait| {
+        if !wait {
+            return None;
+        }
+        // The previous place, in the same memory, is full.
+        if next > 0 {
+            let at = (next - BYTES) as usize;
+            assert!(back(device, &place) == whole[at..next as usize]);
+        }
+        let at = next;
+        next += BYTES;
+        (next <= LEN as u64).then(|| Place::new(at, BYTES, &place, 0))
+    });
+    double.fail("cuStreamSynchronize", i32::MAX, 999);
+    load(sink.unwrap(), &path);
+    assert_eq!(double.calls(), 1, "only at the end");
+    drop(memory);
+    assert_eq!(double.left(), Left::default());
+}
+
 /// The double checks the memory when it copies; by then, only the sink references it.
 #[test]
 fn the_sink_keeps_device_memory_until_it_is_filled() {

@@ -187,8 +187,14 @@ impl ToDevice {
         if let Some(place) = (self.places)(false) {
             return Ok(Some(place));
         }
-        // The next place may be created only after the earlier ones have been filled.
-        let copied = self.stream.wait();
+        // The next place may be created only after the earlier ones have been filled. A wait for the stream
+        // itself would keep a CPU busy.
+        let copied = self.event().and_then(|event| {
+            event.record(&self.stream)?;
+            event.wait()?;
+            self.events.push(event);
+            Ok(())
+        });
         copied.map_err(|failure| self.failed(failure))?;
         self.tell(at);
         let place = (self.places)(true);
