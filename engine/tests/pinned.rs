@@ -213,10 +213,99 @@ fn a_refused_pin_is_one_message() {
             assert_eq!(double.left(), Left::default());
         }
     }
-    double.fail("cuMemHostUnregister", 1, 999);
-    let buffer = load(&path, Kind::Pinned(device)).run().unwrap().buffer;
-    let error = buffer.unpin().unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+}
+
+/// The permissions of the mapping that contains an address.
+fn mapped(address: usize) -> Option<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().find_map(|line| {
+        let (range, rest) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        let inside = (number(start)..number(end)).contains(&address);
+        inside.then(|| rest[..4].to_string())
+    })
+}
+
+#[test]
+fn unpinning_is_tried_twice() {
+    let double = Double::cuda();
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    for call in ["cuMemHostUnregister", "cuCtxPushCurrent_v2"] {
+        let pinned = || {
+            double.fail("", 0, 0);
+            let load = load(&path, Kind::Pinned(Device::cuda(0)));
+            let buffer = load.run().unwrap().buffer;
+            double.fail(call, 1, 999);
+            buffer
+        };
+        pinned().unpin().unwrap();
+        assert_eq!(
+            (double.calls(), double.left()),
+            (2, Left::default()),
+            "{call}"
+        );
+        drop(pinned());
+        assert_eq!(
+            (double.calls(), double.left()),
+            (2, Left::default()),
+            "{call}"
+        );
+    }
+}
+
+/// The driver would use other memory at the same addresses as if it were this one.
+#[test]
+fn memory_that_cannot_be_unpinned_stays_mapped() {
+    let double = Double::cuda();
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    let kept = Left {
+        registered: 1,
+        ..Left::default()
+    };
+    type Drop = fn(Buffer);
+    let ways: [Drop; 5] = [
+        drop,
+        |buffer| drop(buffer.into_fd().unwrap()),
+        |buffer| drop(buffer.retire()),
+        |buffer| {
+            let error = buffer.unpin().unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+            buffer.unpin().unwrap();
+        },
+        |mut buffer| {
+            buffer.unpin().unwrap_err();
+            // That would map the memory again.
+            let error = buffer.seal().unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EBUSY), "{error}");
+        },
+    ];
+    for call in ["cuMemHostUnregister", "cuCtxPushCurrent_v2"] {
+        for (number, way) in ways.iter().enumerate() {
+            let load = load(&path, Kind::Pinned(Device::cuda(0)));
+            let buffer = load.run().unwrap().buffer;
+            let address = buffer.as_ptr().unwrap().addr();
+            double.fail(call, -1, 999);
+            way(buffer);
+            double.fail("", 0, 0);
+            assert_eq!(double.left(), kept, "{call}, {number}");
+            for address in [address, address + LEN - 1] {
+                let mapped = mapped(address);
+                assert_eq!(mapped.as_deref(), Some("rw-s"), "{call}, {number}");
+            }
+            double.reset();
+        }
+    }
+    // Other code has unregistered it.
+    let load = load(&path, Kind::Pinned(Device::cuda(0)));
+    let buffer = load.run().unwrap().buffer;
+    let address = buffer.as_ptr().unwrap().addr();
+    double.fail("cuMemHostUnregister", -1, 713);
+    assert!(buffer.unpin().is_err());
+    drop(buffer);
+    assert_eq!(mapped(address), None);
     double.reset();
 }
 

@@ -272,14 +272,20 @@ impl Sink for ToDevice {
     fn finish(&mut self) -> Result<()> {
         // Must come first, whatever else fails: the ring is about to be freed.
         let copied = self.stream.wait();
-        if copied.is_err() {
-            // A second attempt may succeed.
-            let _ = self.stream.wait();
-        }
+        // A second attempt may succeed.
+        let over = copied.is_ok() || self.stream.wait().is_ok();
         let copied = copied.map_err(|failure| self.failed(failure));
         self.taken.clear();
         self.events.clear();
-        let unpinned = self.ring.take().map_or(Ok(()), Pinned::end);
+        let unpinned = match self.ring.take() {
+            None => Ok(()),
+            Some(ring) if over => ring.end(),
+            Some(ring) => {
+                // Copies may still be running, and the device would read whatever replaces the ring.
+                ring.keep();
+                Ok(())
+            }
+        };
         copied.and(unpinned)
     }
 }

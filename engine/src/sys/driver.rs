@@ -5,7 +5,7 @@
 //! Objects of a driver are released when they are dropped, but not in a fork of the process that created
 //! them: they belong to that process.
 
-use super::map::Region;
+use super::map::{self, Region};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -52,6 +52,7 @@ pub(crate) struct Failure {
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 pub(crate) const NOT_READY: i32 = 600;
 pub(crate) const ALREADY_REGISTERED: i32 = 712;
+const NOT_REGISTERED: i32 = 713;
 pub(crate) const NOT_SUPPORTED: i32 = 801;
 
 /// A handle of the driver.
@@ -335,6 +336,7 @@ impl Drop for Entered<'_> {
 pub(crate) struct Registered {
     context: Arc<Context>,
     start: Handle,
+    bytes: usize,
     ended: bool,
 }
 
@@ -363,19 +365,43 @@ impl Registered {
         Ok(Self {
             context: Arc::clone(context),
             start,
+            bytes: bytes as usize,
             ended: false,
         })
     }
 
-    /// Unregisters the memory, and returns the driver's error if that fails.
+    /// Unregisters the memory, and returns the driver's error if that fails. The memory then stays mapped.
     pub(crate) fn end(mut self) -> Result<(), Failure> {
         self.unregister()
+    }
+
+    /// Leaves the memory registered, and mapped, until the process ends: a device may still be using it.
+    pub(crate) fn keep(mut self) {
+        self.ended = true;
+        map::keep(self.start.cast(), self.bytes);
     }
 
     fn unregister(&mut self) -> Result<(), Failure> {
         if std::mem::replace(&mut self.ended, true) || self.context.driver.is_foreign() {
             return Ok(());
         }
+        // A failure may be that of an earlier call, so a second attempt may succeed.
+        let Err(failure) = self.try_unregister() else {
+            return Ok(());
+        };
+        match self.try_unregister() {
+            Ok(()) => Ok(()),
+            Err(again) if again.code == NOT_REGISTERED => Err(failure),
+            Err(_) => {
+                // For the driver, these addresses still stand for the pages that it has pinned. Other memory
+                // there would be read from, or written to, in the wrong place: so there will be none.
+                map::keep(self.start.cast(), self.bytes);
+                Err(failure)
+            }
+        }
+    }
+
+    fn try_unregister(&self) -> Result<(), Failure> {
         let _entered = self.context.enter()?;
         // SAFETY: it was registered at this address, once.
         unsafe { self.context.driver.host_unregister(self.start) }
@@ -431,7 +457,7 @@ impl Stream {
         );
         let _entered = self.context.enter()?;
         // SAFETY: the destination is within the device's memory, as just checked. The source is a region;
-        // the caller waits until its copies have completed before it frees the region.
+        // the caller waits until its copies have completed before it frees the region, or never frees it.
         unsafe {
             self.context.driver.copy_in(
                 to.address + at,

@@ -4,10 +4,11 @@ use super::{Errno, last_errno};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The size of a base page, in bytes.
 pub(crate) fn page_size() -> u64 {
@@ -228,8 +229,35 @@ impl Mapping {
     }
 }
 
+/// Addresses that stay mapped until the process ends, although their owner is dropped.
+static KEPT: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+/// Whether there are any. Without any, a drop takes no lock, which might be held forever in a forked child.
+static KEEPS: AtomicBool = AtomicBool::new(false);
+
+/// Never unmaps the `len` bytes from `start`, nor maps anything else there.
+pub(super) fn keep(start: *const u8, len: usize) {
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.push(start.addr()..start.addr() + len);
+    KEEPS.store(true, Ordering::Relaxed);
+}
+
+impl Mapping {
+    /// Whether any of it must stay mapped.
+    fn is_kept(&self) -> bool {
+        let (start, end) = (self.base.addr().get(), self.base.addr().get() + self.len);
+        let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        KEEPS.load(Ordering::Relaxed)
+            && kept()
+                .iter()
+                .any(|kept| kept.start < end && start < kept.end)
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.is_kept() {
+            return;
+        }
         // SAFETY: the mapping is ours and no region of it outlives it. An error would mean that it was not
         // ours; a drop could not report it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
@@ -262,8 +290,11 @@ impl View {
     }
 
     /// Frees the memory and keeps its address range reserved: it reads as zeros from now on, and a write there
-    /// raises a signal.
+    /// raises a signal. EBUSY if a device may still access it.
     pub(crate) fn blank(&mut self) -> Result<(), Errno> {
+        if self.0.is_kept() {
+            return Err(Errno::BUSY);
+        }
         // SAFETY: the range is ours, and `&mut self` says that no slice of it is held, and a view has no regions.
         unsafe {
             rustix::mm::mmap_anonymous(
