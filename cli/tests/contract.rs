@@ -813,19 +813,99 @@ fn a_cached_file_is_copied_from_the_page_cache() {
     }
 }
 
+/// A check of the doctor has everything that it must have.
+fn is_complete(check: &Value) {
+    assert!(!check["name"].as_str().unwrap().is_empty(), "{check}");
+    assert!(!check["found"].as_str().unwrap().is_empty(), "{check}");
+    let health = check["health"].as_str().unwrap();
+    assert!(["good", "fair", "missing"].contains(&health), "{check}");
+    assert!(health != "fair" || check["remedy"].is_string(), "{check}");
+}
+
+/// With a double of the driver, or with a library that is none.
+#[test]
+fn doctor_and_explain_say_whether_a_gpu_can_be_used() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let driver = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/double/driver.c");
+    fs::create_dir(dir.path("double")).unwrap();
+    fs::create_dir(dir.path("broken")).unwrap();
+    fs::write(dir.path("broken/libcuda.so.1"), "").unwrap();
+    let mut build = Command::new("cc");
+    build.args([
+        "-shared",
+        "-fPIC",
+        "-pthread",
+        "-Wl,-soname,libcuda.so.1",
+        driver,
+        "-o",
+    ]);
+    end(build.arg(dir.path("double/libcuda.so.1"))).ok();
+    let run = |library: &str, args: &str| {
+        let mut command = dir.dmafile(args);
+        command.env("LD_LIBRARY_PATH", dir.path(library));
+        end(&mut command).ok()
+    };
+    let gpus = |library| {
+        let mut checks = run(library, "doctor file --json").json()["checks"].clone();
+        let checks = checks.as_array_mut().unwrap();
+        checks.retain(|check| check["name"] == "cuda");
+        checks.iter().for_each(is_complete);
+        std::mem::take(checks)
+    };
+    let found = gpus("double");
+    assert_eq!(found.len(), 2);
+    for (number, check) in found.iter().enumerate() {
+        let start =
+            format!("cuda:{number}, double {number}, driver 13.5; pins sealed memory too; ");
+        assert!(
+            check["found"].as_str().unwrap().starts_with(&start),
+            "{check}"
+        );
+    }
+    let [broken] = &gpus("broken")[..] else {
+        panic!("one check");
+    };
+    assert_eq!(broken["health"], "missing");
+    assert!(
+        run("double", "doctor file")
+            .stdout
+            .contains("cuda:1, double 1")
+    );
+    for to in ["cuda:1", "cuda-host:1"] {
+        for (library, choice, why) in [
+            ("double", "found", "double 1, driver 13.5"),
+            ("broken", "missing", "libcuda.so.1: "),
+        ] {
+            let args = format!("explain file --to {to}");
+            let plan = run(library, &format!("{args} --json")).json();
+            assert_eq!(plan["kind"], to);
+            let reasons = plan["reasons"].as_array().unwrap();
+            let device = reasons.iter().find(|reason| reason["about"] == "device");
+            let device = device.unwrap_or_else(|| panic!("{plan}"));
+            assert_eq!(device["choice"], choice, "{to}");
+            assert!(device["why"].as_str().unwrap().contains(why), "{device}");
+            let text = run(library, &args).stdout;
+            assert!(text.contains(&format!("  device      {choice} ")), "{text}");
+        }
+    }
+    let mut load = dir.dmafile("load file --to cuda-host --quiet");
+    load.env("LD_LIBRARY_PATH", dir.path("broken"));
+    let line = dir.refusal(&mut load, 1);
+    assert!(
+        line.starts_with("cannot use the device: cuda:0: "),
+        "{line}"
+    );
+    assert!(line.contains("(ENODEV)"), "{line}");
+}
+
 #[test]
 fn doctor_reports_the_result_of_every_check() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let checks = dir.run("doctor file --json").ok().json()["checks"].clone();
     let checks = checks.as_array().unwrap();
-    for check in checks {
-        assert!(!check["name"].as_str().unwrap().is_empty(), "{check}");
-        assert!(!check["found"].as_str().unwrap().is_empty(), "{check}");
-        let health = check["health"].as_str().unwrap();
-        assert!(["good", "fair", "missing"].contains(&health), "{check}");
-        assert!(health != "fair" || check["remedy"].is_string(), "{check}");
-    }
+    checks.iter().for_each(is_complete);
     let text = dir.run("doctor file").ok();
     assert_eq!(text.stderr, "");
     for name in [

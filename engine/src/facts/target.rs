@@ -120,7 +120,6 @@ impl Target {
                 target.dma_buf = Some(facts);
             }
             Kind::Udmabuf => probe_udmabuf()?,
-            Kind::Pinned(device) => device.check()?,
             Kind::Dmafile => {
                 // The module's own method does not need the mapping.
                 let try_pin = !matches!(request.method, Method::Auto | Method::Module);

@@ -106,7 +106,7 @@ fn gpus() -> Vec<Check> {
                         Some(false) => "pins no sealed memory".to_string(),
                         None => "whether it pins sealed memory is found by trying".to_string(),
                     },
-                    pcie(device).unwrap_or_else(|| "its PCIe link is not known".to_string()),
+                    link(device).unwrap_or_else(|| "its PCIe link is not known".to_string()),
                     match Path::new("/sys/module/nvidia_fs").exists() {
                         true => "nvidia_fs is loaded, and not used".to_string(),
                         false => "no nvidia_fs (GPUDirect Storage)".to_string(),
@@ -114,6 +114,7 @@ fn gpus() -> Vec<Check> {
                     "loads into it were tested on a double of its driver".to_string(),
                 ];
                 Check::new(name, Health::Fair, found.join("; "))
+                    .remedy("compare the tensors that it loads with those of another loader, once")
             }
             Err(error) => Check::new(name, Health::Missing, error.to_string()),
         }));
@@ -121,12 +122,24 @@ fn gpus() -> Vec<Check> {
     checks
 }
 
-/// The link of a device, as the kernel shows it.
-fn pcie(device: Device) -> Option<String> {
-    let folder = format!("/sys/bus/pci/devices/{}", device.pci_address()?);
-    let read = |name: &str| host::text(format!("{folder}/{name}"));
-    let (speed, width) = (read("current_link_speed")?, read("current_link_width")?);
-    Some(format!("PCIe {} x{}", speed.trim(), width.trim()))
+/// The PCIe link of a device.
+fn link(device: Device) -> Option<String> {
+    pcie(&Path::new("/sys/bus/pci/devices").join(device.pci_address()?))
+}
+
+/// A link, as the kernel shows it in the folder of its device.
+fn pcie(folder: &Path) -> Option<String> {
+    let read = |name: String| host::text(folder.join(name));
+    let link = |which: &str| {
+        let speed = read(format!("{which}_link_speed"))?;
+        let width = read(format!("{which}_link_width"))?;
+        Some(format!("{} x{width}", speed.trim_end_matches(" PCIe")))
+    };
+    let current = link("current")?;
+    Some(match link("max").filter(|max| *max != current) {
+        Some(max) => format!("PCIe {current}, at most {max} (an idle device is slower)"),
+        None => format!("PCIe {current}"),
+    })
 }
 
 fn kernel(host: &Host) -> Check {
@@ -483,6 +496,26 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_has_its_present_and_its_highest_speed() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        };
+        assert_eq!(pcie(folder.path()), None);
+        write("current_link_speed", "2.5 GT/s PCIe\n");
+        write("current_link_width", "16\n");
+        assert_eq!(pcie(folder.path()).unwrap(), "PCIe 2.5 GT/s x16");
+        write("max_link_speed", "32.0 GT/s PCIe\n");
+        write("max_link_width", "16\n");
+        assert_eq!(
+            pcie(folder.path()).unwrap(),
+            "PCIe 2.5 GT/s x16, at most 32.0 GT/s x16 (an idle device is slower)"
+        );
+        write("current_link_speed", "32.0 GT/s PCIe\n");
+        assert_eq!(pcie(folder.path()).unwrap(), "PCIe 32.0 GT/s x16");
+    }
 
     #[test]
     fn raising_the_udmabuf_limit_is_advised_only_if_it_is_low() {

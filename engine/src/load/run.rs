@@ -85,13 +85,20 @@ const LANDING: Duration = Duration::from_millis(20);
 
 impl Load {
     /// Returns what would be done, and why. Opens the file and probes the machine; reads nothing,
-    /// except one block if that is the only way to find out whether direct I/O works.
+    /// except one block if that is the only way to find out whether direct I/O works. For memory that is pinned
+    /// for a device, the plan says whether the device can be used; it is not an error if it cannot.
     ///
     /// # Errors
     /// As [`Load::run`], as far as they can be foreseen.
     pub fn plan(mut self) -> Result<Plan> {
-        let decided = self.prepare(None, &Clock::start(), &Reasons::named(self.names))?;
-        Ok(decided.plan)
+        let log = Reasons::named(self.names);
+        let Decided {
+            mut plan, target, ..
+        } = self.prepare(None, &Clock::start(), &log)?;
+        if let Kind::Pinned(device) = target.kind {
+            add_device(&mut plan, device, &log);
+        }
+        Ok(plan)
     }
 
     /// As [`Load::plan`], for a load through this ring ([`Load::run_through`]) into the memory of
@@ -103,12 +110,7 @@ impl Load {
         let log = Reasons::named(self.names);
         let mut plan = self.prepare_through(ring, &Clock::start(), &log)?.plan;
         plan.kind = device.to_string();
-        let (choice, why) = match device.describe() {
-            Ok((model, version)) => ("found", format!("{model}, driver {version}")),
-            Err(error) => ("missing", error.why().to_string()),
-        };
-        log.add("device", choice, why);
-        plan.reasons.extend(log.list().pop());
+        add_device(&mut plan, device, &log);
         Ok(plan)
     }
 
@@ -124,6 +126,9 @@ impl Load {
     pub fn run(mut self) -> Result<Loaded> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         let decided = self.prepare(None, &clock, &log)?;
+        if let Kind::Pinned(device) = decided.target.kind {
+            device.check()?;
+        }
         let meter = self.meter(&clock, &decided, self.verify.is_some());
         let work = self.work(&decided, &meter, &log);
         let plan = &decided.plan;
@@ -334,6 +339,16 @@ impl Load {
             log,
         }
     }
+}
+
+/// Adds whether the device of a plan can be used.
+fn add_device(plan: &mut Plan, device: Device, log: &Reasons) {
+    let (choice, why) = match device.describe() {
+        Ok((model, version)) => ("found", format!("{model}, driver {version}")),
+        Err(error) => ("missing", error.why().to_string()),
+    };
+    log.add("device", choice, why);
+    plan.reasons.extend(log.list().pop());
 }
 
 /// Only methods that can read some extents directly and copy others need to know what is cached.
