@@ -102,7 +102,8 @@ arm64-test: need-rust need-test-tools ## the command and the engine's tests on D
 
 gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memory with a double of the driver: 100,000 schedules (half an hour)
 	@echo "gpu-test: a GPU is neither needed nor used"
-	DMAFILE_SCHEDULES=100000 cargo test --locked -p dmafile --test through --test device --test pinned
+	DMAFILE_SCHEDULES=100000 cargo test --locked -p dmafile --test through --test device --test pinned --test pool
+	cargo test --locked -p dmafile --test device -- --ignored
 	cargo test --locked -p dmafile-capi --test install -- a_stream a_device
 	@$(PIP) install --quiet --no-deps --upgrade --target $(TARGET)/cuda nvidia-cuda-runtime==13.5.37
 	cc -fsyntax-only -I$(TARGET)/cuda/nvidia/cu13/include tests/double/prototypes.c

@@ -10,6 +10,7 @@ use dmafile::{
 };
 use double::{Double, Left};
 use std::ffi::{c_int, c_void};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -577,6 +578,58 @@ fn copies_wait_for_work_that_another_library_queued() {
     assert_eq!(double.left(), Left::default());
 }
 
+/// Peak memory is that of the ring and little more, in addition to the memory of the device, which belongs to this
+/// process here.
+#[test]
+#[ignore = "it writes and loads 4 GiB; make gpu-test runs it"]
+fn memory_use_is_that_of_the_ring() {
+    const MIB: u64 = 1 << 20;
+    const FILE: u64 = 4 << 30;
+    const ON_DEVICE: u64 = 256 * MIB;
+    if !alone("memory_use_is_that_of_the_ring") {
+        return;
+    }
+    let peak = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let mut lines = status.lines();
+        let line = lines.find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        let kilobytes = line.trim().trim_end_matches(" kB");
+        kilobytes.parse::<u64>().unwrap() << 10
+    };
+    let (double, device) = (Double::cuda(), Device::cuda(0));
+    double.set(0, true);
+    let dir = dir();
+    let path = dir.path().join("file");
+    let mut file = std::fs::File::create(&path).unwrap();
+    let mut block = noise(MIB as usize, 1);
+    for number in 0..FILE / MIB {
+        block[..8].copy_from_slice(&number.to_le_bytes());
+        file.write_all(&block).unwrap();
+    }
+    common::evict(&path);
+    let memory = Arc::new(device.allocate(ON_DEVICE).unwrap());
+    let place = |at| Place::new(at, ON_DEVICE, &memory, 0);
+    let places: Vec<_> = (0..FILE).step_by(ON_DEVICE as usize).map(place).collect();
+    let last = FILE - ON_DEVICE;
+    let ring = Ring::default();
+    let before = peak();
+    let mut sink = ToDevice::new(device, places).unwrap();
+    let report = Load::new(&path).run_through(ring, &mut sink).unwrap();
+    let more = peak() - before;
+    assert_eq!((report.bytes, report.bytes_hole), (FILE, 0));
+    // The device's memory was touched for the first time by the copies.
+    let most = ON_DEVICE + ring.bytes + 64 * MIB;
+    assert!(more <= most, "{} of {} MiB", more / MIB, most / MIB);
+    let mut got = vec![0; MIB as usize];
+    for at in (0..ON_DEVICE).step_by(MIB as usize) {
+        block[..8].copy_from_slice(&((last + at) / MIB).to_le_bytes());
+        device.copy_back(&memory, at, &mut got).unwrap();
+        assert!(got == block, "{at}");
+    }
+    drop((sink, memory));
+    assert_eq!(double.left(), Left::default());
+}
+
 /// Runs a test of this program in a separate process. Returns true in that process.
 fn alone(test: &str) -> bool {
     if std::env::var_os("DMAFILE_ALONE").is_some() {
@@ -584,7 +637,8 @@ fn alone(test: &str) -> bool {
     }
     let own = std::env::current_exe().unwrap();
     let mut run = std::process::Command::new(own);
-    run.args(["--exact", test]).env("DMAFILE_ALONE", "1");
+    run.args(["--exact", "--include-ignored", test])
+        .env("DMAFILE_ALONE", "1");
     assert!(run.status().unwrap().success());
     false
 }
