@@ -11,7 +11,7 @@ import json
 import os
 import select
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -116,7 +116,7 @@ class Ranks:
             if self.store.check(["failed"]):
                 self._over = True
                 raise self._error(*json.loads(self.store.get("failed")))
-        for dead in self._dead():
+        for dead in self._dead(self._processes):
             # A rank may have ended because it is done.
             if not self.has_said("done", dead):
                 raise self.fail(dead, "has ended", errno.ECONNRESET)
@@ -144,13 +144,15 @@ class Ranks:
         whole = f"cannot load: {self._path}: {who}{text}{named}"
         return make("failed", number, whole, self._path, "see what that rank says")
 
-    def _dead(self, wait: float = 0) -> list[int]:
-        """The ranks of this node whose processes have ended; waits for the first for a while."""
+    def _dead(self, ranks: Iterable[int], wait: float = 0) -> list[int]:
+        """Those of these ranks that are on this node and whose processes have ended; waits for the
+        first."""
+        ranks_by_fd = {self._processes[rank]: rank for rank in ranks if rank in self._processes}
         poll = select.poll()
-        for fd in self._processes.values():
+        for fd in ranks_by_fd:
             poll.register(fd, select.POLLIN)
-        ended = {fd for fd, _ in poll.poll(1000 * wait)}
-        return [rank for rank, fd in self._processes.items() if fd in ended]
+        ended = poll.poll(1000 * wait if ranks_by_fd else 0)
+        return [ranks_by_fd[fd] for fd, _ in ended]
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -158,9 +160,9 @@ class Ranks:
             yield
         except RuntimeError:
             self._over = True
-            # A process closes its connections before it has ended.
-            if dead := self._dead(wait=1):
-                raise self._error(dead[0], "has ended", errno.ECONNRESET) from None
+            # Other ranks may end because of this. A process closes its connections before it ends.
+            if self._dead([0], wait=1):
+                raise self._error(0, "has ended", errno.ECONNRESET) from None
             text = "the process that has the group's store, rank 0 or torchrun, has ended"
             raise self._error(None, text, errno.ECONNRESET) from None
 
