@@ -34,6 +34,8 @@ _MFD_NOEXEC_SEAL = 8
 """Newer than the constants of the module os."""
 _IN_FLIGHT = 4
 """Stripes in flight between two leaders, and stripes of this one that are being read or sent."""
+_CONNECT = 60
+"""How many seconds connecting may take, while failures of other ranks are not noticed."""
 
 # Type checks run without PyTorch.
 _Tensor: TypeAlias = Any
@@ -138,12 +140,20 @@ class Links:
         self._failed = threading.Event()
         self._failure: Error | None = None
         self._closing = False
-        self._group = dist.ProcessGroupGloo(
-            dist.PrefixStore("leaders", ranks.store),
-            self._index[ranks.me],
-            len(leaders),
-            timedelta(seconds=ranks.left()),
-        )
+        ranks.say("connecting", True)
+        ranks.hear("connecting", leaders, "begun to connect")
+        try:
+            self._group = dist.ProcessGroupGloo(
+                dist.PrefixStore("leaders", ranks.store),
+                self._index[ranks.me],
+                len(leaders),
+                timedelta(seconds=min(ranks.left(), _CONNECT)),
+            )
+        except RuntimeError as error:
+            ranks.look()
+            names = ", ".join(map(str, self.others))
+            why = str(error).partition("\n")[0]
+            raise ranks.fail(ranks.me, f"cannot connect to rank {names}: {why}", None) from None
 
     def receive(self, rank: int, tensors: list[_Tensor]) -> None:
         """Starts to receive what a leader sends, in order, and then detects when it ends."""
@@ -152,7 +162,9 @@ class Links:
             try:
                 self._receive(rank, tensors)
                 self._complete.release()
-                self._group.recv([torch.zeros(1, dtype=torch.uint8)], self._index[rank], 0).wait()
+                end = self._group.recv([torch.zeros(1, dtype=torch.uint8)], self._index[rank], 0)
+                # `close` ends it at the latest.
+                end.wait(timedelta(days=1))
             except RuntimeError as error:
                 tensors.clear()
                 self._broken(rank, str(error))
@@ -169,7 +181,7 @@ class Links:
                 begun.append((self._group.recv([tensor], self._index[rank], 0), tensor.nbytes))
                 del tensor
             work, nbytes = begun.popleft()
-            work.wait()
+            work.wait(self._left())
             self.received[rank] += nbytes
 
     def send(self, tensor: _Tensor) -> list[tuple[int, Any]]:
@@ -187,10 +199,13 @@ class Links:
         """Waits until all others have received it."""
         for rank, work in sent:
             try:
-                work.wait()
+                work.wait(self._left())
             except RuntimeError as error:
                 self._broken(rank, str(error))
                 self._raise()
+
+    def _left(self) -> timedelta:
+        return timedelta(seconds=self._ranks.left())
 
     def is_complete(self) -> bool:
         """Waits briefly until everything has arrived from one more leader."""

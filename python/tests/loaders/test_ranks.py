@@ -121,6 +121,7 @@ def load(nodes: Sequence[Node], place: Path, path: Path, **more: Any) -> dict[in
         "users": {},
         "late": {},
         "killed": None,
+        "killed_in": None,
         "again": None,
         "members": None,
         "leave": False,
@@ -504,6 +505,24 @@ def test_a_killed_rank_is_named_on_the_other_node(
         store += " (ECONNRESET)"
         texts = [named, store] if killed == 0 and rank > 1 else [named]
         assert one["error"] in [f"cannot load: {model}: {text}" for text in texts]
+
+
+@pytest.mark.parametrize("step", ["memory", "gloo"])
+def test_a_rank_killed_before_the_first_byte_is_named(
+    place: Path, model: Path, nodes: list[Node], step: str
+) -> None:
+    said = load(nodes, place, model, store=STORE, killed=2, killed_in=step)
+    for one in said.values():
+        assert one["error"] == f"cannot load: {model}: rank 2 has ended (ECONNRESET)"
+
+
+def test_a_rank_that_cannot_be_connected_to_is_named(
+    place: Path, model: Path, nodes: list[Node]
+) -> None:
+    # No other rank on its node notices its end.
+    said = load(nodes, place, model, store=STORE, world=2, killed=1, killed_in="gloo")
+    assert f"cannot load: {model}: rank 0 cannot connect to rank 1: " in said[0]["error"]
+    assert "\n" not in said[0]["error"]
 
 
 def test_nodes_with_different_bytes_are_refused(

@@ -2,10 +2,11 @@
 and the number of ranks that have failed.
 
 `ranks` are the ranks to start here, of `world`. `paths`, `options`, `users` and `late` have the
-settings of a rank by its number; rank `killed` is killed when half of the bytes are loaded. If a
-load fails and `again` is a path, each rank loads that while it handles the exception. All ranks
-load with the group of the ranks `members`. With `leave` a rank ends as soon as it has loaded, and
-all but rank 0 look at the store rarely.
+settings of a rank by its number; rank `killed` is killed when half of the bytes are loaded, or in
+the step `killed_in`: when it begins to wait for these values of others, or to connect to them
+("gloo"). If a load fails and `again` is a path, each rank loads that while it handles the
+exception. All ranks load with the group of the ranks `members`. With `leave` a rank ends as soon as
+it has loaded, and all but rank 0 look at the store rarely.
 """
 
 import ctypes
@@ -26,6 +27,7 @@ from typing import Any
 
 # For prctl(2), after a change of the user.
 import dmafile._ranks
+import dmafile._stripes
 import dmafile.torch
 import torch
 import torch.distributed as dist
@@ -78,6 +80,20 @@ def die_at(mark: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_in(step: str | None, mark: Path) -> None:
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    ranks: Any = dmafile._ranks.Ranks
+    hear = ranks.hear
+    if step is None:
+        threading.Thread(target=die_at, args=(mark,), daemon=True).start()
+    elif step == "gloo":
+        dist.ProcessGroupGloo = die
+    else:
+        ranks.hear = lambda self, what, *rest: (what == step and die()) or hear(self, what, *rest)
+
+
 def digests(tensors: dict[str, Any]) -> dict[str, str]:
     return {
         name: hashlib.sha256(tensor.view(torch.uint8).numpy()).hexdigest()
@@ -104,7 +120,9 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
     mark, killed = Path(wanted["mark"]), wanted["killed"]
     if number == killed:
-        threading.Thread(target=die_at, args=(mark,), daemon=True).start()
+        die_in(wanted["killed_in"], mark)
+    # The others are still connecting then.
+    dmafile._stripes._CONNECT = 10
     reports: list[dict[str, Any]] = []
 
     def progress(done: int, total: int) -> None:
