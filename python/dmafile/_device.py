@@ -151,8 +151,7 @@ def _run(
             try:
                 running.finish(tell)
             except Error as error:
-                why = "tensors that have been given out already are not what they should be"
-                text = f"{why}: {error}"
+                text = f"tensors already returned contain wrong data: {error}"
                 raise make("failed", error.errno, text, error.filename, error.remedy) from error
     finally:
         running.close()

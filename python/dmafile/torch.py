@@ -453,7 +453,10 @@ def save_file(
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[SaveOptions],
 ) -> dict[str, Any]:
-    """Saves tensors as a safetensors file, directly from their memory; returns the report.
+    """Saves tensors as a safetensors file; returns the report.
+
+    The disk reads a tensor of 128 KiB or more from its own memory if its address and its offset in
+    the file are equally aligned. Other tensors are copied through a small buffer, block by block.
 
     The bytes are those that `safetensors.torch.save_file` writes, with two exceptions: several
     metadata entries keep their order, and conjugated and negated views are written with their

@@ -311,7 +311,8 @@ fn udmabuf(host: &Host) -> Check {
 const UDMABUF_ENOUGH: u64 = 65536;
 
 fn udmabuf_that_opens(size: u64, list: u64, vmaps_wrong: bool) -> Check {
-    let mut found = format!("can be opened; dma-bufs up to {size} MiB, of {list} ranges");
+    let mut found =
+        format!("can be opened; dma-bufs of up to {size} MiB, in up to {list} ranges of memory");
     let mut health = Health::Good;
     let mut remedies = Vec::new();
     if size < UDMABUF_ENOUGH {
@@ -370,7 +371,7 @@ fn dmafile_ko() -> Check {
     let error = match exporter::ko::open() {
         Ok((_, found)) => {
             let text = format!(
-                "{}; dma-bufs up to {} MiB, gathers of {} MiB, {} in flight",
+                "{}; dma-bufs of up to {} MiB; chunks of {} MiB, {} in flight",
                 found.abilities(),
                 found.max_buffer >> 20,
                 found.gather >> 20,
