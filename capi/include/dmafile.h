@@ -575,8 +575,8 @@ int dmafile_buffer_pin(const struct dmafile_buffer *buffer,
 /**
  * Unpins a buffer; does nothing if it is not pinned. No device may be using the memory any more.
  *
- * Returns 0; -EINVAL for NULL; otherwise the driver's error, if a second attempt failed too. The memory
- * then stays pinned and mapped until the process ends.
+ * Returns 0; -EINVAL for NULL; otherwise the driver's error, if a second attempt failed too. The
+ * memory then stays pinned and mapped until the process ends.
  *
  * Thread-safe.
  */

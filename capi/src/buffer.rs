@@ -190,8 +190,8 @@ pub unsafe extern "C" fn dmafile_buffer_pin(buffer: *const Buffer, device: *cons
 
 /// Unpins a buffer; does nothing if it is not pinned. No device may be using the memory any more.
 ///
-/// Returns 0; -EINVAL for NULL; otherwise the driver's error, if a second attempt failed too. The memory
-/// then stays pinned and mapped until the process ends.
+/// Returns 0; -EINVAL for NULL; otherwise the driver's error, if a second attempt failed too. The
+/// memory then stays pinned and mapped until the process ends.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]

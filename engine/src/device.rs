@@ -254,13 +254,13 @@ impl Pinned {
         self.device
     }
 
-    /// Leaves the memory pinned, and mapped, until the process ends: a device may still be using it.
+    /// Leaves the memory pinned and mapped until the process ends: a device may still use it.
     pub(crate) fn keep(self) {
         self.registered.keep();
     }
 
-    /// Unpins the memory, and returns the driver's error if that fails. The memory then stays mapped until the
-    /// process ends.
+    /// Unpins the memory, and returns the driver's error if that fails. The memory then stays
+    /// mapped until the process ends.
     pub(crate) fn end(self) -> Result<()> {
         let ended = self.registered.end();
         ended.map_err(|failure| self.device.failed("cannot unpin memory", failure))

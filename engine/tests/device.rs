@@ -578,8 +578,8 @@ fn copies_wait_for_work_that_another_library_queued() {
     assert_eq!(double.left(), Left::default());
 }
 
-/// Peak memory is that of the ring and little more, in addition to the memory of the device, which belongs to this
-/// process here.
+/// Peak memory is that of the ring and little more, in addition to the memory of the device, which
+/// belongs to this process here.
 #[test]
 #[ignore = "it writes and loads 4 GiB; make gpu-test runs it"]
 fn memory_use_is_that_of_the_ring() {

@@ -11,8 +11,8 @@ use std::fs::{self, File};
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
 const MIB: u64 = 1 << 20;
 
-/// More pages in the pool, until it is dropped. Until then, no test of the command that relies on the pool runs,
-/// and no load of another test.
+/// More pages in the pool, until it is dropped. Until then, no test of the command that relies on
+/// the pool runs, and no load of another test.
 struct Grown {
     before: u64,
     _alone: File,

@@ -8,9 +8,9 @@
  * without a current context, or in that of another device than the call's stream, event or memory.
  *
  * Tests control it with the functions double_*(), or from outside the process with two variables:
- * DOUBLE_FAIL=NAME:N:CODE makes the N-th call of NAME (such as cuEventRecord) return CODE, or every call
- * from the N-th on if N is negative, and DOUBLE_REPORT=FILE appends a line of JSON to FILE when the process
- * exits.
+ * DOUBLE_FAIL=NAME:N:CODE makes the N-th call of NAME (such as cuEventRecord) return CODE, or every
+ * call from the N-th on if N is negative, and DOUBLE_REPORT=FILE appends a line of JSON to FILE when
+ * the process exits.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -222,12 +222,10 @@ static bool mapped(uintptr_t start, uintptr_t end, bool *writable)
 	return start >= end;
 }
 
-/*
- * Allocates all pages of a range, as pinning does (MADV_POPULATE_READ or _WRITE, Linux 5.14). The pages of older
- * kernels remain as they are.
- */
+/* Allocates all pages of a range, as pinning does; on kernels before 5.14, without madvise, none. */
 static int allocate(void *at, size_t len, bool read_only)
 {
+	/* MADV_POPULATE_READ and MADV_POPULATE_WRITE. */
 	return !madvise(at, len, read_only ? 22 : 23) || errno == EINVAL ? OK : OUT_OF_MEMORY;
 }
 

@@ -41,7 +41,7 @@ impl Anon {
         Ok(Self { map, tactic })
     }
 
-    /// The first `bytes` bytes as a ring through which `len` bytes pass; the first one is at offset `phase`.
+    /// The first `bytes` bytes as a ring for `len` bytes; the first one is at offset `phase`.
     pub(super) fn ring(&self, bytes: u64, len: u64, phase: u64) -> Region<'_> {
         self.map.ring(bytes, len, phase)
     }

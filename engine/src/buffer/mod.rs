@@ -249,8 +249,8 @@ impl Buffer {
     /// Unpins the memory; does nothing if it is not pinned.
     ///
     /// # Errors
-    /// The driver's error, if a second attempt failed too. The memory then stays pinned and mapped until the process
-    /// ends, whatever happens to the buffer.
+    /// The driver's error, if a second attempt failed too. The memory then stays pinned and mapped
+    /// until the process ends, whatever happens to the buffer.
     pub fn unpin(&self) -> Result<()> {
         let pinned = sync::lock(&self.pinned).take();
         pinned.map_or(Ok(()), Pinned::end)

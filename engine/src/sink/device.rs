@@ -187,8 +187,8 @@ impl ToDevice {
         if let Some(place) = (self.places)(false) {
             return Ok(Some(place));
         }
-        // The next place may be created only after the earlier ones have been filled. A wait for the stream
-        // itself would keep a CPU busy.
+        // The next place may be created only after the earlier ones have been filled. A wait for
+        // the stream itself would keep a CPU busy.
         let copied = self.event().and_then(|event| {
             event.record(&self.stream)?;
             event.wait()?;
@@ -281,7 +281,7 @@ impl Sink for ToDevice {
             None => Ok(()),
             Some(ring) if over => ring.end(),
             Some(ring) => {
-                // Copies may still be running, and the device would read whatever replaces the ring.
+                // Copies may still be running: the device would read whatever replaces the ring.
                 ring.keep();
                 Ok(())
             }

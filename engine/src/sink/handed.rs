@@ -77,8 +77,8 @@ struct State {
 impl Hands {
     /// Waits for the next piece. None after the last one, or if the load has failed.
     ///
-    /// This may wait until the oldest slot is returned. So a thread that returns the slots itself may hold only
-    /// the newest ones when it calls this: at most half of the slots, less one.
+    /// This may wait until the oldest slot is returned. So a thread that returns the slots itself
+    /// may hold only the newest ones when it calls this: at most half of the slots, less one.
     pub fn next(&self) -> Option<Handed> {
         let mut state = sync::lock(&self.0.state);
         loop {

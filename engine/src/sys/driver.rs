@@ -181,7 +181,7 @@ impl Driver {
             // SAFETY: a driver's library, whose initialisers are meant to run in any program.
             match unsafe { Library::new(*name) } {
                 Ok(library) => {
-                    // Never closed, also if it cannot be used: its threads and exit handlers may remain.
+                    // Not closed even if it cannot be used: it may have left threads behind.
                     let library = ManuallyDrop::new(library);
                     return Ok(Self {
                         api,
@@ -370,12 +370,13 @@ impl Registered {
         })
     }
 
-    /// Unregisters the memory, and returns the driver's error if that fails. The memory then stays mapped.
+    /// Unregisters the memory, and returns the driver's error if that fails. The memory then stays
+    /// mapped.
     pub(crate) fn end(mut self) -> Result<(), Failure> {
         self.unregister()
     }
 
-    /// Leaves the memory registered, and mapped, until the process ends: a device may still be using it.
+    /// Leaves the memory registered and mapped until the process ends: a device may still use it.
     pub(crate) fn keep(mut self) {
         self.ended = true;
         map::keep(self.start.cast(), self.bytes);
@@ -393,8 +394,8 @@ impl Registered {
             Ok(()) => Ok(()),
             Err(again) if again.code == NOT_REGISTERED => Err(failure),
             Err(_) => {
-                // For the driver, these addresses still stand for the pages that it has pinned. Other memory
-                // there would be read from, or written to, in the wrong place: so there will be none.
+                // For the driver, these addresses still stand for the pages that it has pinned. If
+                // other memory were mapped there, a device would access the wrong pages.
                 map::keep(self.start.cast(), self.bytes);
                 Err(failure)
             }
@@ -457,7 +458,8 @@ impl Stream {
         );
         let _entered = self.context.enter()?;
         // SAFETY: the destination is within the device's memory, as just checked. The source is a region;
-        // the caller waits until its copies have completed before it frees the region, or never frees it.
+        // the caller waits until its copies have completed before it frees the region, or never
+        // frees it.
         unsafe {
             self.context.driver.copy_in(
                 to.address + at,

@@ -213,8 +213,8 @@ impl Mapping {
         }
     }
 
-    /// The first `bytes` bytes as a ring that `len` bytes pass through: byte `at` is stored at `at + phase`
-    /// modulo `bytes`. A single read or write must not cross the end of the ring.
+    /// The first `bytes` bytes as a ring that `len` bytes pass through: byte `at` is stored at
+    /// `at + phase` modulo `bytes`. A single read or write must not cross the end of the ring.
     pub(crate) fn ring(&self, bytes: u64, len: u64, phase: u64) -> Region<'_> {
         Region {
             len: len as usize,
@@ -231,7 +231,8 @@ impl Mapping {
 
 /// Addresses that stay mapped until the process ends, although their owner is dropped.
 static KEPT: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
-/// Whether there are any. Without any, a drop takes no lock, which might be held forever in a forked child.
+/// Whether there are any. Without any, a drop takes no lock: in a forked child it might be held
+/// forever.
 static KEEPS: AtomicBool = AtomicBool::new(false);
 
 /// Never unmaps the `len` bytes from `start`, nor maps anything else there.

@@ -129,7 +129,7 @@ impl<'a> Through<'a> {
         let mut taken = VecDeque::<Taken>::new();
         let end = self.work.plan.reach().div_ceil(self.slot);
         for number in 0..end {
-            // Half of the ring is reserved for the readers, unless the rest of the file has its slots already.
+            // Half of the ring is for the readers, unless the rest of the file has its slots.
             while taken.len() as u64 > self.slots / 2 && taken[0].number + self.slots < end {
                 self.give_back(feed, hashed, &mut taken, sink.sink, true)?;
             }

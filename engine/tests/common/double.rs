@@ -81,7 +81,8 @@ impl Double {
         unsafe { *self.library.get::<T>(name).unwrap() }
     }
 
-    /// Makes the `nth` call of a function return `code`, or every call from the `nth` on if it is negative.
+    /// Makes the `nth` call of a function return `code`, or every call from the `nth` on if it is
+    /// negative.
     pub fn fail(&self, name: &str, nth: i32, code: i32) {
         let name = CString::new(name).unwrap();
         type Fail = unsafe extern "C" fn(*const c_char, c_int, c_int);
