@@ -21,6 +21,7 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_process_group_store
 
+from . import _dmafile
 from ._errors import Error, make
 from ._hold import Held, HeldModel, find_shared, held_name, shared
 from ._load import ModelPath, Options, open_model
@@ -99,17 +100,15 @@ class Ranks:
         """Waits for values of other ranks; `late` says what a rank without one has not done."""
         pause = 0.001
         while missing := [rank for rank in ranks if not self.has_said(what, rank)]:
-            self.look()
-            if time.monotonic() > self.began + self.timeout:
-                text = f"has not {late} within {self.timeout:g} seconds"
-                raise self.fail(missing[0], text, errno.ETIMEDOUT)
+            self.look((missing[0], late))
             time.sleep(pause)
             pause = min(2 * pause, _GLANCE)
         with self._asking():
             return {rank: json.loads(self.store.get(f"{what}/{rank}")) for rank in ranks}
 
-    def look(self) -> None:
-        """Raises an error if the load has failed in another rank."""
+    def look(self, late: tuple[int, str] | None = None) -> None:
+        """Raises an error if the load has failed in another rank, or if the time is over: `late` is
+        a rank and what it has not done then."""
         if self.links is not None:
             self.links.look()
         with self._asking():
@@ -120,6 +119,10 @@ class Ranks:
             # A rank may have ended because it is done.
             if not self.has_said("done", dead):
                 raise self.fail(dead, "has ended", errno.ECONNRESET)
+        if time.monotonic() > self.began + self.timeout:
+            rank, what = late or (self.me, "loaded its part")
+            text = f"has not {what} within {self.timeout:g} seconds"
+            raise self.fail(rank, text, errno.ETIMEDOUT)
 
     def fail(self, rank: int, text: str, number: int | None) -> Error:
         """Ends the load in all ranks. Returns the error, or that of a rank that failed first."""
@@ -204,8 +207,8 @@ class Ranks:
         options: Options,
     ) -> HeldModel:
         """Loads the files into the memory of each node, and returns this node's."""
-        if held_name(path) is not None:
-            text = f"group: {os.fsdecode(path)} is in memory already; leave group out"
+        if (name := held_name(path)) is not None:
+            text = f"group: held:{name} is in memory already; leave group out"
             raise make("usage", None, text, None, "leave group out")
         model = open_model(path)
         self._path = os.fsdecode(path if isinstance(path, str | bytes | os.PathLike) else path[0])
@@ -235,9 +238,22 @@ class Ranks:
             if tell is not None:
                 tell(done, total)
 
-        held = shared(paths, wait=self.left(), verify=verify, progress=further, **options)
-        self._count(held)
-        return held
+        found = self._find(paths, verify, options)
+        if not isinstance(found, Held):
+            found.close()
+            found = shared(paths, wait=self.left(), verify=verify, progress=further, **options)
+            self._count(found)
+        return found
+
+    def _find(
+        self, paths: list[Path], verify: str | None, options: Options
+    ) -> Held | _dmafile.Vacant:
+        """As `find_shared`, but notices failures while another process loads the files."""
+        while True:
+            try:
+                return find_shared(paths, min(self.left(), 1), verify, options)
+            except TimeoutError:
+                self.look()
 
     def _count(self, held: Held) -> None:
         if held.holder[0] == os.getpid():
@@ -248,7 +264,7 @@ class Ranks:
     ) -> Held:
         before = self.leaders[: self.leaders.index(self.me)]
         self.hear("memory", before, "looked for the files on its node")
-        found = find_shared(paths, self.left(), verify, options)
+        found = self._find(paths, verify, options)
         try:
             own = {"there": isinstance(found, Held), "samples": _samples(paths)}
             self.say("memory", own)

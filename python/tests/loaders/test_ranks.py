@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import dmafile
 import pytest
 
 from conftest import write
@@ -233,6 +232,43 @@ def test_a_load_can_be_repeated_while_its_error_is_handled(
         assert "has files with other bytes than rank" in one["first"]
 
 
+@pytest.fixture
+def loading(place: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process keeps others from loading the model."""
+    from dmafile._hold import find_shared
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
+    vacant: Any = find_shared(files(model), 0, None, {})
+    yield
+    vacant.close()
+
+
+@pytest.mark.usefixtures("loading")
+def test_a_failure_ends_the_wait_for_another_process(place: Path, model: Path, node: Node) -> None:
+    said = load([node], place, model, world=3, killed=2, killed_in="ready", timeout=60)
+    for one in said.values():
+        assert one["error"] == f"cannot load: {model}: rank 2 has ended (ECONNRESET)"
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The state of a load by a group of this process only."""
+    from dmafile._ranks import Ranks
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield Ranks(dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("loading")
+def test_the_timeout_ends_the_wait_for_another_process(model: Path, alone: Any) -> None:
+    alone.timeout = 1.5
+    with pytest.raises(TimeoutError, match=r"rank 0 has not loaded its part within 1.5 seconds"):
+        alone._find(files(model), None, {})
+
+
 FAILURES = [
     ([], "the list of files is empty"),
     ("held:none", "group: held:none is in memory already; leave group out"),
@@ -350,25 +386,15 @@ def test_the_rank_with_the_store_may_end_at_once(place: Path, node: Node) -> Non
     check_equal(said, small)
 
 
-def test_a_dead_rank_is_named_after_one_that_was_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dmafile._ranks import Ranks
-
+def test_a_dead_rank_is_named_after_one_that_was_done(alone: Any) -> None:
     def ended() -> int:
         with subprocess.Popen(["true"]) as child:
             return os.pidfd_open(child.pid)
 
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    dist = torch.distributed
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        with pytest.raises(dmafile.Error, match="rank 2 has ended"), Ranks(dist.group.WORLD) as one:
-            one._processes = {1: ended(), 2: ended()}
-            one.store.set("done/1", "{}")
-            one.look()
-    finally:
-        dist.destroy_process_group()
+    with pytest.raises(ConnectionResetError, match="rank 2 has ended"), alone:
+        alone._processes = {1: ended(), 2: ended()}
+        alone.store.set("done/1", "{}")
+        alone.look()
 
 
 def all_say(said: dict[int, dict[str, Any]], own: int, theirs: str, others: str) -> None:

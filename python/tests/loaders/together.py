@@ -86,12 +86,18 @@ def die_in(step: str | None, mark: Path) -> None:
 
     ranks: Any = dmafile._ranks.Ranks
     hear = ranks.hear
+
+    def dying(self: Any, what: str, *rest: Any) -> Any:
+        if what == step:
+            die()
+        return hear(self, what, *rest)
+
     if step is None:
         threading.Thread(target=die_at, args=(mark,), daemon=True).start()
     elif step == "gloo":
         dist.ProcessGroupGloo = die
     else:
-        ranks.hear = lambda self, what, *rest: (what == step and die()) or hear(self, what, *rest)
+        ranks.hear = dying
 
 
 def digests(tensors: dict[str, Any]) -> dict[str, str]:
@@ -142,8 +148,8 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
         return dict(tensors)
 
     if wanted["leave"] and number:
-        rarely: Any = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: time.sleep(0.3))
-        dmafile._ranks.time = rarely
+        module: Any = dmafile._ranks
+        module.time = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: time.sleep(0.3))
     before, read = left(), read_bytes()
     time.sleep(wanted["late"].get(me, 0))
     said: dict[str, Any] = {"rank": number, "before": before}
