@@ -165,9 +165,11 @@ fn the_cleanup_process_is_not_in_the_process_group_of_command() {
     let mut load = refuse(load, &any(libc::SYS_setsid), libc::EPERM);
     let mut running = start(&mut load);
     running.until_written("ready");
-    let found = removers(&temporary.0);
-    assert!(!found.is_empty());
-    for process in found {
+    // COMMAND may be faster than its start.
+    eventually("the cleanup process has started", || {
+        !removers(&temporary.0).is_empty()
+    });
+    for process in removers(&temporary.0) {
         let stat = fs::read_to_string(process.join("stat")).unwrap();
         // proc_pid_stat(5): state, parent and group follow the name, which is in brackets.
         let group = stat.rsplit(')').next().unwrap().split(' ').nth(3).unwrap();
@@ -201,6 +203,7 @@ fn the_cleanup_process_holds_no_memory_and_outlives_command() {
         0o700
     );
     let remover = || removers(&folder);
+    eventually("the cleanup process has started", || !remover().is_empty());
     let found = remover();
     assert_eq!(found.len(), 1, "{found:?}");
     let fds = fs::read_dir(found[0].join("fd")).unwrap();
