@@ -135,6 +135,9 @@ vm-test: need-rust need-test-tools extension ## test loads, and vm/run itself, o
 
 loaders-test: need-rust .venv/dev $(LOADERS)/torch/ready $(LOADERS)/vllm/ready ## test with the real PyTorch, transformers, checkpoints and vLLM (20 minutes; 1.3 GB to download, once)
 	@echo "loaders-test: PyTorch and vLLM in $(LOADERS), without CUDA"
+	@scripts/need iproute2 command -v ip
+	@scripts/need e2fsprogs command -v /sbin/mke2fs
+	@scripts/need e2fsprogs command -v /sbin/debugfs
 	@for name in torch vllm; do VIRTUAL_ENV=$(LOADERS)/$$name .venv/bin/maturin develop --quiet --locked || exit 1; done
 	KILLS=30 $(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_torch.py python/tests/test_stream.py \
 		python/tests/test_dropin_torch.py \

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import dmafile
 import pytest
 
 from conftest import write
@@ -67,6 +68,12 @@ def digests(model: Path) -> dict[str, str]:
                 first, last = one["data_offsets"]
                 found[name] = hashlib.sha256(data[start + first : start + last]).hexdigest()
     return found
+
+
+@pytest.fixture(scope="module")
+def copy(model: Path, folder: Path) -> Path:
+    """The model in other files: ranks with these are on another node than those without."""
+    return shutil.copytree(model, folder / "ranks-copy")
 
 
 def evict(model: Path) -> None:
@@ -188,6 +195,7 @@ def test_the_ranks_of_a_node_read_each_byte_once(
     check_equal(said, model)
     assert sum(one["read"] for one in said.values()) <= 1.02 * size(model)
     assert sum(one["memory"] for one in said.values()) <= 1.05 * size(model)
+    assert sum(one["private"] for one in said.values()) <= 0.1 * size(model), "copies"
     for one in said.values():
         (report,) = one["reports"]
         assert report["nodes"] == [[0, 1, 2, 3]]
@@ -200,7 +208,7 @@ def test_the_ranks_of_a_node_read_each_byte_once(
 def test_a_single_rank_loads_into_private_memory(place: Path, model: Path, node: Node) -> None:
     said = load([node], place, model, world=1)
     check_equal(said, model)
-    assert said[0]["memory"] == 0, "private memory"
+    assert said[0]["memory"] == 0 and said[0]["private"] >= size(model)
     assert said[0]["reports"][0]["ranks"][0]["disk"] >= size(model)
 
 
@@ -502,9 +510,24 @@ def test_each_of_two_nodes_reads_half_of_the_bytes(
     for node in report["nodes"]:
         assert sum(said[rank]["read"] for rank in node) <= 0.52 * size(model)
         assert sum(said[rank]["memory"] for rank in node) <= 1.05 * size(model)
+        assert sum(said[rank]["private"] for rank in node) <= 0.1 * size(model), "copies"
         disk, peers = (report["ranks"][node[0]][what] for what in ("disk", "peers"))
         assert disk + peers == size(model) and disk <= 0.52 * size(model)
         assert report["ranks"][node[1]]["disk"] == report["ranks"][node[1]]["peers"] == 0
+
+
+def test_a_node_that_has_the_files_sends_all(
+    place: Path, model: Path, copy: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
+    paths = dict.fromkeys("13", str(copy))
+    with dmafile.shared(files(model)):
+        said = load([node], place, model, paths=paths)
+    check_equal(said, model)
+    (report,) = said[3]["reports"]
+    assert report["nodes"] == [[0, 2], [1, 3]]
+    assert [one["disk"] for one in report["ranks"]] == [0, 0, 0, 0]
+    assert [one["peers"] for one in report["ranks"]] == [0, size(model), 0, 0]
 
 
 @pytest.mark.parametrize("verify", ["xxh3", "sha256=" + 64 * "0"])

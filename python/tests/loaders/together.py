@@ -52,6 +52,12 @@ def memory() -> tuple[int, int]:
     return pss, count
 
 
+def private() -> int:
+    """The bytes of this process that belong to no file, such as copies."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
+
+
 def links() -> Iterator[str]:
     for one in Path("/proc/self/fd").iterdir():
         # The descriptor of this loop is closed by then.
@@ -150,7 +156,7 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
     if wanted["leave"] and number:
         module: Any = dmafile._ranks
         module.time = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: time.sleep(0.3))
-    before, read = left(), read_bytes()
+    before, read, own = left(), read_bytes(), private()
     time.sleep(wanted["late"].get(me, 0))
     said: dict[str, Any] = {"rank": number, "before": before}
     try:
@@ -169,7 +175,7 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
         said |= {"read": read_bytes() - read, "digests": digests(tensors), "reports": reports}
         if not wanted["leave"]:
             dist.barrier(group)
-            said["memory"] = memory()[0]
+            said |= {"memory": memory()[0], "private": private() - own}
             dist.barrier(group)
             # Writes are private to a rank.
             tensors.pop(next(iter(tensors))).view(torch.uint8).zero_()
