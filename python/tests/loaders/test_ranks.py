@@ -462,6 +462,26 @@ def test_a_late_rank_is_named(place: Path, model: Path, node: Node) -> None:
     all_say(said, 1, text, text)
 
 
+def test_ranks_of_torchrun_load_and_notice_the_death_of_one(place: Path, model: Path) -> None:
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "XDG_RUNTIME_DIR": str(place)}
+    done = subprocess.run(
+        [sys.executable, "-m", *launch, HERE / "launched.py", model, place],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | own,
+    )
+    assert done.returncode != 0 and "SIGKILL" in done.stderr, done.stderr
+    said = {rank: json.loads((place / f"{rank}.json").read_text()) for rank in range(4)}
+    want = digests(model)
+    for rank, one in said.items():
+        assert one["digests"] == want
+        assert one["reports"][0]["nodes"] == [[0, 1, 2, 3]]
+        if rank:
+            assert one["error"] == f"cannot load: {model}: rank 0 has ended (ECONNRESET)"
+
+
 STORE = "tcp://10.77.0.1:29511"
 
 

@@ -133,6 +133,23 @@ def test_a_truncated_file_is_an_error(folder: Path) -> None:
         made(model, weights)
 
 
+def mapped() -> set[str]:
+    """The files that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if "/" in line}
+
+
+def test_code_that_needs_a_path_reads_the_folder_of_a_hold(model: Path, tmp_path: Path) -> None:
+    theirs = transformers.LlamaForCausalLM.from_pretrained(model)
+    held = tmp_path / "held"
+    with dmafile.hold(model, at=tmp_path / "socket", folder=held):
+        ours = transformers.AutoModelForCausalLM.from_pretrained(held)
+    check_same(ours, theirs)
+    # The tensors are views of the memory that was held.
+    names = [name for name in mapped() if name.endswith(".safetensors (deleted)")]
+    assert len(names) == tiny.SHARDS and all(name.startswith("/memfd:") for name in names)
+
+
 PARALLEL = """
 import os, sys, torch, torch.distributed as dist, dmafile.transformers
 from transformers import LlamaConfig, LlamaForCausalLM
