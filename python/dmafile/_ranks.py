@@ -45,8 +45,8 @@ class Ranks:
         self.began = time.monotonic()
         self.me: int = dist.get_rank()
         if dist.get_rank(group) < 0:
-            text = f"group: rank {self.me} is not in it; leave group out, or use a group with it"
-            raise make("usage", None, text, None, "leave group out, or use a group with it")
+            text = f"group: rank {self.me} is not in it; load only in its ranks"
+            raise make("usage", None, text, None, "load only in its ranks")
         self.all: list[int] = dist.get_process_group_ranks(group)
         self.timeout = _timeout(group)
         self._path = ""
@@ -87,6 +87,9 @@ class Ranks:
         """Remaining seconds of the group's timeout."""
         return max(self.began + self.timeout - time.monotonic(), 0.001)
 
+    def is_late(self) -> bool:
+        return time.monotonic() > self.began + self.timeout
+
     def say(self, what: str, content: Any) -> None:
         """Publishes a value for the other ranks."""
         with self._asking():
@@ -100,15 +103,17 @@ class Ranks:
         """Waits for values of other ranks; `late` says what a rank without one has not done."""
         pause = 0.001
         while missing := [rank for rank in ranks if not self.has_said(what, rank)]:
-            self.look((missing[0], late))
+            self.look()
+            if self.is_late():
+                text = f"has not {late} within {self.timeout:g} seconds"
+                raise self.fail(missing[0], text, errno.ETIMEDOUT)
             time.sleep(pause)
             pause = min(2 * pause, _GLANCE)
         with self._asking():
             return {rank: json.loads(self.store.get(f"{what}/{rank}")) for rank in ranks}
 
-    def look(self, late: tuple[int, str] | None = None) -> None:
-        """Raises an error if the load has failed in another rank, or if the time is over: `late` is
-        a rank and what it has not done then."""
+    def look(self) -> None:
+        """Raises an error if the load has failed in another rank."""
         if self.links is not None:
             self.links.look()
         with self._asking():
@@ -119,10 +124,6 @@ class Ranks:
             # A rank may have ended because it is done.
             if not self.has_said("done", dead):
                 raise self.fail(dead, "has ended", errno.ECONNRESET)
-        if time.monotonic() > self.began + self.timeout:
-            rank, what = late or (self.me, "loaded its part")
-            text = f"has not {what} within {self.timeout:g} seconds"
-            raise self.fail(rank, text, errno.ETIMEDOUT)
 
     def fail(self, rank: int, text: str, number: int | None) -> Error:
         """Ends the load in all ranks. Returns the error, or that of a rank that failed first."""
@@ -254,6 +255,8 @@ class Ranks:
                 return find_shared(paths, min(self.left(), 1), verify, options)
             except TimeoutError:
                 self.look()
+                if self.is_late():
+                    raise
 
     def _count(self, held: Held) -> None:
         if held.holder[0] == os.getpid():

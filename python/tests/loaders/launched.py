@@ -1,7 +1,5 @@
-"""A rank that torchrun has started: launched.py MODEL FOLDER.
-
-It loads the model twice, and rank 0 is killed when it has read half of it for the second time. Each
-rank writes to FOLDER what it has seen.
+"""A rank that torchrun has started: launched.py MODEL FOLDER. It loads the model twice. Rank 0 is
+killed when half of it has been read for the second time. Each rank writes its results to FOLDER.
 """
 
 import hashlib

@@ -136,9 +136,21 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
     # The others are still connecting then.
     dmafile._stripes._CONNECT = 10
     reports: list[dict[str, Any]] = []
+    ranks: Any = dmafile._ranks.Ranks
+    meet = ranks._meet
+
+    def met(self: Any, *rest: Any) -> None:
+        meet(self, *rest)
+        mark.with_suffix(f".{number}").touch()
+
+    ranks._meet = met
 
     def progress(done: int, total: int) -> None:
         if killed is not None and 2 * done >= total:
+            # Only a rank that has met the others can name the one that had the store.
+            for one in range(wanted["world"]):
+                while not mark.with_suffix(f".{one}").exists():
+                    time.sleep(0.001)
             mark.touch()
             # This rank may be the one that is killed.
             time.sleep(0.2)
