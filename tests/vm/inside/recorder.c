@@ -78,5 +78,5 @@ int main(int argc, char **argv)
 			errx(1, "what is %s", line);
 		}
 	}
-	errx(1, "nobody has asked to finish");
+	errx(1, "the input ended without: finish");
 }
