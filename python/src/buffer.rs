@@ -2,6 +2,7 @@
 
 use crate::dlpack;
 use crate::error::{no_descriptor, raise, several_descriptors};
+use crate::job::GLANCE;
 use dmafile::{HeldFile, Loaded, Report, Retired};
 use pyo3::exceptions::{
     PyBlockingIOError, PyBufferError, PyMemoryError, PyTimeoutError, PyValueError,
@@ -569,6 +570,3 @@ impl Wait {
 }
 
 const AGAIN: i32 = rustix::io::Errno::AGAIN.raw_os_error();
-
-/// Interval at which a wait for a socket handles signals.
-const GLANCE: Duration = Duration::from_millis(50);

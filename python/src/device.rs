@@ -2,7 +2,7 @@
 
 use crate::dlpack;
 use crate::error::raise;
-use crate::job::{Job, Work};
+use crate::job::{GLANCE, Job, Work};
 use crate::model::Model;
 use crate::request::{self, MODEL};
 use dmafile::{
@@ -14,9 +14,6 @@ use pyo3::types::{PyBytes, PyDict};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-/// Interval at which a waiting thread handles signals and progress.
-const GLANCE: Duration = Duration::from_millis(50);
 
 /// Memory of a device, allocated here or by another library.
 #[pyclass(frozen, module = "dmafile._dmafile")]

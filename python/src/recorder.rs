@@ -1,6 +1,7 @@
 //! Recorders, and reading recordings.
 
 use crate::error::raise;
+use crate::job::GLANCE;
 use crate::request::{size, word};
 use dmafile::{Capture, Note, Origin, RecordBuffer, WhenFull};
 use pyo3::buffer::PyBuffer;
@@ -10,9 +11,6 @@ use pyo3::types::{PyBytes, PyDict};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Interval at which a waiting thread handles signals.
-const GLANCE: Duration = Duration::from_millis(50);
 
 /// Appends buffers to a file; use `dmafile.Recorder`.
 #[pyclass(frozen, module = "dmafile._dmafile")]

@@ -1,7 +1,7 @@
 //! A file whose bytes come through a ring of slots, one part after the other.
 
 use crate::error::raise;
-use crate::job::{Job, Work};
+use crate::job::{GLANCE, Job, Work};
 use crate::request::{self, STREAM};
 use dmafile::{CancelToken, Device, Error, Handed, Hands, Load, Progress, Report, Ring, Sink};
 use pyo3::exceptions::{PyBufferError, PyRuntimeError};
@@ -13,10 +13,6 @@ use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-
-/// Interval at which a waiting thread handles signals.
-const GLANCE: Duration = Duration::from_millis(50);
 
 /// A load into a ring, whose bytes another thread takes.
 struct Through {
