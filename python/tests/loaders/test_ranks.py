@@ -650,3 +650,23 @@ def test_a_failing_disk_is_named_on_both_nodes(
         assert one["errno"] == errno.EIO, one
         assert ("rank 2 has failed: " in one["error"]) == (rank != 2)
         assert f"{failing}" in one["error"] and "\n" not in one["error"]
+
+
+def test_a_page_that_cannot_be_compared_is_named(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dmafile._ranks
+
+    path = files(model)[0]
+
+    def pread(fd: int, nbytes: int, at: int) -> bytes:
+        if at:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return bytes(nbytes)
+
+    monkeypatch.setattr(os, "pread", pread)
+    with pytest.raises(dmafile.Error) as caught:
+        dmafile._ranks._samples([path])
+    at = path.stat().st_size // 64
+    assert str(caught.value) == f"cannot read: {path} at byte {at} (EIO)"
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
