@@ -107,7 +107,7 @@ def test_errors_name_the_file_or_the_option(file: Path, tmp_path: Path) -> None:
         list(dmafile.stream(file, device="cuda:99"))
 
 
-def test_ctrl_c_ends_it(file: Path) -> None:
+def test_ctrl_c_in_the_loop_ends_the_load(file: Path) -> None:
     stream = dmafile.stream(file, **SMALL)
     with pytest.raises(KeyboardInterrupt):
         for _ in stream:
