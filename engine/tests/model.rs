@@ -617,7 +617,7 @@ fn an_incomplete_model_is_refused() {
     let folder = dir();
     let renamed = folder.path().join("model.gguf");
     gguf(&renamed, &tensors("a", 2, 1000), Some((0, 6)));
-    refused(&renamed, "one of 6 files by its header");
+    refused(&renamed, "one of 6 files according to its header");
     // One of very many files.
     let first = folder.path().join("m-00001-of-99999.gguf");
     gguf(&first, &tensors("a", 2, 1000), Some((0, 6)));

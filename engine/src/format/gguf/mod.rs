@@ -184,7 +184,7 @@ impl<R: Read> Header<R> {
             self.fill(&mut bytes[have..])?;
         }
         String::from_utf8(bytes)
-            .map_err(|_| Bad::new(format!("a text at byte {start} is not UTF-8")))
+            .map_err(|_| Bad::new(format!("a string at byte {start} is not UTF-8")))
     }
 
     /// The metadata, and the alignment that it sets.

@@ -231,7 +231,7 @@ fn hidden(errno: Errno) -> bool {
 }
 
 fn failed(pid: u32, errno: Errno) -> Error {
-    let error = Error::os("cannot look into", errno).at(format!("process {pid}"));
+    let error = Error::os("cannot inspect", errno).at(format!("process {pid}"));
     match errno {
         Errno::SRCH => error.with_remedy("list those that pin memory: dmafile pins"),
         _ if hidden(errno) => error.with_remedy("run as root"),
