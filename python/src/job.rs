@@ -128,7 +128,7 @@ impl<T: Send + 'static> Job<T> {
         if self.process == std::process::id() {
             return Ok(());
         }
-        let text = "this load belongs to the process that forked this one; it cannot go on here";
+        let text = "this load belongs to the process that forked this one; it cannot continue here";
         Err(PyRuntimeError::new_err(text))
     }
 
