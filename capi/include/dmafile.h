@@ -1168,7 +1168,7 @@ int dmafile_recording_is_complete(const struct dmafile_recording *recording);
 
 /**
  * The record at an index, from 0 to dmafile_recording_count - 1. It belongs to the recording. Its number
- * equals the index, except when a later file was opened alone.
+ * equals the index, except if a later file was opened by itself.
  *
  * NULL with errno ERANGE for any other index, EINVAL for NULL.
  *

@@ -186,7 +186,7 @@ impl Drop for Stream {
         self.hands.leave();
         let state = self.load.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let State::Running(thread) = std::mem::replace(state, State::Ended(Ok(()))) {
-            // Nobody needs the result of a stream that is closed.
+            // The result of a closed stream is not needed.
             let _ = thread.join();
         }
     }

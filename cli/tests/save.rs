@@ -605,7 +605,7 @@ fn a_fuse_file_system_takes_every_source_whole() {
         for args in ["", "--io direct", "--io buffered", "--method threads"] {
             let part = format!("--from fd:{} --length {size}", memory.as_raw_fd());
             for from in [&part[..], "--from source", "--from -"] {
-                // Other sources than memory need bounce buffers, not this method alone.
+                // This method does not use bounce buffers, which sources other than memory need.
                 if from != part && args == "--method threads" {
                     continue;
                 }

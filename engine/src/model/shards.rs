@@ -226,8 +226,8 @@ impl Found {
                 number + 1
             ));
         }
-        // A split file that is loaded alone by its name; under another name it would pass for a
-        // whole model.
+        // A split file may be loaded by itself under its own name; under another name it would
+        // pass for a whole model.
         let named = name_of(&self.files[number]).and_then(|name| Split::of(name, GGUF));
         match named {
             Some(_) => Ok(()),

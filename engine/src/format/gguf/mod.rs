@@ -171,7 +171,7 @@ impl<R: Read> Header<R> {
     fn text(&mut self, most: u64) -> Result<String, Bad> {
         let length = self.u64()?;
         let start = self.at;
-        self.room(length, 1, "bytes of text")?;
+        self.room(length, 1, "bytes of a string")?;
         if length > most {
             return Err(Bad::new(format!(
                 "a name of {length} bytes at byte {start}: at most {most} are allowed"
@@ -254,7 +254,7 @@ impl<R: Read> Header<R> {
         }
         let kind = self.kind()?;
         let count = self.u64()?;
-        self.room(count, kind.least(), "values of a list")?;
+        self.room(count, kind.least(), "values of an array")?;
         Ok(match kind {
             Kind::U8 => Value::Bytes(self.several(count, Self::u8)?),
             Kind::I8 => Value::Signeds(self.several(count, |from| from.i8().map(i64::from))?),
