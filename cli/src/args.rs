@@ -157,7 +157,7 @@ pub struct Knobs {
     #[arg(hide_possible_values = true, help_heading = WHERE)]
     pub to: String,
 
-    /// Size of its pages
+    /// Page size
     #[arg(long, value_name = "PAGES", default_value = "auto", value_parser = words(Pages::ALL))]
     #[arg(help_heading = WHERE)]
     pub pages: Pages,
@@ -166,7 +166,7 @@ pub struct Knobs {
 /// How to move the bytes.
 #[derive(Args, Clone, Debug)]
 pub struct Tuning {
-    /// How bytes move
+    /// Method that moves the bytes
     #[arg(long, value_name = "METHOD", default_value = "auto", value_parser = words(Method::ALL))]
     #[arg(help_heading = TUNING)]
     pub method: Method,
@@ -359,11 +359,11 @@ pub struct LoadArgs {
 #[derive(Args, Debug)]
 #[command(
     after_help = "Each file is loaded into a separate buffer, which cannot be changed unless --writable is \
-                  given. As soon as it serves, it prints one JSON object; it runs until it is released, \
+                  given. When it is ready, the command prints one JSON object; it runs until it is released, \
                   interrupted, or idle for too long (exit status 0). Processes keep what they have taken, \
                   even if the holder is killed.\n\n\
                   The socket is $XDG_RUNTIME_DIR/dmafile/NAME (/run/dmafile/NAME for root), or the one that \
-                  it was started with (LISTEN_FDS). Users with write permission on the socket may take.\n\n\
+                  it was started with (LISTEN_FDS). Users with write permission on the socket may take the files.\n\n\
                   docs/holding.md has a unit for systemd. Sizes are powers of 1024; times are written 500ms, \
                   60s, 10m, 2h."
 )]
@@ -401,11 +401,11 @@ pub struct HoldArgs {
     #[arg(long, value_name = "DIR")]
     pub folder: Option<PathBuf>,
 
-    /// Tell systemd when it serves, and have it keep the memory for the next start (Type=notify)
+    /// Notify systemd when it serves, and have it keep the memory for the next start (Type=notify)
     #[arg(long)]
     pub notify: bool,
 
-    /// Compute a checksum of each file, and compare it
+    /// Compute a checksum of each file, and compare it with HEX
     #[arg(long, value_name = "ALGO[=HEX]|hub", value_parser = Checksum { hub: true })]
     pub verify: Option<Verify>,
 
@@ -415,7 +415,7 @@ pub struct HoldArgs {
     #[arg(hide_possible_values = true, help_heading = WHERE)]
     pub to: String,
 
-    /// Size of its pages
+    /// Page size
     #[arg(long, value_name = "PAGES", default_value = "auto", value_parser = words(Pages::ALL))]
     #[arg(help_heading = WHERE)]
     pub pages: Pages,
@@ -607,7 +607,7 @@ pub struct SaveArgs {
     #[arg(long, short, help_heading = OUTPUT)]
     pub quiet: bool,
 
-    /// How bytes move
+    /// Method that moves the bytes
     #[arg(long, value_name = "METHOD", default_value = "auto", value_parser = words(Save::METHODS))]
     #[arg(help_heading = TUNING)]
     pub method: Method,
