@@ -100,7 +100,7 @@ arm64-test: need-rust need-test-tools ## the command and the engine's tests on D
 	rustup target add aarch64-unknown-linux-gnu
 	ARM64=1 $(VM_TESTS) tests/vm/test_arm64.py $(ARGS)
 
-gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memory with a double of the driver: 100,000 schedules (half an hour)
+gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memory with a test double of the driver: 100,000 schedules (half an hour)
 	@echo "gpu-test: a GPU is neither needed nor used"
 	DMAFILE_SCHEDULES=100000 cargo test --locked -p dmafile --test through --test device --test pinned --test pool
 	cargo test --locked -p dmafile --test device -- --ignored

@@ -307,7 +307,7 @@ def test_harmless_messages_of_a_kernel_are_not_errors(line: str) -> None:
         (["true"], machine.USAGE, "unrecognized"),
     ],
 )
-def test_bad_usage(words: list[str], status: int, said: str) -> None:
+def test_invalid_arguments_are_refused(words: list[str], status: int, said: str) -> None:
     result = vm(*words)
     assert result.returncode == status
     assert said in result.stderr.decode()
@@ -414,7 +414,7 @@ def test_the_newest_has_disks_and_dma_bufs() -> None:
     assert len(set(seen[len(nodes) :])) == len(FILE_SYSTEMS)
 
 
-def test_sizes() -> None:
+def test_sizes_are_parsed() -> None:
     assert [machine.size(text) for text in ("512", "4K", "2G", "2GiB")] == [
         512,
         4096,

@@ -28,8 +28,8 @@
  * error unless documented otherwise. Returned strings belong to the object that they were requested
  * from. Sizes and offsets are in bytes. The library does not fork or install signal handlers, and
  * leaves no threads behind, except those of a recorder until it is finished, of a hold until it is
- * stopped, of shared memory until it is freed, and of a stream until it is closed. A bug inside the library is reported as an error
- * (-ENOTRECOVERABLE), and does not abort the process.
+ * stopped, of shared memory until it is freed, and of a stream until it is closed. A bug inside the
+ * library is reported as an error (-ENOTRECOVERABLE), and does not abort the process.
  */
 
 
@@ -561,7 +561,7 @@ int dmafile_buffer_fd(const struct dmafile_buffer *buffer);
  * Pins a buffer's memory for a device, "cuda:N" or "hip:N". All devices of the same driver can then
  * read it directly, and write to it unless it is sealed. Only the pages of the requested bytes are
  * pinned. They stay pinned until dmafile_buffer_unpin or dmafile_buffer_free. This was written for GPU
- * drivers, but has been tested only on a double of them.
+ * drivers, but has been tested only with a test double.
  *
  * Returns 0; -EBUSY if the buffer is already pinned; -EOPNOTSUPP if the driver cannot pin read-only
  * memory and the buffer is sealed, or if the memory has no address; -ENODEV if the device cannot be
@@ -1168,7 +1168,7 @@ int dmafile_recording_is_complete(const struct dmafile_recording *recording);
 
 /**
  * The record at an index, from 0 to dmafile_recording_count - 1. It belongs to the recording. Its number
- * equals the index, except when a later file was opened alone.
+ * equals the index, except if a later file was opened by itself.
  *
  * NULL with errno ERANGE for any other index, EINVAL for NULL.
  *
@@ -1333,7 +1333,7 @@ void dmafile_snapshot_free(struct dmafile_snapshot *snapshot);
  * `ring` is the size of the ring in bytes, and `slots` the number of slots in it, 2 to 1024. 0 means
  * the default: 256 MiB and 16 slots. If `device` is "cuda:N" or "hip:N", the ring is pinned for that
  * device, so that copies from its slots can be queued; NULL means no device. This was written for GPU
- * drivers, but has been tested only on a double of them.
+ * drivers, but has been tested only with a test double.
  *
  * Returns 0 and stores the stream in `*stream`; close it with dmafile_stream_close. On failure, stores
  * NULL there and returns a negative errno: -EINVAL for a required argument that is NULL, an unknown

@@ -125,7 +125,7 @@ impl Buffer {
 
 /// A C string.
 pub(crate) fn c_string(text: impl Into<Vec<u8>>) -> Result<CString> {
-    CString::new(text).map_err(|_| Failure::new(libc::EILSEQ, "text", "it has a NUL in it"))
+    CString::new(text).map_err(|_| Failure::new(libc::EILSEQ, "text", "it contains a NUL"))
 }
 
 /// Stores NULL at the place for a handle, so that it is set however the call ends.
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn dmafile_buffer_fd(buffer: *const Buffer) -> c_int {
 /// Pins a buffer's memory for a device, "cuda:N" or "hip:N". All devices of the same driver can then
 /// read it directly, and write to it unless it is sealed. Only the pages of the requested bytes are
 /// pinned. They stay pinned until dmafile_buffer_unpin or dmafile_buffer_free. This was written for GPU
-/// drivers, but has been tested only on a double of them.
+/// drivers, but has been tested only with a test double.
 ///
 /// Returns 0; -EBUSY if the buffer is already pinned; -EOPNOTSUPP if the driver cannot pin read-only
 /// memory and the buffer is sealed, or if the memory has no address; -ENODEV if the device cannot be
@@ -253,7 +253,7 @@ pub unsafe extern "C" fn dmafile_buffer_into_fd(buffer: *mut Buffer) -> c_int {
         unsafe { shared(buffer, "buffer")? };
         // SAFETY: it is not null, so it came from `Box::into_raw`, and is given up here.
         let owned = unsafe { Box::from_raw(buffer) };
-        owned.check_single("cannot hand the buffer on", "dmafile_buffer_into_fds")?;
+        owned.check_single("cannot pass the buffer on", "dmafile_buffer_into_fds")?;
         Ok(owned.inner.into_buffer().into_fd()?.into_raw_fd())
     })
 }
@@ -284,7 +284,7 @@ pub unsafe extern "C" fn dmafile_buffer_into_fds(
                 "it has {} descriptors, but fds has room for {room}",
                 given.len()
             );
-            let failure = Failure::new(libc::ERANGE, "cannot hand the buffer on", &why);
+            let failure = Failure::new(libc::ERANGE, "cannot pass the buffer on", &why);
             return Err(failure.remedy("call dmafile_buffer_dma_buf_count first"));
         }
         let count = c_int::try_from(given.len());

@@ -50,7 +50,7 @@ impl Model {
     fn of(inner: dmafile::Model) -> Result<Self> {
         let names = |tensor: &dmafile::Tensor| {
             let name = CString::new(tensor.name.as_str()).map_err(|_| {
-                let why = format!("the name of the tensor {:?} has a NUL in it", tensor.name);
+                let why = format!("the name of the tensor {:?} contains a NUL", tensor.name);
                 Failure::new(libc::EBADMSG, "cannot describe the model", &why)
             })?;
             Ok((name, c_string(tensor.dtype.name())?))

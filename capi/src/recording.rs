@@ -133,7 +133,7 @@ pub unsafe extern "C" fn dmafile_recording_is_complete(recording: *const Recordi
 }
 
 /// The record at an index, from 0 to dmafile_recording_count - 1. It belongs to the recording. Its number
-/// equals the index, except when a later file was opened alone.
+/// equals the index, except if a later file was opened by itself.
 ///
 /// NULL with errno ERANGE for any other index, EINVAL for NULL.
 ///

@@ -41,7 +41,7 @@ pub struct Piece {
 /// `ring` is the size of the ring in bytes, and `slots` the number of slots in it, 2 to 1024. 0 means
 /// the default: 256 MiB and 16 slots. If `device` is "cuda:N" or "hip:N", the ring is pinned for that
 /// device, so that copies from its slots can be queued; NULL means no device. This was written for GPU
-/// drivers, but has been tested only on a double of them.
+/// drivers, but has been tested only with a test double.
 ///
 /// Returns 0 and stores the stream in `*stream`; close it with dmafile_stream_close. On failure, stores
 /// NULL there and returns a negative errno: -EINVAL for a required argument that is NULL, an unknown
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn dmafile_stream_open(
         let thread = thread.spawn(move || load.run_through(ring, &mut sink));
         let thread = thread.map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
-            Failure::new(errno, "cannot make a thread", "the system has none left")
+            Failure::new(errno, "cannot start a thread", "the system allows no more")
                 .remedy("raise the limit on processes: ulimit -u")
         })?;
         let made = Stream {
@@ -161,7 +161,7 @@ impl Stream {
         if let State::Running(_) = *state {
             let out = self.hands.out();
             if out > 0 {
-                let why = format!("{out} slots are still out");
+                let why = format!("slots are still out: {out}");
                 return Err(Failure::new(libc::EBUSY, "cannot end the stream", &why)
                     .remedy("give them back first"));
             }
@@ -186,7 +186,7 @@ impl Drop for Stream {
         self.hands.leave();
         let state = self.load.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let State::Running(thread) = std::mem::replace(state, State::Ended(Ok(()))) {
-            // Nobody needs the result of a stream that is closed.
+            // The result of a closed stream is not needed.
             let _ = thread.join();
         }
     }

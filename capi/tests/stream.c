@@ -39,7 +39,7 @@ static void cat(const char *file)
             CHECK(dmafile_stream_done(stream, last.slot) == 0);
         last = piece;
     }
-    CHECK(got == -EBUSY && says("1 slots are still out"));
+    CHECK(got == -EBUSY && says("slots are still out: 1"));
     CHECK(dmafile_stream_done(stream, last.slot) == 0);
     CHECK(dmafile_stream_next(stream, &piece) == 0 && dmafile_stream_next(stream, &piece) == 0);
     CHECK(dmafile_stream_done(stream, last.slot) == -EINVAL && says("is not out"));

@@ -31,8 +31,8 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// Defines the subcommands. What each of them takes is worked out for the one that is called only:
-/// all of it is a tenth of the time that the command takes to start.
+/// Defines the subcommands. Arguments are built only for the one that is called: to build those of all
+/// takes a tenth of the time that the command needs to start.
 macro_rules! subcommands {
     ($(#[doc = $about:literal] $name:literal => $variant:ident($args:ty),)+) => {
         /// What to do.
@@ -92,11 +92,11 @@ subcommands! {
     "show" => Show(ShowArgs),
     /// Print the plan for a load or a save and the reason for each choice; moves nothing
     "explain" => Explain(ExplainArgs),
-    /// Print what this machine can do, what it can't, and the command that would fix it
+    /// Print what this machine supports, and how to enable what it lacks
     "doctor" => Doctor(DoctorArgs),
-    /// Show which memory is pinned, by whom, and against which limit
+    /// Show which memory is pinned, by which processes, and against which limits
     "pins" => Pins(PinsArgs),
-    /// Measure loading on this machine, beside read(); takes about a minute
+    /// Compare loading with read() on this machine; takes about a minute
     "bench" => Bench(BenchArgs),
     /// Print completions for a shell
     "completions" => Completions(CompletionsArgs),
@@ -124,7 +124,7 @@ const SOCKET: &str = "The socket";
 const OUTPUT: &str = "Output";
 const TUNING: &str = "Tuning, rarely needed";
 
-/// What should come into which memory.
+/// What to load, and into which memory.
 #[derive(Args, Clone, Debug)]
 pub struct Knobs {
     /// A regular file or a block device; a model of several files: its folder, its
@@ -157,16 +157,16 @@ pub struct Knobs {
     #[arg(hide_possible_values = true, help_heading = WHERE)]
     pub to: String,
 
-    /// Size of its pages
+    /// Page size
     #[arg(long, value_name = "PAGES", default_value = "auto", value_parser = words(Pages::ALL))]
     #[arg(help_heading = WHERE)]
     pub pages: Pages,
 }
 
-/// How it should come there.
+/// How to move the bytes.
 #[derive(Args, Clone, Debug)]
 pub struct Tuning {
-    /// How bytes move
+    /// Method that moves the bytes
     #[arg(long, value_name = "METHOD", default_value = "auto", value_parser = words(Method::ALL))]
     #[arg(help_heading = TUNING)]
     pub method: Method,
@@ -201,10 +201,10 @@ pub struct Tuning {
 }
 
 impl Knobs {
-    /// What is to be loaded: bytes of a file, or a model.
+    /// What to load: bytes of a file, or a model.
     fn source(&self) -> dmafile::Result<Load> {
         if self.tensor.is_empty() && !self.is_collection() {
-            // A range is one of the file that is named.
+            // A range is always one of the named file.
             return Ok(Load::new(&self.file));
         }
         let model = Model::open(&self.file)?;
@@ -214,13 +214,13 @@ impl Knobs {
         }
     }
 
-    /// It is a model of several files, or one that is found in a folder.
+    /// Whether it is a model of several files, or one in a folder.
     pub fn is_collection(&self) -> bool {
         let range = self.offset.is_some() || self.length.is_some();
         !range && Model::is_collection(&self.file)
     }
 
-    /// The memory that is asked for is a dma-buf.
+    /// Whether the requested memory is a dma-buf.
     pub fn exports(&self) -> bool {
         use Kind::{DmaBuf, Dmafile, Heap, Udmabuf};
         let kind = self.to.parse();
@@ -247,7 +247,7 @@ impl Knobs {
         Ok(load)
     }
 
-    /// The load of a snapshot that they describe; None where the file is none.
+    /// The load of a snapshot that they describe; None if the file is not one.
     pub fn snapshot(
         &self,
         tuning: &Tuning,
@@ -287,7 +287,7 @@ impl Knobs {
 }
 
 impl Tuning {
-    /// How it should come there.
+    /// How to move the bytes.
     fn tune(&self, load: Load) -> Load {
         let mut load = load
             .method(self.method)
@@ -359,12 +359,12 @@ pub struct LoadArgs {
 #[derive(Args, Debug)]
 #[command(
     after_help = "Each file is loaded into a separate buffer, which cannot be changed unless --writable is \
-                  given. As soon as it serves, it prints one JSON object; it runs until it is released, \
+                  given. When it is ready, the command prints one JSON object; it runs until it is released, \
                   interrupted, or idle for too long (exit status 0). Processes keep what they have taken, \
                   even if the holder is killed.\n\n\
                   The socket is $XDG_RUNTIME_DIR/dmafile/NAME (/run/dmafile/NAME for root), or the one that \
-                  it was started with (LISTEN_FDS). Users with write permission on the socket may take.\n\n\
-                  docs/holding.md has a unit for systemd. Sizes are powers of 1024; times read 500ms, \
+                  it was started with (LISTEN_FDS). Users with write permission on the socket may take the files.\n\n\
+                  docs/holding.md has a unit for systemd. Sizes are powers of 1024; times are written 500ms, \
                   60s, 10m, 2h."
 )]
 pub struct HoldArgs {
@@ -393,7 +393,7 @@ pub struct HoldArgs {
     #[arg(long, help_heading = SOCKET)]
     pub replace: bool,
 
-    /// End if no process has had it, or been connected, for this long
+    /// End when no process has taken it or been connected for this long
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub idle: Option<Duration>,
 
@@ -401,11 +401,11 @@ pub struct HoldArgs {
     #[arg(long, value_name = "DIR")]
     pub folder: Option<PathBuf>,
 
-    /// Tell systemd when it serves, and have it keep the memory for the next start (Type=notify)
+    /// Notify systemd when it serves, and have it keep the memory for the next start (Type=notify)
     #[arg(long)]
     pub notify: bool,
 
-    /// Compute a checksum of each file, and compare it
+    /// Compute a checksum of each file, and compare it with HEX
     #[arg(long, value_name = "ALGO[=HEX]|hub", value_parser = Checksum { hub: true })]
     pub verify: Option<Verify>,
 
@@ -415,7 +415,7 @@ pub struct HoldArgs {
     #[arg(hide_possible_values = true, help_heading = WHERE)]
     pub to: String,
 
-    /// Size of its pages
+    /// Page size
     #[arg(long, value_name = "PAGES", default_value = "auto", value_parser = words(Pages::ALL))]
     #[arg(help_heading = WHERE)]
     pub pages: Pages,
@@ -466,7 +466,7 @@ impl HoldArgs {
     }
 }
 
-/// The number of a group.
+/// The ID of a group.
 fn group_number(group: &str) -> Result<u32, crate::Failure> {
     if let Ok(number) = group.parse() {
         return Ok(number);
@@ -494,7 +494,7 @@ fn group_number(group: &str) -> Result<u32, crate::Failure> {
                   COMMAND (and then DMAFILE_PATH) is a path that any program can open: a file, or a \
                   folder with all of them. dmafile execs COMMAND, so its exit status is the command's; \
                   127 when it is not found, 126 when it can't be run.\n\n\
-                  Without COMMAND it prints what is held. Times read 500ms, 60s, 10m, 2h."
+                  Without COMMAND it prints what is held. Times are written 500ms, 60s, 10m, 2h."
 )]
 pub struct TakeArgs {
     /// The name of the hold
@@ -607,7 +607,7 @@ pub struct SaveArgs {
     #[arg(long, short, help_heading = OUTPUT)]
     pub quiet: bool,
 
-    /// How bytes move
+    /// Method that moves the bytes
     #[arg(long, value_name = "METHOD", default_value = "auto", value_parser = words(Save::METHODS))]
     #[arg(help_heading = TUNING)]
     pub method: Method,
@@ -628,7 +628,7 @@ pub struct SaveArgs {
 }
 
 impl SaveArgs {
-    /// The file, and the offset in it where there is one: what follows the last `@`, if that is a size.
+    /// The file, and the offset in it if there is one: what follows the last `@`, if that is a size.
     fn place(&self) -> (PathBuf, Option<u64>) {
         let bytes = self.to.as_os_str().as_bytes();
         let at = bytes.iter().rposition(|&byte| byte == b'@');
@@ -659,7 +659,7 @@ impl SaveArgs {
         Ok(save)
     }
 
-    /// The snapshot they describe; None where it is a save of one source to a file.
+    /// The snapshot they describe; None for a save of one source to a file.
     pub fn snapshot(&self) -> dmafile::Result<Option<Snapshot>> {
         // The name of a file may have an equals sign.
         let named = self.to.is_dir() && self.from[0].contains('=');
@@ -690,7 +690,7 @@ impl SaveArgs {
             .sync(!self.no_sync);
         for from in &self.from {
             let Some((source, name)) = from.rsplit_once('=') else {
-                let why = format!("'{from}' has no name: those of a snapshot are SOURCE=NAME");
+                let why = format!("'{from}' has no name: sources of a snapshot are SOURCE=NAME");
                 return Err(Error::usage(Opt::From, why));
             };
             snapshot = snapshot.add(name, source.parse::<Origin>()?);
@@ -702,7 +702,7 @@ impl SaveArgs {
         Ok(Some(snapshot.each(move |_, save| args.tune(save))))
     }
 
-    /// How it should come there.
+    /// How to move the bytes.
     fn tune<'m>(&self, save: Save<'m>) -> Save<'m> {
         let mut save = save.names(&crate::Options).method(self.method).io(self.io);
         if let Some(block) = self.block {
@@ -777,8 +777,8 @@ pub struct PinsArgs {
     #[arg(value_name = "PID|FILE", value_parser = OsStringValueParser::new().try_map(subject))]
     pub subject: Option<Subject>,
 
-    /// Show which pages are pinned now, who maps them and which cgroup is charged for them; as
-    /// root. Reads 16 MiB of kernel memory for each GiB
+    /// Show which pages are pinned now, which processes map them and which cgroup is charged; as root.
+    /// Reads 16 MiB of kernel memory for each GiB
     #[arg(long, conflicts_with = "watch")]
     pub pages: bool,
 
@@ -850,7 +850,7 @@ pub struct BenchArgs {
     pub quiet: bool,
 }
 
-/// The words of an option that takes one of a few.
+/// Parses an option that accepts one of these values.
 fn words<T>(all: &'static [T]) -> impl TypedValueParser<Value = T>
 where
     T: Copy + Display + FromStr<Err = Error> + Send + Sync,
@@ -897,7 +897,7 @@ impl TypedValueParser for Offered {
     }
 }
 
-/// Parses `ALGO[=HEX]`, of which clap knows the first half, and `hub` where a load may have it.
+/// Parses `ALGO[=HEX]`, of which clap knows the first half, and `hub` for options that accept it.
 #[derive(Clone)]
 struct Checksum {
     hub: bool,
@@ -938,7 +938,7 @@ impl TypedValueParser for Checksum {
     }
 }
 
-/// Parses a word of the engine, whose error says why it is none; clap names the option.
+/// Parses a value with the engine, whose error gives the reason; clap names the option.
 fn word<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
     text.parse()
         .map_err(|error: Error| error.why().render(&crate::Options))
@@ -965,13 +965,13 @@ fn time(text: &str) -> Result<Duration, String> {
         "h" => seconds(3600),
         _ => None,
     };
-    // A year, and sums with now stay inside what clocks can tell.
+    // A year, so that adding it to the current time cannot overflow.
     let most = Duration::from_secs(366 * 24 * 3600);
     time.filter(|time| *time <= most)
         .ok_or_else(|| TIMES.to_string())
 }
 
-const TIMES: &str = "times read 500ms, 60s, 10m, 2h, at most a year";
+const TIMES: &str = "write times as 500ms, 60s, 10m, 2h, at most a year";
 
 /// Parses a size in powers of 1024: `4096`, `512K`, `8M`, `1GiB`.
 fn size(text: &str) -> Result<u64, String> {
@@ -981,7 +981,7 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size::Config::new()
         .with_binary()
         .parse_size(text)
-        .map_err(|error| format!("{error}; sizes read 4096, 512K, 8M, 1GiB"))
+        .map_err(|error| format!("{error}; write sizes as 4096, 512K, 8M, 1GiB"))
 }
 
 #[cfg(test)]

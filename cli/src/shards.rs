@@ -71,11 +71,11 @@ fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
         (args.trace.is_some(), "--trace works for one file only"),
         (
             files > 1 && expected,
-            "--verify ALGO=HEX works for one file only, and these are several",
+            "--verify ALGO=HEX works for one file only, but there are several",
         ),
         (
             files > 1 && args.knobs.to.starts_with("fd:"),
-            "--to fd:N takes one file only, and these are several",
+            "--to fd:N takes one file only, but there are several",
         ),
     ];
     match refused.into_iter().find(|reason| reason.0) {

@@ -143,7 +143,7 @@ pub(crate) fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::Owned
         (Some(one), true) => Ok(one),
         _ => Err(Failure {
             line: format!(
-                "cannot hand over: {}: it consists of {several} dma-bufs, and COMMAND gets one \
+                "cannot pass the buffer on: {}: it consists of {several} dma-bufs, and COMMAND gets one \
                  descriptor for each (EFBIG); raise size_limit_mb of udmabuf",
                 dmafile::one_line(name),
             ),

@@ -178,7 +178,7 @@ fn a_range_past_the_end_of_the_file_is_refused() {
         assert_eq!(
             dir.refuses(&format!("file {args}"), 1),
             format!(
-                "cannot load: file: {what} is past the end, 5000 bytes (EINVAL); choose a range \
+                "cannot load: file: {what} is past the end at byte 5000 (EINVAL); choose a range \
                  inside the file"
             )
         );

@@ -237,7 +237,10 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
             "load file --block 1.5M",
             "a size is a whole number of bytes",
         ),
-        ("load file --block 4KK", "sizes read 4096, 512K, 8M, 1GiB"),
+        (
+            "load file --block 4KK",
+            "write sizes as 4096, 512K, 8M, 1GiB",
+        ),
         (
             "load file --offset 18446744073709551616",
             "'--offset <BYTES>'",
@@ -822,7 +825,7 @@ fn is_complete(check: &Value) {
     assert!(health != "fair" || check["remedy"].is_string(), "{check}");
 }
 
-/// With a double of the driver, or with a library that is none.
+/// With a double of the driver, or with a library that is not one.
 #[test]
 fn doctor_and_explain_say_whether_a_gpu_can_be_used() {
     let dir = Dir::new();

@@ -321,7 +321,7 @@ fn a_taker_waits_for_its_holder() {
         1,
     );
     assert!(
-        line.ends_with(&format!("{SOCKET}: it holds file (ENOENT)")),
+        line.ends_with(&format!("{SOCKET}: the hold there is named file (ENOENT)")),
         "{line}"
     );
     drop(holder);

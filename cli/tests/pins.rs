@@ -434,7 +434,7 @@ fn hidepid_is_reported() {
         text.contains("/proc hides processes of other users"),
         "{text}"
     );
-    let why = "cannot look into: process 1: Operation not permitted (EPERM); run as root";
+    let why = "cannot inspect: process 1: Operation not permitted (EPERM); run as root";
     assert_eq!(ask("1").line(1), why);
     assert_eq!(pins("", 0)["hidden"], false);
 }
@@ -449,7 +449,7 @@ fn a_pid_without_a_process_is_an_error() {
             assert_eq!(
                 line,
                 format!(
-                    "cannot look into: process {pid}: No such process (ESRCH); \
+                    "cannot inspect: process {pid}: No such process (ESRCH); \
                      list those that pin memory: dmafile pins"
                 )
             );

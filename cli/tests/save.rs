@@ -219,7 +219,7 @@ fn unused_temporary_names_are_removed() {
             .json();
         let reasons = common::reasons(&report);
         let named =
-            reasons.contains("file .to.dmafile-0: the file system has no files without names");
+            reasons.contains("file .to.dmafile-0: the file system does not support unnamed files");
         assert_eq!(named, !calls.is_empty(), "{reasons}");
         assert_eq!(
             dir.names(),
@@ -487,7 +487,7 @@ fn missing_permissions_are_errors_and_a_kept_owner_is_kept() {
     flag("-i").unwrap();
     let line = ended.line(1);
     assert!(
-        line.contains("immutable, or may only grow (EPERM); remove its flag"),
+        line.contains("immutable or append-only (EPERM); remove its flag"),
         "{line}"
     );
 }
@@ -605,7 +605,7 @@ fn a_fuse_file_system_takes_every_source_whole() {
         for args in ["", "--io direct", "--io buffered", "--method threads"] {
             let part = format!("--from fd:{} --length {size}", memory.as_raw_fd());
             for from in [&part[..], "--from source", "--from -"] {
-                // Other sources than memory need bounce buffers, not this method alone.
+                // This method does not use bounce buffers, which sources other than memory need.
                 if from != part && args == "--method threads" {
                     continue;
                 }

@@ -170,7 +170,7 @@ fn command_gets_every_saved_source() {
         loaded(&dir, "--pages 4k --method threads --io buffered"),
         want
     );
-    // Without a COMMAND, the snapshot is loaded and checked only.
+    // Without a COMMAND, the snapshot is only loaded and checked.
     let ended = dir.run("load to").ok();
     assert!(ended.stdout.contains("snapshot 1 loaded: "), "{ended:?}");
     assert_eq!(dir.run("load to --quiet --to anon").ok().stdout, "");

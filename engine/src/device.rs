@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES leaves visible to this process.
 ///
 /// The drivers' libraries (`libcuda.so.1`, `libamdhip64.so`) are opened on first use; they are not needed
-/// before that. This code was written for real drivers, but has been tested only on a double of them.
+/// before that. This code was written for real drivers, but has been tested only with a test double.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     api: Api,
@@ -92,7 +92,7 @@ impl Device {
             return Err(
                 Error::os("cannot allocate memory of a device", Errno::INVAL)
                     .at(self.to_string())
-                    .with_why("0 bytes were asked for"),
+                    .with_why("0 bytes were requested"),
             );
         }
         let memory = DeviceMemory::new(&self.context()?, bytes);
@@ -179,12 +179,12 @@ impl Device {
         };
         let why = match call {
             "" => text,
-            call => format!("{call} says {text}, error {code}"),
+            call => format!("{call} failed: {text}, error {code}"),
         };
         let error = Error::os(what, errno).with_why(why).at(self.to_string());
         match errno {
             Errno::NODEV => error.with_remedy(format!(
-                "install the driver of the device, and see what `dmafile doctor` says of {}",
+                "install the driver of the device, and see what `dmafile doctor` says about {}",
                 self.api
             )),
             Errno::IO => error.with_remedy("see the kernel log for what the device did"),
@@ -240,7 +240,7 @@ impl Pinned {
             let error = error.at(format!("{device}, {bytes} bytes"));
             match code {
                 NOT_SUPPORTED if !writable => error.with_remedy(
-                    "it pins no memory that is mapped for reading alone: leave it unsealed",
+                    "it cannot pin memory that is mapped read-only: leave it unsealed",
                 ),
                 OUT_OF_MEMORY => error.with_remedy("raise the limit on locked memory: ulimit -l"),
                 _ => error,

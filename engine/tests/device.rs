@@ -246,7 +246,7 @@ fn each_failing_driver_call_is_one_message_and_leaks_nothing() {
                 }
                 (Err(error), None) => {
                     let text = error.to_string();
-                    let says = format!("{call} says a failure of the double, error 999 (EIO)");
+                    let says = format!("{call} failed: a failure of the double, error 999 (EIO)");
                     assert!(text.contains(&says), "{what}: {text}");
                     assert_eq!(text.lines().count(), 1);
                     assert_eq!(left, Left::default(), "{what}");
@@ -266,7 +266,7 @@ fn each_failing_driver_call_is_one_message_and_leaks_nothing() {
     double.reset();
     double.fail("cuMemAlloc_v2", 1, 998);
     let error = load().unwrap_err().to_string();
-    let says = "cuMemAlloc_v2 says an error that it has no words for, error 998 (EIO)";
+    let says = "cuMemAlloc_v2 failed: an unknown error, error 998 (EIO)";
     assert!(error.contains(says), "{error}");
     assert_eq!(double.left(), Left::default());
 }
@@ -322,13 +322,13 @@ fn driver_errors_become_errnos() {
     let error = fails("cuMemAlloc_v2", 2);
     assert_eq!(
         error.to_string(),
-        "cannot allocate memory of the device: cuda:0, 700001 bytes: cuMemAlloc_v2 says out of \
+        "cannot allocate memory of the device: cuda:0, 700001 bytes: cuMemAlloc_v2 failed: out of \
          memory, error 2 (ENOMEM)"
     );
     let error = fails("cuMemHostRegister_v2", 2);
     assert_eq!(
         error.to_string(),
-        "cannot pin memory for the device: cuda:0, 65536 bytes: cuMemHostRegister_v2 says out of \
+        "cannot pin memory for the device: cuda:0, 65536 bytes: cuMemHostRegister_v2 failed: out of \
          memory, error 2 (ENOMEM); raise the limit on locked memory: ulimit -l"
     );
     let error = to_device(Device::cuda(7), Load::new(&path), 10).unwrap_err();
@@ -693,7 +693,7 @@ fn a_driver_that_cannot_be_initialised_stays_open() {
         return;
     }
     let error = Device::cuda(0).check().unwrap_err().to_string();
-    let says = "cuInit says a failure of the double, error 999 (EIO)";
+    let says = "cuInit failed: a failure of the double, error 999 (EIO)";
     assert!(error.contains(says), "{error}");
     Device::cuda(0).check().unwrap();
 }

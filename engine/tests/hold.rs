@@ -554,17 +554,17 @@ fn invalid_answers_of_a_holder_are_refused() {
         ),
         ("no bytes", answer("\"bytes\":10000", "\"bytes\":0"), good()),
         (
-            "a dma-buf, it says",
+            "a memfd that claims to be a dma-buf",
             answer("\"kind\":\"memfd\"", "\"kind\":\"udmabuf\""),
             good(),
         ),
         (
-            "more files than come",
+            "more files claimed than sent",
             answer("\"total\":1", "\"total\":2"),
             good(),
         ),
         (
-            "fewer files than come",
+            "fewer files claimed than sent",
             answer("\"total\":1", "\"total\":0"),
             good(),
         ),
@@ -604,7 +604,7 @@ fn invalid_answers_of_a_holder_are_refused() {
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
             send_with(&peer, &text, &fds);
             // A further request gets no answer.
-            if what == "more files than come" {
+            if what == "more files claimed than sent" {
                 hear(&peer);
             }
         });

@@ -155,7 +155,7 @@ fn a_split_gguf_loads_into_one_buffer_and_must_be_complete() {
         .unwrap();
     let chosen = [shards[0][2].clone(), shards[1][0].clone()];
     check(&loaded.buffer, &model, &chosen, "some of a split");
-    // The second file can be opened alone.
+    // The second file can be opened by itself.
     assert_eq!(Model::open(name(2)).unwrap().tensors().len(), 3);
     gguf(&name(2), &shards[1], Some((0, 2)));
     let error = Model::open(name(1)).err().unwrap().to_string();
@@ -617,7 +617,7 @@ fn an_incomplete_model_is_refused() {
     let folder = dir();
     let renamed = folder.path().join("model.gguf");
     gguf(&renamed, &tensors("a", 2, 1000), Some((0, 6)));
-    refused(&renamed, "one of 6 files by its header");
+    refused(&renamed, "one of 6 files according to its header");
     // One of very many files.
     let first = folder.path().join("m-00001-of-99999.gguf");
     gguf(&first, &tensors("a", 2, 1000), Some((0, 6)));

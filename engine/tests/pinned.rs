@@ -191,9 +191,9 @@ fn a_refused_pin_is_one_message() {
     let error = buffer.pin(device).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "cannot pin memory for the device: cuda:0, 102400 bytes: cuMemHostRegister_v2 says \
-         operation not supported, error 801 (EOPNOTSUPP); it pins no memory that is mapped for \
-         reading alone: leave it unsealed"
+        "cannot pin memory for the device: cuda:0, 102400 bytes: cuMemHostRegister_v2 failed: \
+         operation not supported, error 801 (EOPNOTSUPP); it cannot pin memory that is mapped \
+         read-only: leave it unsealed"
     );
     // A write to a copy-on-write mapping allocates a new page, while a device would keep the old one.
     let copy = buffer.copy_on_write().unwrap();

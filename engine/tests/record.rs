@@ -236,7 +236,7 @@ fn many_records_fill_many_blocks_of_the_index() {
     for number in 0..count {
         append(&recorder, &buffer, (0, (number % 50) as usize), number);
     }
-    // Each of these is synced alone.
+    // Each of these is synced individually.
     for number in count..count + 70 {
         append(&recorder, &buffer, (0, 9), number);
         recorder.sync().unwrap();
@@ -297,7 +297,7 @@ fn files_are_rotated_by_size_and_read_as_one() {
         .iter()
         .flat_map(|file| lines(&reader, file));
     assert_eq!(all.count(), 22);
-    // One file alone, and then a sequence with a missing file.
+    // One file by itself, and then a sequence with a missing file.
     let third = Recording::open(&recording.files()[2]).unwrap();
     assert_eq!(third.files().len(), 1);
     assert!(!third.is_complete() && !third.records().is_empty());

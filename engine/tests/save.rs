@@ -451,10 +451,7 @@ fn memory_that_is_truncated_during_a_save_is_an_error() {
         let save = save.on_plan(move |_| rustix::fs::ftruncate(&kept, 5 * MIB + 1).unwrap());
         let error = refused(save, &to);
         let line = error.to_string();
-        assert!(
-            line.contains("truncated it in the meantime"),
-            "{method}: {line}"
-        );
+        assert!(line.contains("has since truncated it"), "{method}: {line}");
         assert_eq!(error.raw_os_error(), Some(libc::ENODATA), "{method}");
     }
 }

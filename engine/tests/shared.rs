@@ -112,7 +112,7 @@ fn another_process_loads_if_a_loader_is_killed() {
         let deaths = random(4) as usize;
         let begin = Instant::now();
         while killed.len() < deaths {
-            assert!(begin.elapsed() < LONG, "nobody loads");
+            assert!(begin.elapsed() < LONG, "no process loads");
             let next = marked(dir.path(), "loading-")
                 .difference(&killed)
                 .next()

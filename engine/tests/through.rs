@@ -159,7 +159,7 @@ fn ranges_holes_and_cached_parts_arrive_at_their_offsets() {
     }
 }
 
-/// Where a page of the ring's memory lies after its end, a slot does not continue there.
+/// If the ring's memory ends with a page after the ring, no slot continues into that page.
 #[test]
 fn a_block_of_any_size_arrives_at_its_offset() {
     let dir = dir();
@@ -435,7 +435,7 @@ fn memory_use_is_that_of_the_ring() {
     assert!(more <= ring.bytes + 64 * MIB, "{} MiB", more / MIB);
 }
 
-/// A sink can keep half of the slots, less one, also if the file has fewer slots than the ring.
+/// A sink can keep half of the slots, less one, even if the file has fewer slots than the ring.
 #[test]
 fn a_sink_can_keep_slots_while_it_takes_the_next() {
     struct Keeping {

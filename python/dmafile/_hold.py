@@ -296,7 +296,7 @@ class HeldModel:
         """Takes what is held under a name."""
         given = [option for option, value in options.items() if value is not None]
         if given:
-            text = f"{given[0]}: it is not an option for {PREFIX}{name}, which is loaded already"
+            text = f"{given[0]}: it is not an option for {PREFIX}{name}, which is already loaded"
             raise make("usage", None, text, None, "")
         # A name cannot contain @, a path can.
         held, elsewhere, at = name.partition("@")

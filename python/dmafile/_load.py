@@ -68,8 +68,8 @@ def load(
             `dmafile` (a dma-buf of dmafile.ko), `dma-buf` (the best of these three that works),
             `fd:N` (fills an existing memfd or dma-buf from its start), `fd:N@OFFSET` (fills a range
             of it, starting at byte OFFSET), `cuda-host`, `cuda-host:N`, `hip-host`, `hip-host:N`
-            (a memfd that is pinned for a GPU while it is filled, see `Buffer.pin`; tested only on a
-            double of the drivers).
+            (a memfd that is pinned for a GPU while it is filled, see `Buffer.pin`; tested only with
+            a test double of the drivers).
         pages: The page size: `auto`, `base`, `thp`, `huge`.
         method: The method that moves the bytes: `auto`, `uring`, `threads`, `read`, `mmap`,
             `bounce`, `sendfile`, `splice`, `module`, `copy-file-range`, `heap-read`, `premap`.

@@ -146,7 +146,7 @@ class Ranks:
         code = errno.errorcode.get(number or 0)
         named = f" ({code})" if code and code not in text else ""
         whole = f"cannot load: {self._path}: {who}{text}{named}"
-        return make("failed", number, whole, self._path, "see what that rank says")
+        return make("failed", number, whole, self._path, "see the error of that rank")
 
     def _dead(self, ranks: Iterable[int], wait: float = 0) -> list[int]:
         """Those of these ranks that are on this node and whose processes have ended; waits for the
@@ -185,7 +185,7 @@ class Ranks:
         first = self.all[0]
         for rank in self.all:
             if why := _difference(facts[rank], facts[first]):
-                text = f"asks for something else than rank {first}: {why}"
+                text = f"asks for something other than rank {first}: {why}"
                 raise self.fail(rank, text, errno.EINVAL)
         by_node: dict[str, list[int]] = {}
         for rank in self.all:
@@ -275,7 +275,7 @@ class Ranks:
             first = self.leaders[0]
             for rank in self.leaders:
                 if words[rank]["samples"] != words[first]["samples"]:
-                    text = f"has files with other bytes than rank {first}"
+                    text = f"has files that differ from those of rank {first}"
                     raise self.fail(rank, text, errno.EINVAL)
             there = [rank for rank in self.leaders if words[rank]["there"]]
             wanting = [rank for rank in self.leaders if not words[rank]["there"]]

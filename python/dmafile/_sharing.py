@@ -77,8 +77,8 @@ def _remove_duplicate_names(
         whole = {name for name in names if _is_complete(state_dict[name])}
         if not whole:
             raise RuntimeError(
-                f"{', '.join(sorted(names))}: not the whole of the memory they are views of, which"
-                " would be lost; replace them by their .clone()"
+                f"{', '.join(sorted(names))}: views of memory that none of them covers, so that the"
+                " rest would be lost; replace them with their .clone()"
             )
         kept = min(whole & preferred or whole - discard or whole)
         if others := sorted(names - {kept}):

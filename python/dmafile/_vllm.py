@@ -89,7 +89,7 @@ class Loader(DefaultModelLoader):  # type: ignore[misc]
         if source.is_unused_weight is not None:
             files = filter_safetensors_files_by_weight_name(files, source.is_unused_weight)
         if not files:
-            raise RuntimeError(f"no file of {source.model_or_path} has weights that are wanted")
+            raise RuntimeError(f"no file of {source.model_or_path} has weights that are needed")
         if self.counter_before_loading_weights == 0.0:
             self.counter_before_loading_weights = time.perf_counter()
         weights = stream(

@@ -1,6 +1,6 @@
 """Tensors in the memory of a GPU, without PyTorch: for CuPy, JAX, and other libraries with DLPack.
 
-This was written for the drivers of NVIDIA and AMD, but has been tested only on a double of them.
+This was written for the drivers of NVIDIA and AMD, but has been tested only with a test double.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Tensor:
             BufferError: The consumer requests a copy or another device, or DLPack has no such type.
         """
         if copy or dl_device not in (None, self.__dlpack_device__()):
-            raise BufferError(f"the memory is that of {self.device}, and is not copied")
+            raise BufferError(f"the memory is on {self.device}, and is not copied")
         versioned = max_version is not None and max_version[0] >= 1
         return self._memory.dlpack(self._at, self.dtype, list(self.shape), versioned)
 

@@ -59,7 +59,7 @@ class _Dtypes(dict[str, "np.dtype[Any]"]):
             import ml_dtypes
         except ImportError as error:
             raise ImportError(
-                f"{name} arrays need the package ml_dtypes; type: pip install ml_dtypes",
+                f"{name} arrays need the package ml_dtypes; run: pip install ml_dtypes",
                 name="ml_dtypes",
             ) from error
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))

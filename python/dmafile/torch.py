@@ -90,9 +90,9 @@ def load_file(
 ) -> dict[str, _Tensor]:
     """As `dmafile.numpy.load_file`, for PyTorch: on the CPU the tensors are views of one private
     buffer, which they keep alive. On a GPU they are views of one block of its memory, which is
-    loaded through a ring of pinned memory: written for CUDA and ROCm, but tested only on a double
-    of their drivers. If the driver cannot be used (a RuntimeWarning gives the reason), and for any
-    other `device`, each tensor is copied there.
+    loaded through a ring of pinned memory: written for CUDA and ROCm, but tested only with a test
+    double. If the driver cannot be used (a RuntimeWarning gives the reason), and for any other
+    `device`, each tensor is copied there.
 
     Tensors of `held:NAME` and `held:NAME@SOCKET` are writable views of the held memory: writes stay
     in this process (copy-on-write). Memory that others can change (`hold(writable=True)`, dma-bufs)
@@ -498,7 +498,7 @@ def save(tensors: Mapping[str, _Tensor], metadata: Mapping[str, str] | None = No
 def _rows(tensors: Mapping[str, _Tensor]) -> tuple[list[_Tensor], list[Row]]:
     """Objects that keep the memory of the tensors alive, and what to save of them."""
     if not isinstance(tensors, Mapping):
-        raise ValueError(f"tensors: wanted a dictionary of tensors, got a {type(tensors).__name__}")
+        raise ValueError(f"tensors: it is a {type(tensors).__name__}, not a dictionary of tensors")
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name}: it is a {type(tensor).__name__}, not a tensor")

@@ -314,8 +314,8 @@ impl Buffer {
 
     /// Pins the memory for a device, `cuda:N` or `hip:N`. All devices of the same driver can then read it
     /// directly, and write to it unless it is sealed. Only the pages of the requested bytes are pinned. They
-    /// stay pinned until `unpin` or `close`. This was written for GPU drivers, but has been tested only on a
-    /// double of them.
+    /// stay pinned until `unpin` or `close`. This was written for GPU drivers, but has been tested only with a
+    /// test double.
     ///
     /// Raises `dmafile.Error`: EBUSY if it is already pinned, EOPNOTSUPP if the driver cannot pin memory
     /// that is mapped read-only (as a sealed buffer is), ENODEV if the device cannot be used; otherwise

@@ -266,7 +266,7 @@ impl DeviceStream {
         // In a forked child, a thread that does not exist there may hold the locks below.
         self.progress()?;
         if let Some(places) = &*lock(&self.places) {
-            // If the load has failed, nobody receives it; `wait` raises the error.
+            // If the load has failed, no thread receives it; `wait` raises the error.
             let _ = places.send(Place::new(at, nbytes, &memory.memory, 0));
         }
         Ok(())

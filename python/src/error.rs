@@ -67,7 +67,7 @@ pub(crate) fn no_descriptor(py: Python<'_>) -> PyErr {
     let errno = Errno::OPNOTSUPP.raw_os_error();
     let remedy = "load it to=\"memfd\"";
     let text =
-        format!("cannot name a descriptor: anon: private memory has none (EOPNOTSUPP); {remedy}");
+        format!("cannot return a descriptor: anon: private memory has none (EOPNOTSUPP); {remedy}");
     make(py, "failed", Some(errno), &text, None, remedy)
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn several_descriptors(py: Python<'_>, kind: &str, count: usize) -> P
     let errno = Errno::FBIG.raw_os_error();
     let remedy = "use `dma_bufs`, or raise size_limit_mb of udmabuf";
     let text = format!(
-        "cannot name a descriptor: {kind}: it consists of {count} dma-bufs (EFBIG); {remedy}"
+        "cannot return a descriptor: {kind}: it consists of {count} dma-bufs (EFBIG); {remedy}"
     );
     make(py, "failed", Some(errno), &text, None, remedy)
 }

@@ -128,7 +128,7 @@ impl<T: Send + 'static> Job<T> {
         if self.process == std::process::id() {
             return Ok(());
         }
-        let text = "this load belongs to the process that forked this one; it cannot go on here";
+        let text = "this load belongs to the process that forked this one; it cannot continue here";
         Err(PyRuntimeError::new_err(text))
     }
 
@@ -360,7 +360,7 @@ unsafe fn shown(buffer: &PyBuffer<u8>) -> OriginPart<'static> {
 fn part_of(py: Python<'_>, (number, at, bytes): (i32, u64, u64)) -> PyResult<OriginPart<'static>> {
     match Source::Fd((number, at)).origin(py)? {
         Origin::Fd { fd, .. } => {
-            let fd = Arc::into_inner(fd).expect("nobody else has it");
+            let fd = Arc::into_inner(fd).expect("there is no other reference");
             Ok(OriginPart::fd(fd, at, bytes))
         }
         _ => unreachable!("a descriptor was named"),

@@ -368,7 +368,7 @@ fn check_process(process: u32) -> PyResult<()> {
     if process == std::process::id() {
         return Ok(());
     }
-    let text = "this recorder belongs to the process that forked this one; it cannot go on here";
+    let text = "this recorder belongs to the process that forked this one; it cannot continue here";
     Err(PyRuntimeError::new_err(text))
 }
 

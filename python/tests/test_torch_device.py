@@ -96,11 +96,11 @@ def test_digests_are_compared(gpu: Double, model: Path) -> None:
 def test_a_driver_error_is_raised(gpu: Double, model: Path) -> None:
     for call in ["cuMemHostRegister_v2", "cuMemcpyHtoDAsync_v2", "cuEventRecord"]:
         gpu.fail(call, 2 if call == "cuEventRecord" else 1, 999)
-        with pytest.raises(dmafile.Error, match=f"{call} says"):
+        with pytest.raises(dmafile.Error, match=f"{call} failed: "):
             dmafile.torch.load_file(model, "cuda:1")
         gpu.reset()
         gpu.fail(call, 1, 999)
-        with pytest.raises(dmafile.Error, match=f"{call} says"):
+        with pytest.raises(dmafile.Error, match=f"{call} failed: "):
             list(dmafile.torch.stream(model, device="cuda:1"))
         gpu.reset()
 

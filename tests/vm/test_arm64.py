@@ -135,7 +135,7 @@ def test_c_programs_load_and_save_every_byte(built: Path, pages: str, tmp_path: 
 
 @pytest.mark.parametrize("pages", arm64.IMAGES)
 @pytest.mark.parametrize("name", TESTS)
-def test_the_engine(built: Path, pages: str, name: str, tmp_path: Path) -> None:
+def test_the_tests_of_the_engine_pass(built: Path, pages: str, name: str, tmp_path: Path) -> None:
     # No compiler is there for the test that compares the header.
     script = f"DMAFILE_TEST_DIR=/mnt TMPDIR=/mnt test-{name} --skip those_of_the_header 2>&1"
     said = arm64.run(arm64.find(pages), [built / f"test-{name}"], script, tmp_path)

@@ -124,7 +124,7 @@ impl Bench<'_> {
                 return Err(Failure {
                     line: format!(
                         "cannot measure: {}: {} loaded different bytes: digest {got}, expected {wanted} \
-                         (EBADMSG); see whether it is being written to",
+                         (EBADMSG); check whether something writes to it",
                         self.subject.name,
                         way.word(),
                     ),

@@ -59,7 +59,7 @@ fn text(pins: &FilePins) -> String {
     }
     text.push('\n');
     if let Some(why) = pins.no_udmabuf {
-        let _ = writeln!(text, "no udmabuf can be over it: {why}");
+        let _ = writeln!(text, "it cannot be in a udmabuf: {why}");
     }
     text.push_str(match pins.regions {
         Some(_) => "not seen: direct I/O; count its pages: dmafile pins --pages FILE\n",

@@ -71,7 +71,7 @@ fn table(text: &mut String, groups: &[PageGroup]) {
             .map(|one| format!("{} {}", one.pid, shown(&one.name)))
             .collect();
         let by = match group.mapped.len() {
-            0 => "nobody".to_string(),
+            0 => "no process".to_string(),
             1..=3 => by.join(", "),
             count => format!("{} and {} more", by.join(", "), count - 3),
         };

@@ -97,7 +97,7 @@ impl Dir {
         path
     }
 
-    /// `dmafile ARGS`, the arguments separated by blanks.
+    /// `dmafile ARGS`, the arguments separated by spaces.
     pub fn dmafile(&self, args: &str) -> Command {
         let mut command = Command::new(format!("/proc/self/fd/{}", BINARY.as_raw_fd()));
         command

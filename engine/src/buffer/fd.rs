@@ -48,10 +48,7 @@ impl Existing {
         let stat = file::stat(fd.as_fd()).map_err(fail)?;
         let seals = memfd::seals(fd.as_fd()).map_err(fail)?;
         if stat.size < plan.capacity {
-            let why = format!(
-                "its owner truncated it in the meantime, to {} bytes",
-                stat.size
-            );
+            let why = format!("its owner has since truncated it to {} bytes", stat.size);
             return Err(Error::new("cannot fill the descriptor", why)
                 .with_errno(Errno::INVAL)
                 .with_remedy("seal it against that (F_SEAL_SHRINK)"));

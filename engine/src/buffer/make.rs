@@ -44,7 +44,7 @@ fn with_pages<M>(
         // The pool had room a moment ago, or a limit that we cannot see applies: use another page
         // size, unless this one was requested.
         Err(error) if pages == Pages::Huge && asked == Pages::Auto => {
-            let why = message!["no page of the hugetlb pool after all: ", &error];
+            let why = message!["no hugetlb pages after all: ", &error];
             log.add("pages", Pages::Thp, why);
             make(Pages::Thp)
         }

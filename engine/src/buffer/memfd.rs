@@ -171,7 +171,8 @@ impl FilledMemfd {
         if !seals.contains(SealFlags::SHRINK) {
             return Err("its memfd is not sealed against shrinking".to_string());
         }
-        let stat = file::stat(fd.as_fd()).map_err(|_| "its memfd cannot be asked for its size")?;
+        let stat =
+            file::stat(fd.as_fd()).map_err(|_| "the size of its memfd cannot be determined")?;
         let sealed = seals.contains(SealFlags::WRITE);
         if end > stat.size {
             return Err("its range is outside its memfd".to_string());

@@ -30,7 +30,7 @@ pub(crate) trait Filling: CopyOut {
         None
     }
 
-    /// The dma-buf, if it is one, with the lock that says who may access it.
+    /// The dma-buf, if it is one, with the lock that controls access to it.
     fn dma_buf(&self) -> Option<&Turns> {
         None
     }

@@ -110,7 +110,7 @@ impl Buffer {
         let mut all = self.into_fds()?;
         match (all.pop(), all.is_empty()) {
             (Some(one), true) => Ok(one),
-            _ => Err(Error::os("cannot hand the buffer on", Errno::FBIG)
+            _ => Err(Error::os("cannot pass the buffer on", Errno::FBIG)
                 .at(kind)
                 .with_why("it consists of several dma-bufs")
                 .with_remedy("take all of them, or raise size_limit_mb of udmabuf")),
@@ -125,7 +125,7 @@ impl Buffer {
         let kind = self.kind;
         drop(self.pinned);
         self.memory.into_descriptors().map_err(|errno| {
-            let error = Error::os("cannot hand the buffer on", errno).at(kind);
+            let error = Error::os("cannot pass the buffer on", errno).at(kind);
             match errno {
                 Errno::OPNOTSUPP => error
                     .with_why("private memory has no descriptor")
@@ -182,7 +182,7 @@ impl Buffer {
         let fds = self.into_fds()?;
         for fd in &fds {
             file::inherit(fd.as_fd())
-                .map_err(|errno| Error::os("cannot hand the buffer on", errno))?;
+                .map_err(|errno| Error::os("cannot pass the buffer on", errno))?;
         }
         Ok(fds)
     }
@@ -231,13 +231,13 @@ impl Buffer {
         let refuse = |errno| Error::os("cannot pin memory for the device", errno).at(&self.kind);
         let mut pinned = sync::lock(&self.pinned);
         if let Some(pinned) = &*pinned {
-            let why = format!("it is pinned for {} already", pinned.device());
+            let why = format!("it is already pinned for {}", pinned.device());
             return Err(refuse(Errno::BUSY).with_why(why));
         }
         let writable = self.memory.can_pin();
         let writable = writable.map_err(|why| refuse(Errno::OPNOTSUPP).with_why(why))?;
         let Some(start) = self.memory.address().filter(|_| self.len > 0) else {
-            let why = "it has no bytes, or a touch of it might raise a signal";
+            let why = "it is empty, or accessing it might raise a signal";
             return Err(refuse(Errno::OPNOTSUPP).with_why(why));
         };
         let (at, bytes) = pages_of(self.offset, self.len);
@@ -283,7 +283,7 @@ impl Buffer {
             let error = Error::os("cannot seal the buffer", errno).at(&self.kind);
             match errno {
                 Errno::OPNOTSUPP if self.dma_bufs().is_empty() => {
-                    error.with_why("nobody else can change private memory")
+                    error.with_why("no other process can change private memory")
                 }
                 Errno::OPNOTSUPP => error.with_why("dma-bufs cannot be sealed"),
                 Errno::BUSY if !self.dma_bufs().is_empty() => {

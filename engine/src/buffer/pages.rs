@@ -106,7 +106,7 @@ impl Tactic {
         let Some(huge) = huge else {
             return (
                 "thp".to_string(),
-                Some("asked for; /proc/self/pagemap and smaps cannot say".to_string()),
+                Some("requested; /proc/self/pagemap and smaps do not show what it got".to_string()),
             );
         };
         let mib = |bytes: u64| bytes >> 20;

@@ -124,10 +124,12 @@ impl Buffer {
         }
         let (memory, found) = adopt(fds, end)?;
         if is_memfd != (found == Kind::Memfd.to_string()) {
-            return Err(format!("it is a {found} and not what its holder says"));
+            return Err(format!(
+                "it is a {found}, and not of the kind that its holder claims"
+            ));
         }
         if sealed && memory.bytes().is_none() {
-            return Err("it is not sealed, as its holder says".to_string());
+            return Err("it is not sealed, although its holder claims so".to_string());
         }
         Ok(Self::new(memory, found.to_string(), offset, len))
     }

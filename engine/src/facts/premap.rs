@@ -96,7 +96,7 @@ fn with_ring(
 fn why(device: Option<&Device>, file_system: &str, errno: Errno) -> String {
     let Some(device) = device else {
         return format!(
-            "{file_system} is on no block device of its own ({})",
+            "{file_system} has no block device of its own ({})",
             name(errno)
         );
     };
@@ -120,7 +120,7 @@ fn why(device: Option<&Device>, file_system: &str, errno: Errno) -> String {
 /// Explains an errno that means limits or permissions.
 fn limits(device: &str, errno: Errno) -> String {
     let why = match errno {
-        Errno::PERM => "the parameter nvme.premap leaves it to CAP_SYS_RAWIO, or a sandbox refuses",
+        Errno::PERM => "the parameter nvme.premap requires CAP_SYS_RAWIO, or a sandbox refuses",
         Errno::NOSPC => "more would be mapped than the parameter nvme.premap_max_mb allows",
         Errno::NOMEM => "no memory, or more than RLIMIT_MEMLOCK allows",
         Errno::NODEV => "the device is going away",

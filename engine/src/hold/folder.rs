@@ -32,7 +32,7 @@ impl LinkFolder {
                 if fs::read_dir(&path).map_err(failed)?.next().is_some() {
                     return Err(failed(ErrorKind::AlreadyExists.into())
                         .with_errno(Errno::EXIST)
-                        .with_why("it has files in it")
+                        .with_why("it is not empty")
                         .with_remedy("name a folder that is empty or does not exist"));
                 }
             }

@@ -27,7 +27,7 @@ use std::time::Duration;
 /// use dmafile::Hold;
 ///
 /// let holder = Hold::of(["model/"]).name("llama").start()?;
-/// // Others take it now: Held::take("llama"), or the command `dmafile take llama`.
+/// // Other processes can now take it: Held::take("llama"), or the command `dmafile take llama`.
 /// holder.wait();
 /// # Ok::<(), dmafile::Error>(())
 /// ```
@@ -225,7 +225,7 @@ impl Hold {
         let (bound, replaced) = match (listener, at) {
             (Some(listener), _) => (Bound::inherited(listener)?, None),
             (None, Some(at)) => Bound::new(&at, access, self.replace)?,
-            (None, None) => unreachable!("there is a path where there is no socket"),
+            (None, None) => unreachable!("without a socket there is a path"),
         };
         let folder = self.folder.as_ref();
         let folder = folder.map(|path| LinkFolder::make(path, &set, &self.wanted.paths));
@@ -253,7 +253,7 @@ impl Hold {
                     Error::os("cannot open", errno(error)).at(path.display().to_string())
                 })?;
                 name::of(&real).ok_or_else(|| {
-                    let why = format!("'{}' gives none: choose one", path.display());
+                    let why = format!("no name can be made from '{}': choose one", path.display());
                     Error::usage("name", why)
                 })?
             }

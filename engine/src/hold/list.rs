@@ -146,7 +146,7 @@ fn ask(at: &Path, cancel: &CancelToken) -> Result<Holding> {
             });
         }
         if none {
-            return Err(talk.unsound("it has fewer files than it says"));
+            return Err(talk.unsound("it has fewer files than it claims"));
         }
     }
 }

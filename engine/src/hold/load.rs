@@ -120,7 +120,7 @@ impl Wanted {
             .is_some_and(|verify| verify.expected.is_some())
             && all.len() > 1
         {
-            let why = "a digest can be compared for one file only, and these are several";
+            let why = "a digest can be compared for one file only, but there are several";
             return Err(Error::usage(Opt::Verify, why));
         }
         Ok(all)

@@ -139,7 +139,10 @@ impl Peer {
             return Ok(refuse(Errno::PROTO, "the request is unknown"));
         };
         if request.v != VERSION {
-            return Ok(refuse(Errno::PROTO, "the request has another version"));
+            return Ok(refuse(
+                Errno::PROTO,
+                "the version of the request is not supported",
+            ));
         }
         let goes_on = request.from > 0 && self.sent == Some((request.op, request.from));
         if !goes_on {
@@ -152,7 +155,7 @@ impl Peer {
         if request.name.as_ref().is_some_and(|wanted| wanted != name)
             || (request.op != Op::List && request.name.is_none())
         {
-            let why = format!("it holds {name}");
+            let why = format!("the hold there is named {name}");
             return Ok(refuse(Errno::NOENT, &why));
         }
         Ok(match request.op {

@@ -128,7 +128,7 @@ impl Held {
     /// # Errors
     /// EMFILE.
     pub fn inherited_connection(&self) -> Result<Option<OwnedFd>> {
-        let failed = |errno| Error::os("cannot hand the connection on", errno);
+        let failed = |errno| Error::os("cannot pass the connection on", errno);
         let Some(Kept::Connection { socket }) = self.files.first().map(|file| &*file._from) else {
             return Ok(None);
         };
@@ -276,7 +276,7 @@ pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) 
         for info in answer.files {
             let own: Vec<_> = fds.by_ref().take(info.descriptors).collect();
             if own.len() != info.descriptors {
-                return Err(talk.unsound("not all descriptors came with it"));
+                return Err(talk.unsound("it came with too few descriptors"));
             }
             let buffer = Buffer::of_peer(own, &info.kind, (info.offset, info.bytes), info.sealed)
                 .map_err(|why| {
@@ -286,13 +286,13 @@ pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) 
             files.push((buffer, info));
         }
         if fds.next().is_some() {
-            return Err(talk.unsound("more descriptors came than belong to it"));
+            return Err(talk.unsound("it came with too many descriptors"));
         }
         if files.len() == answer.total {
             break;
         }
         if count == 0 || files.len() > answer.total {
-            return Err(talk.unsound("it has a different number of files than it says"));
+            return Err(talk.unsound("it does not have as many files as it claims"));
         }
     }
     let mut names = HashSet::new();
@@ -441,7 +441,7 @@ impl Talk {
                 .at(self.at.display().to_string()));
         }
         if answer.v != VERSION || answer.total > MOST_FILES {
-            return Err(self.unsound("it is of another version, or claims too many files"));
+            return Err(self.unsound("its version is not supported, or it claims too many files"));
         }
         Ok((answer, fds))
     }

@@ -104,14 +104,14 @@ fn gpus() -> Vec<Check> {
                     match device.pins_read_only() {
                         Some(true) => "pins sealed memory too".to_string(),
                         Some(false) => "pins no sealed memory".to_string(),
-                        None => "whether it pins sealed memory is found by trying".to_string(),
+                        None => "only an attempt shows whether it pins sealed memory".to_string(),
                     },
-                    link(device).unwrap_or_else(|| "its PCIe link is not known".to_string()),
+                    link(device).unwrap_or_else(|| "its PCIe link is unknown".to_string()),
                     match Path::new("/sys/module/nvidia_fs").exists() {
-                        true => "nvidia_fs is loaded, and not used".to_string(),
+                        true => "nvidia_fs is loaded but not used".to_string(),
                         false => "no nvidia_fs (GPUDirect Storage)".to_string(),
                     },
-                    "loads into it were tested on a double of its driver".to_string(),
+                    "loads into it were tested only with a test double of its driver".to_string(),
                 ];
                 Check::new(name, Health::Fair, found.join("; "))
                     .remedy("compare the tensors that it loads with those of another loader, once")
@@ -214,7 +214,7 @@ fn thp(host: &Host) -> Check {
         Some(setting @ ("always" | "madvise")) => Check::new(
             name,
             Health::Good,
-            format!("{setting}, of {} KiB", host.thp_size >> 10),
+            format!("{setting}, {} KiB each", host.thp_size >> 10),
         ),
         Some(setting) => Check::new(name, Health::Fair, format!("disabled ({setting})"))
             .remedy("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"),
@@ -225,7 +225,7 @@ fn thp(host: &Host) -> Check {
 /// `shmem_enabled` hardly matters: a memfd is collapsed on request.
 fn memfd_thp(host: &Host) -> Check {
     let name = "huge pages for memfd";
-    let setting = host.shmem_thp.as_deref().unwrap_or("not there");
+    let setting = host.shmem_thp.as_deref().unwrap_or("missing");
     let huge = host.thp_size;
     let try_one = || -> Result<(), Errno> {
         if huge == 0 {
@@ -246,7 +246,7 @@ fn memfd_thp(host: &Host) -> Check {
             let errno = errno_name(errno.raw_os_error());
             let found = format!("MADV_COLLAPSE fails ({errno}; shmem_enabled: {setting})");
             Check::new(name, Health::Fair, found).remedy(
-                "Linux 6.1 or later, which can collapse them; before that: \
+                "Linux 6.1 or later, which can collapse them; on older kernels: \
                  echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
             )
         }
@@ -458,7 +458,7 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
             })
             .max();
         let Some((_, largest)) = largest else {
-            let found = format!("{}: it has no file to try with", path.display());
+            let found = format!("{}: it has no file to test with", path.display());
             return Ok(Check::new(name, Health::Fair, found).remedy("dmafile doctor FILE"));
         };
         file = largest;

@@ -44,7 +44,7 @@ pub(crate) struct Job<'a> {
     pub never_faults: bool,
     /// The buffer's descriptor, for methods that write to one.
     pub descriptor: Option<BorrowedFd<'a>>,
-    /// The dma-buf, if the buffer is one, with the lock that says who may access it.
+    /// The dma-buf, if the buffer is one, with the lock that controls access to it.
     pub dma_buf: Option<&'a Turns>,
     pub feed: &'a Feed,
     pub meter: &'a Meter<'a>,

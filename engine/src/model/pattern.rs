@@ -67,7 +67,7 @@ impl FromStr for Pattern {
             return Err(bad(format!("it is longer than {LONGEST} bytes")));
         }
         let matcher = if let Some(regex) = text.strip_prefix("re:") {
-            // First compiled alone: otherwise the parentheses could complete an invalid
+            // First compiled by itself: otherwise the parentheses could complete an invalid
             // expression.
             let whole =
                 regex::Regex::new(regex).and_then(|_| regex::Regex::new(&format!("^(?:{regex})$")));

@@ -133,7 +133,7 @@ fn whole_split(name: &str, path: &Path, there: &[&(String, PathBuf)]) -> Result<
         count => Err(Error::new(
             "not a valid model",
             format!(
-                "only {count} of the {} files that its name promises are there",
+                "only {count} of the {} files that its name implies are there",
                 split.count
             ),
         )
@@ -222,18 +222,18 @@ impl Found {
         }
         if files > 1 && (count, no) != (Some(files), Some(number as u64)) {
             return Err(format!(
-                "its header does not give it the number {} of {files} (split.no, split.count)",
+                "its header does not say that it is file {} of {files} (split.no, split.count)",
                 number + 1
             ));
         }
-        // A split file that is loaded alone by its name; under another name it would pass for a
-        // whole model.
+        // A split file may be loaded by itself under its own name; under another name it would
+        // pass for a whole model.
         let named = name_of(&self.files[number]).and_then(|name| Split::of(name, GGUF));
         match named {
             Some(_) => Ok(()),
             None => Err(format!(
-                "it is one of {} files by its header, and not by its name: the others cannot be \
-                 found",
+                "it is one of {} files according to its header, but not to its name: the others \
+                 cannot be found",
                 count.unwrap_or(0)
             )),
         }

@@ -25,9 +25,9 @@ pub(super) fn allocation(
         Method::Sendfile | Method::Splice | Method::CopyFileRange
     );
     if request.allocation != Allocation::Auto {
-        (request.allocation, "asked for")
+        (request.allocation, "requested")
     } else if matches!(target.kind, Kind::Caller) {
-        (Allocation::InRead, "the caller's memory is there")
+        (Allocation::InRead, "the caller's memory already exists")
     } else if fuses {
         (
             Allocation::Ahead,
@@ -71,7 +71,7 @@ pub(super) fn allocation(
     } else {
         (
             Allocation::InRead,
-            "copies fault their pages in as fast as a thread ahead of them",
+            "copies fault their pages in as fast as a thread ahead of them would",
         )
     }
 }

@@ -135,7 +135,7 @@ pub(crate) fn decide(
 fn describe_io(request: &Request, first: Rung, file: &File, layout: &Layout, log: &Reasons) {
     let (cached, read) = (layout.bytes(true), layout.bytes(false));
     match (request.io, &file.direct_refused) {
-        (Io::Direct | Io::Buffered, _) => log.add("io", request.io, "asked for"),
+        (Io::Direct | Io::Buffered, _) => log.add("io", request.io, "requested"),
         (Io::Auto, Some(why)) => log.add("io", Io::Buffered, why),
         (Io::Auto, None) if first.moves_in_one_call() => {
             let choice = match first.direct {

@@ -479,6 +479,6 @@ pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
     if asked == Method::Auto {
         format!("the first method that works here: {what}")
     } else {
-        format!("asked for: {what}")
+        format!("requested: {what}")
     }
 }

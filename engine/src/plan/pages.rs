@@ -59,8 +59,8 @@ pub(super) fn pages(
     let vmaps_wrong = matches!(target.kind, Kind::Udmabuf) && host.udmabuf_vmaps_wrong;
     if request.pages != Pages::Auto {
         let why = match vmaps_wrong && request.pages != Pages::Small {
-            true => format!("asked for; {VMAPS_WRONG}"),
-            false => "asked for".to_string(),
+            true => format!("requested; {VMAPS_WRONG}"),
+            false => "requested".to_string(),
         };
         log.add("pages", request.pages, why);
         return Ok(request.pages);

@@ -13,7 +13,7 @@ pub(crate) fn range(request: &Request, file: &File) -> Result<(u64, u64)> {
             "cannot load",
             message![
                 option,
-                format!(" {value} is past the end, {} bytes", file.size),
+                format!(" {value} is past the end at byte {}", file.size),
             ],
         )
         .at(file.path.display().to_string())

@@ -141,12 +141,11 @@ fn drop_behind(
     let block = request.block.unwrap_or(usual);
     let possible = block.is_multiple_of(folio) && BLOCK_RANGE.contains(&block);
     let kept = if !file.drops_behind {
-        "this kernel, or file system, has no reads that drop pages behind them (RWF_DONTCACHE)"
-            .into()
+        "this kernel or file system has no reads that drop their pages (RWF_DONTCACHE)".into()
     } else if !possible || request.gather.is_some_and(|gather| gather < block) {
         format!("to drop it, blocks must be multiples of {folio} bytes, in whole chunks")
     } else {
-        let why = "what the reads bring in is dropped behind them (RWF_DONTCACHE)";
+        let why = "the reads drop what they bring in (RWF_DONTCACHE)";
         log.add("cache", "left as it was", why);
         return Some(block);
     };

@@ -177,11 +177,11 @@ impl Plan {
         self.phase() + self.lead + self.bytes
     }
 
-    /// The same for memory that is filled again and again: what is registered for reads covers memory
-    /// that is read into once.
+    /// Adapts the plan to memory that is filled repeatedly: windows that are registered for reads are for
+    /// memory that is read into only once.
     ///
     /// # Errors
-    /// EOPNOTSUPP where no rung is left.
+    /// EOPNOTSUPP if no method is left.
     pub(crate) fn through_ring(&mut self) -> Result<()> {
         self.ladder.retain(|rung| !rung.registered);
         if self.ladder.is_empty() {

@@ -159,7 +159,7 @@ impl Capture {
             ("rotate_bytes", self.rotate_bytes),
         ] {
             if value == Some(0) {
-                return refuse(what, "it is 0, but must be at least 1".to_string());
+                return refuse(what, "it must be at least 1".to_string());
             }
         }
         for (what, value) in [
@@ -167,7 +167,7 @@ impl Capture {
             ("rotate_after", self.rotate_after),
         ] {
             if value == Some(Duration::ZERO) {
-                return refuse(what, "it is 0, but must be more than 0".to_string());
+                return refuse(what, "it must be more than 0".to_string());
             }
         }
         Ok(())

@@ -113,7 +113,7 @@ impl Recorder {
         if (capture.rotate_bytes.is_some() || capture.rotate_after.is_some()) && folder.has(&second)
         {
             return Err(Error::os("cannot record", Errno::EXIST)
-                .with_why("there is a file where the second one would go")
+                .with_why("the second file of the recording already exists")
                 .at(second.display().to_string())
                 .with_remedy("remove it, or record to another file"));
         }
@@ -403,11 +403,11 @@ impl Shared {
         if at.checked_add(length).is_some_and(|end| end <= bytes) {
             return Ok(());
         }
-        let why = format!("{length} bytes from byte {at} on are past the end, {bytes} bytes");
+        let why = format!("{length} bytes from byte {at} on are past the end at byte {bytes}");
         Err(Error::os("cannot record", Errno::INVAL)
             .with_why(why)
             .at(buffer.0.name())
-            .with_remedy("choose a range inside of it"))
+            .with_remedy("choose a range inside it"))
     }
 
     fn has_room(&self, state: &State) -> bool {

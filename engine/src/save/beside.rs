@@ -90,7 +90,7 @@ impl Beside {
         }
         if old.immutable {
             let remedy = "remove its flag: chattr -i -a";
-            return refuse("it is immutable, or may only grow", Errno::PERM, remedy);
+            return refuse("it is immutable or append-only", Errno::PERM, remedy);
         }
         place::may_write(self.folder.as_fd(), &self.name)
             .map_err(|errno| cannot_open(errno).at(self.place()))
@@ -107,10 +107,10 @@ impl Beside {
                 );
                 return Ok(file);
             }
-            Ok(_) => "without /proc a file without a name cannot be given one".to_string(),
+            Ok(_) => "without /proc an unnamed file cannot be given a name".to_string(),
             Err(errno @ (Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT)) => {
                 let name = errno_name(errno.raw_os_error());
-                format!("the file system has no files without names ({name})")
+                format!("the file system does not support unnamed files ({name})")
             }
             Err(errno) => return Err(cannot_make(errno)),
         };

@@ -440,7 +440,7 @@ impl<'m> Opened<'m> {
         }
         let error = Error::new(
             "cannot save",
-            format!("its owner truncated it in the meantime, to {now} bytes"),
+            format!("its owner has since truncated it to {now} bytes"),
         );
         Some(
             error
@@ -613,11 +613,11 @@ fn range(origin: &Origin<'_>, size: u64, start: u64, length: Option<u64>) -> Res
         };
         Error::new(
             "cannot save",
-            format!("{wanted} are past the end, {size} bytes"),
+            format!("{wanted} are past the end at byte {size}"),
         )
         .with_errno(Errno::INVAL)
         .at(origin.to_string())
-        .with_remedy("choose a range inside of it")
+        .with_remedy("choose a range inside it")
     })
 }
 

@@ -187,7 +187,7 @@ pub(super) fn decide(
             log.add("io", Io::Direct, "nothing of it stays in the page cache");
         }
         (_, Io::Auto) => log.add("io", Io::Buffered, "no direct method works here"),
-        (_, asked) => log.add("io", asked, "asked for"),
+        (_, asked) => log.add("io", asked, "requested"),
     }
     log.add("method", first, describe(first, wanted.method, origin));
     let (how, why) = match to.is_in_place() {
@@ -197,7 +197,7 @@ pub(super) fn decide(
     log.add("place", how, why);
     let (how, why) = match wanted.sync {
         true => ("yes", "it is on the disk when the save has ended"),
-        false => ("no", "asked for: a crash soon after may lose it"),
+        false => ("no", "requested: a crash soon after may lose it"),
     };
     log.add("sync", how, why);
     Ok(SavePlan {
@@ -472,6 +472,6 @@ fn describe(rung: Rung, asked: Method, origin: &Opened<'_>) -> String {
     };
     match asked {
         Method::Auto => format!("the first method that works here: {what}"),
-        _ => format!("asked for: {what}"),
+        _ => format!("requested: {what}"),
     }
 }

@@ -110,7 +110,7 @@ impl To {
             Errno::BUSY => refuse(
                 "the device is in use",
                 errno,
-                "unmount it, and stop what else uses it, first",
+                "first unmount it, and stop everything else that uses it",
             ),
             errno => cannot_open(errno).at(&place),
         };
@@ -337,7 +337,7 @@ impl To {
         if let How::InPlace(None) = self.how {
             let size = stat(&self.file, &self.path)?.size;
             if end > size {
-                let why = format!("it has {size} bytes, and byte {end} would be the end");
+                let why = format!("it has {size} bytes, and the save would end at byte {end}");
                 let error = Error::os("cannot write into", Errno::NOSPC).with_why(why);
                 return Err(error
                     .at(self.place(0))
@@ -427,7 +427,7 @@ pub(super) fn cannot_open(errno: Errno) -> Error {
     match errno {
         Errno::ACCESS => error.with_remedy("ask for write permission on it, or run as its owner"),
         Errno::PERM => error.with_remedy("see chattr(1) for its flags: lsattr"),
-        Errno::TXTBSY => error.with_remedy("it is a program that runs: end it first"),
+        Errno::TXTBSY => error.with_remedy("it is a running program: stop it first"),
         _ => with_usual_remedy(error, errno),
     }
 }

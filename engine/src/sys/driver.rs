@@ -215,7 +215,7 @@ impl Driver {
             true => unsafe { CStr::from_ptr(text) }
                 .to_string_lossy()
                 .into_owned(),
-            false => "an error that it has no words for".to_string(),
+            false => "an unknown error".to_string(),
         };
         Err(Failure { call, code, text })
     }

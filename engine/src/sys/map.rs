@@ -455,7 +455,7 @@ pub(crate) struct Region<'m> {
     owner: PhantomData<&'m [u8]>,
 }
 
-/// How a ring is gone round.
+/// How offsets wrap around in a ring.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     bytes: u64,
@@ -482,7 +482,7 @@ impl<'m> Region<'m> {
         }
     }
 
-    /// `len` bytes of it, from `at` on; of a ring, where they lie now.
+    /// `len` bytes of it, from `at` on; in a ring, at their present place.
     pub(crate) fn part(&self, at: u64, len: u64) -> Self {
         let base = NonNull::new(self.span(at, len)).expect("memory does not begin at address 0");
         Self {
@@ -497,7 +497,7 @@ impl<'m> Region<'m> {
         self.len as u64
     }
 
-    /// Its first byte, for those who make no reference of it.
+    /// Its first byte; the caller must not make a reference from it.
     pub(crate) fn start(&self) -> *const u8 {
         self.base.as_ptr()
     }

@@ -255,7 +255,7 @@ fn cannot_allocate(transfer: &Transfer<'_>, errno: Errno, at: u64) -> Error {
         .at(format!("byte {at} of {}", transfer.work.plan.capacity));
     match (errno, transfer.work.plan.pages) {
         (Errno::FAULT, _) if !transfer.memory.never_faults() => error
-            .with_why("its owner truncated it in the meantime")
+            .with_why("its owner has since truncated it")
             .with_remedy("seal it against that (F_SEAL_SHRINK)"),
         (Errno::FAULT, Pages::Huge) => error
             .with_why("a cgroup limits hugetlb pages to less")

@@ -197,7 +197,7 @@ impl Check {
             return Err(Error::usage(
                 Opt::Verify,
                 format!(
-                    "{}=HEX works for one file only, and these are several",
+                    "{}=HEX works for one file only, but there are several",
                     verify.algorithm
                 ),
             ));
@@ -229,7 +229,7 @@ impl Check {
 fn named_in_hub(path: &Path, whole: bool) -> Result<(Algorithm, String)> {
     let named = match whole {
         true => named_in_cache(path),
-        false => Err("a part of a file has no name"),
+        false => Err("only a whole file is named by its digest"),
     };
     named.map_err(|why| {
         Error::new("cannot verify", why)

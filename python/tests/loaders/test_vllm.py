@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
-    # Large compared with what a process reads of its own code meanwhile.
+    # Large compared with what a process reads of its own code at the same time.
     made = tiny.llama(folder / "vllm", hidden=2048)
     tiny.tokenizer(made)
     return made

@@ -43,7 +43,7 @@ DIRECT = {
 }
 """The methods of each kind that read directly."""
 BUFFERED = ("threads", "read", "mmap")
-ALLOWED = {"KiB of shared memory": 64, "KiB of nobody's": 6 << 10}
+ALLOWED = {"KiB of shared memory": 64, "KiB of uncounted memory": 6 << 10}
 """The allowed increase after a fault. Reports in /tmp are shared memory too. Devices and rings use
 some unaccounted pages; one load of SIZE would be more."""
 ACCOUNTS = (
@@ -81,7 +81,7 @@ class Machine:
             "dma-bufs": int(table[-1].split()[1]),
             "KiB of shared memory": meminfo("Shmem:"),
             # All other memory; the counts above only include known uses.
-            "KiB of nobody's": nobodys(),
+            "KiB of uncounted memory": uncounted(),
             "reserved huge pages": meminfo("HugePages_Rsvd:"),
             "processes": sum(map(is_ours, Path("/proc").iterdir())),
         }
@@ -97,7 +97,7 @@ class Machine:
         settles(more, well, f"{case}: left behind")
 
 
-def nobodys() -> int:
+def uncounted() -> int:
     """KiB of memory that is in use, but not in any count of the kernel.
 
     Free memory alone is not enough: the memory of caches, slabs and programs varies.

@@ -171,7 +171,7 @@ impl<R: Read> Header<R> {
     fn text(&mut self, most: u64) -> Result<String, Bad> {
         let length = self.u64()?;
         let start = self.at;
-        self.room(length, 1, "bytes of text")?;
+        self.room(length, 1, "bytes of a string")?;
         if length > most {
             return Err(Bad::new(format!(
                 "a name of {length} bytes at byte {start}: at most {most} are allowed"
@@ -184,7 +184,7 @@ impl<R: Read> Header<R> {
             self.fill(&mut bytes[have..])?;
         }
         String::from_utf8(bytes)
-            .map_err(|_| Bad::new(format!("a text at byte {start} is not UTF-8")))
+            .map_err(|_| Bad::new(format!("a string at byte {start} is not UTF-8")))
     }
 
     /// The metadata, and the alignment that it sets.
@@ -254,7 +254,7 @@ impl<R: Read> Header<R> {
         }
         let kind = self.kind()?;
         let count = self.u64()?;
-        self.room(count, kind.least(), "values of a list")?;
+        self.room(count, kind.least(), "values of an array")?;
         Ok(match kind {
             Kind::U8 => Value::Bytes(self.several(count, Self::u8)?),
             Kind::I8 => Value::Signeds(self.several(count, |from| from.i8().map(i64::from))?),

@@ -184,11 +184,11 @@ fn invalid_metadata_is_refused() {
         (vec![pair("k", Kind::Text, &unfit)], "not UTF-8"),
         (
             vec![pair("k", Kind::Text, &[0xff; 8])],
-            "18446744073709551615 bytes of text",
+            "18446744073709551615 bytes of a string",
         ),
         (
             vec![pair("k", Kind::List, &list(Kind::U64, 1 << 61, &[]))],
-            "2305843009213693952 values of a list",
+            "2305843009213693952 values of an array",
         ),
         (
             vec![[text("k"), vec![13, 0, 0, 0]].concat()],
@@ -226,7 +226,7 @@ fn a_header_above_the_maximum_size_is_refused() {
     let text = Table::read(&mut start.chain(std::io::repeat(b'x')), 2 * MAX_HEADER)
         .unwrap_err()
         .to_string();
-    assert!(text.contains("100000000 bytes of text"), "{text}");
+    assert!(text.contains("100000000 bytes of a string"), "{text}");
 }
 
 /// A value: its type, its bytes and the parsed result.

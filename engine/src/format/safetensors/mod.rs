@@ -249,7 +249,7 @@ impl FromObject for TensorInfo {
 }
 
 impl FromObject for BTreeMap<String, Value> {
-    const WHAT: &str = "__metadata__ of texts by name";
+    const WHAT: &str = "__metadata__ with strings as values";
 
     fn from_object<'de, A: MapAccess<'de>>(mut object: A) -> Result<Self, A::Error> {
         let mut texts = Self::new();

@@ -176,7 +176,7 @@ impl FilePins {
 impl Target {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let place = path.to_string_lossy();
-        let failed = |errno| Error::os("cannot look at the pins of", errno).at(&*place);
+        let failed = |errno| Error::os("cannot list the pins of", errno).at(&*place);
         let fd = file::open(path, false).map_err(failed)?;
         let stat = file::stat(fd.as_fd()).map_err(failed)?;
         if stat.kind != FileType::RegularFile {

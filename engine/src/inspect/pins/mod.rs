@@ -117,7 +117,7 @@ pub struct User {
 /// Looks for pinned and locked memory in all processes, or in process `pid` even if it pins nothing.
 ///
 /// Processes that end during the call are left out; those that cannot be inspected are counted. A
-/// process can be inspected by those who may trace it (ptrace(2)): its user, and root.
+/// process can be inspected by users who may trace it (ptrace(2)): its own, and root.
 ///
 /// ```no_run
 /// for process in dmafile::pins(None)?.processes {
@@ -231,7 +231,7 @@ fn hidden(errno: Errno) -> bool {
 }
 
 fn failed(pid: u32, errno: Errno) -> Error {
-    let error = Error::os("cannot look into", errno).at(format!("process {pid}"));
+    let error = Error::os("cannot inspect", errno).at(format!("process {pid}"));
     match errno {
         Errno::SRCH => error.with_remedy("list those that pin memory: dmafile pins"),
         _ if hidden(errno) => error.with_remedy("run as root"),

@@ -117,7 +117,7 @@ pub(super) fn is_on() -> bool {
     fs::read("/proc/self/pins").is_ok()
 }
 
-/// The regions of these processes, or of all; None where this kernel does not track pins.
+/// The regions of these processes, or of all; None if this kernel does not track pins.
 pub(super) fn regions(makers: &[Maker<'_>], all: bool) -> Option<Vec<Region>> {
     if let Ok(text) = fs::read_to_string(REGIONS) {
         let mut regions = parse_regions(&text, host::uptime());

@@ -287,7 +287,7 @@ fn refused(errno: Errno) -> Error {
             _ => error.with_remedy("run as root"),
         },
         Errno::NOENT => error
-            .with_why("there is none with probes (CONFIG_KPROBE_EVENTS)")
+            .with_why("it is not mounted, or has no probes (CONFIG_KPROBE_EVENTS)")
             .with_remedy("mount it: mount -t tracefs tracefs /sys/kernel/tracing"),
         Errno::INVAL => error
             .with_why("the kernel has no such histogram (CONFIG_HIST_TRIGGERS)")
