@@ -95,7 +95,7 @@ consumers-test: need-rust need-test-tools extension .venv/consumers ## let third
 		python/tests/test_takers.py $(ARGS)
 	CONSUMERS=1 $(VM_TESTS) tests/vm/test_vulkan.py $(ARGS)
 
-arm64-test: need-rust need-test-tools ## the command and the engine's tests on Debian's arm64 kernels, pages of 4 and 16 KiB (an hour; 250 MB, once)
+arm64-test: need-rust need-test-tools ## tests of the command, the C library and the engine on Debian's arm64 kernels, pages of 4 and 16 KiB (an hour; 250 MB, once)
 	@echo "arm64-test: compiles for aarch64, then boots a machine for each test, without KVM"
 	rustup target add aarch64-unknown-linux-gnu
 	ARM64=1 $(VM_TESTS) tests/vm/test_arm64.py $(ARGS)
