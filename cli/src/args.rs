@@ -393,7 +393,7 @@ pub struct HoldArgs {
     #[arg(long, help_heading = SOCKET)]
     pub replace: bool,
 
-    /// End when no process has taken it or been connected for this long
+    /// End once no process has the memory or a connection for this long
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub idle: Option<Duration>,
 

@@ -384,7 +384,7 @@ fn auto_does_not_use_hugetlb_pages_that_a_cgroup_forbids() {
     assert_eq!(loaded.digest, sha256(&file, 0, 20 * MIB));
     let reasons = loaded.reasons();
     assert!(
-        reasons.contains("no page of the hugetlb pool after all"),
+        reasons.contains("no hugetlb pages after all"),
         "{reasons}"
     );
 }

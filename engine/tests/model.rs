@@ -160,7 +160,7 @@ fn a_split_gguf_loads_into_one_buffer_and_must_be_complete() {
     gguf(&name(2), &shards[1], Some((0, 2)));
     let error = Model::open(name(1)).err().unwrap().to_string();
     assert!(
-        error.contains("number 2 of 2") && error.contains("EBADMSG"),
+        error.contains("file 2 of 2") && error.contains("EBADMSG"),
         "{error}"
     );
     std::fs::remove_file(name(2)).unwrap();
