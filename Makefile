@@ -55,7 +55,7 @@ KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --ma
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
-.PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
+.PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
 	deb deb-test wheels wheels-test crates sbom release release-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
@@ -100,8 +100,8 @@ arm64-test: need-rust need-test-tools ## tests of the command, the C library and
 	rustup target add aarch64-unknown-linux-gnu
 	ARM64=1 $(VM_TESTS) tests/vm/test_arm64.py $(ARGS)
 
-gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memory with a test double of the driver: 100,000 schedules (half an hour)
-	@echo "gpu-test: a GPU is neither needed nor used"
+gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memory, with a test double of the driver (100,000 schedules) and with a real one if there is one (half an hour)
+	@echo "gpu-test: with the test double of the driver, in $(LOADERS)/torch"
 	DMAFILE_SCHEDULES=100000 cargo test --locked -p dmafile --test through --test device --test pinned --test pool
 	cargo test --locked -p dmafile --test device -- --ignored
 	cargo test --locked -p dmafile-capi --test install -- a_stream a_device
@@ -110,10 +110,33 @@ gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memo
 	@VIRTUAL_ENV=$(LOADERS)/torch .venv/bin/maturin develop --quiet --locked
 	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_cuda.py python/tests/test_torch_device.py \
 		python/tests/test_torch.py python/tests/test_stream.py $(ARGS)
+	@echo "gpu-test: with a real driver, and PyTorch of $${GPU_PYTHON:-python3} (GPU_PYTHON names another Python)"
+	@$(PYTHON) -m scripts.gpu_kit python/dmafile $(TARGET)/gpu-test
+	@if $(TARGET)/gpu-test/run --check; then \
+		DMAFILE_GPU=real cargo test --locked -p dmafile --test device --test pinned && \
+		$(TARGET)/gpu-test/run --rounds 0 --json $(TARGET)/gpu-test.json; fi
 
-gpu-bench: need-rust .venv/dev ## compare loads into GPU memory with other loaders, and measure pinning; needs a GPU (under 10 minutes)
-	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
-	@$(PYTHON) bench/gpu.py $(ARGS)
+# For any machine with a GPU, so it is linked like the wheels of a release.
+KIT = dmafile-gpu-$(VERSION)-$(MACHINE)
+MACHINE ?= $(shell uname -m)
+
+gpu-kit: need-rust .venv/release ## build one archive, in target, that tests and measures loads on a machine with a GPU, which needs only Python (for another machine: MACHINE=aarch64)
+	@echo "gpu-kit: a wheel, tests, and other loaders (38 MB to download) to $(TARGET)/$(KIT).tar.gz"
+	@rm -rf $(TARGET)/gpu-kit
+	@rustup --quiet target add $(MACHINE)-unknown-linux-gnu
+	$(WHEEL) --target $(MACHINE)-unknown-linux-gnu --out $(TARGET)/gpu-kit
+	@$(PYTHON) -m scripts.wheels $(MANYLINUX) $(TARGET)/gpu-kit/*.whl
+	@$(PYTHON) -m scripts.gpu_kit --others $(MACHINE) $(TARGET)/gpu-kit/*.whl $(TARGET)/gpu-kit/$(KIT)
+	tar -C $(TARGET)/gpu-kit -czf $(TARGET)/$(KIT).tar.gz $(KIT)
+
+gpu-bench: ## on a machine with a GPU: run `make gpu-kit` if Rust is there, and in any case its archive (under 10 minutes without the build)
+	@! command -v cargo >/dev/null || $(MAKE) --no-print-directory gpu-kit
+	@[ -e $(TARGET)/$(KIT).tar.gz ] || { echo "gpu-bench: there is neither Rust nor $(TARGET)/$(KIT).tar.gz here:" \
+		"type 'make gpu-kit' on another machine, and copy the archive" >&2; exit 1; }
+	@rm -rf $(TARGET)/gpu-bench
+	@mkdir -p $(TARGET)/gpu-bench
+	tar -C $(TARGET)/gpu-bench -xzf $(TARGET)/$(KIT).tar.gz
+	$(TARGET)/gpu-bench/$(KIT)/run --json $(TARGET)/dmafile-gpu.json $(ARGS)
 
 fuzz: need-rust ## fuzz the readers of model files, 20 seconds each (SECONDS=600 for longer)
 	@echo "fuzz: an instrumented build (about a minute, once), then $(SECONDS) seconds for each format"
@@ -259,13 +282,14 @@ deb-test: deb ## install these packages into clean roots of Debian 12 and 13, an
 # match, rustc uses the last.
 REMAP = --remap-path-prefix=$(CURDIR)=/dmafile --remap-path-prefix=$(abspath $(TARGET))=/dmafile/target \
 	--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src=/crates
-deb wheels: export RUSTFLAGS := $(REMAP)
+deb wheels gpu-kit: export RUSTFLAGS := $(REMAP)
 deb wheels sbom: export SOURCE_DATE_EPOCH := $(EPOCH)
 
 # The oldest glibc with preadv2 (2.26) and statx (2.28).
 MANYLINUX := manylinux_2_28
 WHEELS    := $(TARGET)/wheels
 MATURIN    = PATH="$(CURDIR)/.venv/bin:$$PATH" maturin
+WHEEL      = $(MATURIN) build --release --locked --zig --compatibility $(MANYLINUX)
 
 wheels: need-rust .venv/release sbom ## build wheels for x86-64 and aarch64, and an sdist, in target/wheels (10 minutes)
 	@echo "wheels: to $(WHEELS)"
@@ -273,7 +297,7 @@ wheels: need-rust .venv/release sbom ## build wheels for x86-64 and aarch64, and
 		{ echo "wheels: Rust's library is missing; type: rustup target add aarch64-unknown-linux-gnu" >&2; exit 1; }
 	@rm -rf $(WHEELS)
 	for machine in x86_64 aarch64; do \
-		$(MATURIN) build --release --locked --zig --compatibility $(MANYLINUX) --target $$machine-unknown-linux-gnu \
+		$(WHEEL) --target $$machine-unknown-linux-gnu \
 			--sbom-include $(SBOM)/dmafile-python-$(VERSION).cdx.json --out $(WHEELS) || exit 1; \
 	done
 	$(MATURIN) sdist --out $(WHEELS)

@@ -2,9 +2,10 @@
 
     python bench/gpu.py [--dir DIR] [--gib 4] [--rounds 3] [--only TEXT] [--json FILE]
 
-Needs a GPU of NVIDIA, and only dmafile. Other loaders are measured if they are installed (PyTorch
-with CUDA, safetensors, fastsafetensors, runai-model-streamer, instanttensor), and the disk if fio
-is installed. Each load runs in a separate process, which uses the GPU once before its clock starts:
+`make gpu-kit` packs it with dmafile and tests, for a machine with a GPU (docs/gpu.md). Needs a GPU,
+Python, and only dmafile. Other loaders are measured if they are installed (PyTorch for the GPU,
+safetensors, fastsafetensors, runai-model-streamer, instanttensor), and the disk if fio is
+installed. Each load runs in a separate process, which uses the GPU once before its clock starts:
 the time for that is in the column `first use`. The first load of each kind also copies its bytes
 back and compares their SHA-256. Nothing is downloaded. The file is created in DIR, on the disk to
 be measured, and removed at the end. The benchmark ends within ten minutes: it lists the loads for
@@ -21,8 +22,10 @@ It also runs with the double of the driver (docs/gpu.md), but then its times mea
 """
 
 import argparse
+import contextlib
 import ctypes
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -35,15 +38,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 MOST_SECONDS = 540
+TEST_SECONDS = 180
 GIB = 1 << 30
 EACH = 64 << 20
 """The size of a tensor."""
+PACKAGES = ("torch", "safetensors", "fastsafetensors", "runai-model-streamer", "instanttensor")
 
 Sample: TypeAlias = dict[str, Any]
+State: TypeAlias = tuple[float, int, int | None]
+"""A time, and the available and pinned memory."""
 Job: TypeAlias = tuple[str, str, Callable[[Path, float], None], str]
 """Label, way, what prepares the page cache, and page size."""
 
@@ -96,9 +104,9 @@ end()
 """,
     "dmafile.cuda": """
 import dmafile.cuda
-used = first(lambda: dmafile.cuda._dmafile.DeviceMemory("cuda:0", 1))
+used = first(lambda: dmafile.cuda._dmafile.DeviceMemory(gpu, 1))
 begin()
-tensors = dmafile.cuda.load(path, 0)
+tensors = dmafile.cuda.load(path, gpu)
 end()
 check(lambda name: tensors[name]._memory.copy_back(tensors[name]._at, tensors[name].nbytes))
 """,
@@ -158,19 +166,19 @@ check(lambda name: bytes_of(tensors[name]))
 """,
     "pinned: dmafile": """
 import dmafile.cuda
-used = first(lambda: dmafile.cuda._dmafile.DeviceMemory("cuda:0", 1))
+used = first(lambda: dmafile.cuda._dmafile.DeviceMemory(gpu, 1))
 begin()
-buffer = dmafile.load(path, to="cuda-host", pages=pages)
+buffer = dmafile.load(path, to=gpu.replace(":", "-host:"), pages=pages)
 end()
 said["pages"] = buffer.report["pages"]
 check(lambda name: memoryview(buffer)[places[name]])
 """,
     "pinned: registered after": """
 import dmafile.cuda
-used = first(lambda: dmafile.cuda._dmafile.DeviceMemory("cuda:0", 1))
+used = first(lambda: dmafile.cuda._dmafile.DeviceMemory(gpu, 1))
 buffer = dmafile.load(path, pages=pages)
 begin()
-buffer.pin("cuda:0")
+buffer.pin(gpu)
 end()
 said["pages"] = buffer.report["pages"]
 check(lambda name: memoryview(buffer)[places[name]])
@@ -191,7 +199,9 @@ check(lambda name: view[places[name]])
 
 FRAME = """
 import ctypes, json, os, resource, sys, time
-path, pages, is_checked = sys.argv[1], sys.argv[2], sys.argv[3] == "True"
+path, pages, is_checked, gpu = sys.argv[1], sys.argv[2], sys.argv[3] == "True", sys.argv[4]
+# After what is installed.
+sys.path += sys.argv[5:]
 size = os.path.getsize(path)
 said = {"bytes": size, "pages": pages}
 with open(path, "rb") as file:
@@ -284,20 +294,29 @@ def numbers(path: str) -> dict[str, int]:
     return {words[0]: int(words[1]) for line in lines if len(words := line.split()) > 1}
 
 
-def run(way: str, path: Path, pages: str, is_checked: bool, seconds: float) -> Sample | str:
-    """Runs one load in a new process; returns its measurements, or an error message."""
-    program = FRAME + WAYS[way] + "\nprint(json.dumps(said))\n"
-    command = [sys.executable, "-c", program, str(path), pages, str(is_checked)]
+@dataclass
+class Ended:
+    """A process that has ended, or was stopped."""
+
+    code: int | None
+    out: str
+    errors: str
+    states: list[State]
+
+
+def ended(command: Sequence[str], seconds: float, env: dict[str, str] | None = None) -> Ended:
+    """Runs a process, and looks at the memory meanwhile; stops it when the time has passed."""
     until = time.monotonic() + seconds
     states = [(time.monotonic(), *memory())]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(command, stdout=out, stderr=errors, start_new_session=True)
+        child = subprocess.Popen(
+            command, stdout=out, stderr=errors, start_new_session=True, env=env
+        )
         try:
             while child.poll() is None and time.monotonic() < until:
                 time.sleep(0.01)
                 states.append((time.monotonic(), *memory()))
-            if child.poll() is None:
-                return f"stopped after {seconds:.0f} seconds"
+            code = child.poll()
         finally:
             if child.poll() is None:
                 # With what it has started.
@@ -305,16 +324,52 @@ def run(way: str, path: Path, pages: str, is_checked: bool, seconds: float) -> S
                 child.wait()
         out.seek(0)
         errors.seek(0)
-        lines, why = out.read().splitlines(), errors.read().strip().splitlines()
-    if child.returncode or not lines:
-        return why[-1] if why else f"it ended with {child.returncode} and without a message"
+        return Ended(code, out.read(), errors.read(), states)
+
+
+def run(
+    way: str,
+    path: Path,
+    pages: str,
+    is_checked: bool,
+    seconds: float,
+    there: Sequence[str] = ("cuda:0",),
+) -> Sample | str:
+    """Runs one load in a new process; returns its measurements, or an error message. `there` is the
+    GPU, and folders of loaders that are not installed."""
+    program = FRAME + WAYS[way] + "\nprint(json.dumps(said))\n"
+    how = [str(path), pages, str(is_checked), *there]
+    done = ended([sys.executable, "-c", program, *how], seconds)
+    if done.code is None:
+        return f"stopped after {seconds:.0f} seconds"
+    lines, why = done.out.splitlines(), done.errors.strip().splitlines()
+    if done.code or not lines:
+        return why[-1] if why else f"it ended with {done.code} and without a message"
     said: Sample = json.loads(lines[-1])
-    return said | used(states, said["begin"], said["end"])
+    return said | used(done.states, said["begin"], said["end"])
 
 
-def used(
-    states: Sequence[tuple[float, int, int | None]], begin: float, end: float
-) -> dict[str, int | None]:
+TEST = """
+import sys
+sys.path += sys.argv[2:]
+import pytest
+options = ["--quiet", "-rs", "-p", "no:cacheprovider", "--config-file=/dev/null"]
+sys.exit(pytest.main([*options, "--rootdir=" + sys.argv[1], sys.argv[1]]))
+"""
+
+
+def tested(folder: Path, others: Sequence[str]) -> Sample:
+    """Runs the tests that need no double of the driver."""
+    print(f"tests: at most {TEST_SECONDS} seconds", flush=True)
+    env = os.environ | {"DMAFILE_GPU": "real", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = ended([sys.executable, "-c", TEST, str(folder), *others], TEST_SECONDS, env)
+    print(done.out + done.errors, flush=True)
+    lines = done.out.splitlines() or [""]
+    result = f"stopped after {TEST_SECONDS} seconds" if done.code is None else lines[-1]
+    return {"passed": done.code == 0, "result": result, "output": done.out + done.errors}
+
+
+def used(states: Sequence[State], begin: float, end: float) -> dict[str, int | None]:
     """The most memory that was taken and pinned during a load, compared with the state before."""
     before = [one for one in states if one[0] <= begin][-1:] or states[:1]
     during = [one for one in states if begin < one[0] <= end + 0.05] or before
@@ -326,10 +381,12 @@ def used(
     }
 
 
-def missing(way: str, size: int) -> str | None:
+def missing(way: str, size: int, gpu: str = "cuda:0") -> str | None:
     """Why a way cannot be measured here."""
+    if way.startswith("copy") and not gpu.startswith("cuda"):
+        return "written for NVIDIA's driver only"
     if way == "disk: fio":
-        return None if shutil.which("fio") else "not installed"
+        return None if shutil.which("fio") else "fio is not installed"
     needs = {
         "dmafile.torch": ["torch"],
         "pinned: torch.empty + readinto": ["torch"],
@@ -337,8 +394,9 @@ def missing(way: str, size: int) -> str | None:
     }
     plain = way.startswith(("copy", "dmafile.cuda", "pinned: dmafile", "pinned: reg"))
     modules = [] if plain else needs.get(way, ["torch", way])
-    if not all(importlib.util.find_spec(name) for name in modules):
-        return "not installed"
+    for name in modules:
+        if not importlib.util.find_spec(name):
+            return f"{name} is not installed"
     if way.startswith("pinned"):
         # PyTorch rounds up to a power of two.
         room = (1 << (size - 1).bit_length() if "torch" in way else size) + GIB
@@ -354,20 +412,24 @@ def machine() -> dict[str, Any]:
     doctor = subprocess.run(
         [sys.executable, "-m", "dmafile", "doctor", "--json"], capture_output=True, text=True
     )
-    gpus = []
-    if doctor.returncode == 0:
-        checks = json.loads(doctor.stdout)
-        checks = checks if isinstance(checks, list) else checks.get("checks", [])
-        gpus = [one["found"] for one in checks if one["name"] in ("cuda", "hip")]
+    checks = json.loads(doctor.stdout)["checks"] if doctor.stdout else []
+    checks = [one for one in checks if one["name"] in ("cuda", "hip")]
     try:
         is_double = hasattr(ctypes.CDLL("libcuda.so.1"), "double_reset")
     except OSError:
         is_double = False
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
     return {
         "dmafile": dmafile.__version__,
+        "python": sys.version.split()[0],
+        "packages": versions,
         "kernel": os.uname().release,
         "cpus": os.cpu_count(),
-        "gpus": gpus,
+        "gpus": [one["found"] for one in checks if one["health"] != "missing"],
+        "refused": [one["found"] for one in checks if one["health"] == "missing"],
         "double": is_double,
     }
 
@@ -416,9 +478,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--dir", type=Path, default=Path(), help="a folder on the disk to be measured"
     )
     parser.add_argument("--gib", type=float, default=4, help="the size of the file")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="0 to run only the tests")
     parser.add_argument("--only", default="", help="measure only what has this in its name")
     parser.add_argument("--json", type=Path, help="where all figures go")
+    parser.add_argument("--tests", type=Path, help="a folder of tests that run first")
+    parser.add_argument("--others", type=Path, help="a folder of loaders that are not installed")
+    parser.add_argument("--check", action="store_true", help="only say whether there is a GPU")
     return parser.parse_args(words)
 
 
@@ -427,14 +492,67 @@ def main(words: Sequence[str] | None = None) -> None:
     until = time.monotonic() + MOST_SECONDS
     results: dict[str, list[Sample]] = {}
     refused: dict[str, str] = {}
+    # Those for this version of Python, and those for all.
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    others = [str(args.others.resolve() / name) for name in (tag, "any")] if args.others else []
+    sys.path += others
     where = machine()
+    if not where["gpus"]:
+        why = "; ".join(where["refused"])
+        sys.exit(f"gpu: there is no GPU that can be used here: {why}")
+    if args.check:
+        print("gpu: there is a GPU:", "; ".join(where["gpus"]))
+        return
+    gpu = str(where["gpus"][0]).split(",")[0]
     print(json.dumps(where, indent=1))
     if where["double"]:
         print("THE DRIVER IS A DOUBLE: these times mean nothing")
+    tests = tested(args.tests.resolve(), others) if args.tests else None
+    every: dict[str, Any] = {"machine": where, "tests": tests}
+    every |= {"runs": results, "refused": refused}
 
+    def write() -> None:
+        if args.json:
+            new = args.json.with_name(args.json.name + ".new")
+            new.write_text(json.dumps(every, indent=1))
+            new.replace(args.json)
+
+    write()
+    if args.rounds:
+        every["bytes"] = measured(args, until, (gpu, *others), results, refused, write)
+        write()
+        print(f"\n{args.gib:g} GiB, median [least-most] of up to {args.rounds} shuffled rounds")
+        print("\n".join(table(results)))
+        print("not measured:" if refused else "all of it was measured")
+        for label, why in sorted(refused.items()):
+            print(f"  {label}: {why}")
+    if tests:
+        print(f"tests: {tests['result']}")
+    if args.json:
+        print(f"all figures: {args.json.resolve()}")
+    is_wrong = "WRONG BYTES" in refused.values()
+    if is_wrong or (tests and not tests["passed"]):
+        sys.exit(1)
+
+
+def measured(
+    args: argparse.Namespace,
+    until: float,
+    there: Sequence[str],
+    results: dict[str, list[Sample]],
+    refused: dict[str, str],
+    write: Callable[[], None],
+) -> int:
+    """Runs all loads, in shuffled rounds; returns the size of the file."""
+    nbytes = int(args.gib * GIB)
+    if nbytes + GIB > (free := shutil.disk_usage(args.dir).free):
+        sys.exit(
+            f"gpu: {args.dir.resolve()} has room for {free / GIB:.1f} GiB, and the file needs "
+            f"{nbytes / GIB:.1f} GiB and 1 GiB to spare: use another --dir, or a smaller --gib"
+        )
     with tempfile.TemporaryDirectory(dir=args.dir, prefix=".gpu-") as folder:
         path = Path(folder) / "model.safetensors"
-        expected = make(path, int(args.gib * GIB), until)
+        expected = make(path, nbytes, until)
         size = path.stat().st_size
 
         def measure(
@@ -448,7 +566,8 @@ def main(words: Sequence[str] | None = None) -> None:
                 refused[label] = "no time left"
                 return
             # One that hangs must not take the time of all others.
-            said = run(way, path, pages, label not in results, min(left, MOST_SECONDS / 3))
+            limit = min(left, MOST_SECONDS / 3)
+            said = run(way, path, pages, label not in results, limit, there)
             if isinstance(said, str):
                 refused[label] = said
             elif said.get("sha256") not in (None, expected):
@@ -456,18 +575,11 @@ def main(words: Sequence[str] | None = None) -> None:
             else:
                 results.setdefault(label, []).append(said)
 
-        def write() -> None:
-            if args.json:
-                every = {"machine": where, "bytes": size, "runs": results, "refused": refused}
-                new = args.json.with_name(args.json.name + ".new")
-                new.write_text(json.dumps(every, indent=1))
-                new.replace(args.json)
-
         jobs: list[Job] = []
         for way in WAYS:
             if args.only not in way:
                 continue
-            if why := missing(way, size):
+            if why := missing(way, size, there[0]):
                 refused[way] = why
             else:
                 jobs += jobs_of(way)
@@ -476,13 +588,7 @@ def main(words: Sequence[str] | None = None) -> None:
             for job in shuffled.sample(jobs, len(jobs)):
                 measure(*job)
                 write()
-
-    print(f"\n{args.gib:g} GiB, median [least-most] of up to {args.rounds} shuffled rounds")
-    print("\n".join(table(results)))
-    for label, why in sorted(refused.items()):
-        print(f"{label}: {why}")
-    if any(why == "WRONG BYTES" for why in refused.values()):
-        sys.exit(1)
+    return size
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """bench/gpu.py, which needs a GPU: its arguments, its limits of time, its results and tables; and
-all that runs with the double of the driver."""
+the kit of it, with the double as the driver of the machine."""
 
 import hashlib
 import json
-import os
+import shutil
 import subprocess
 import sys
 import time
@@ -76,12 +76,25 @@ def test_every_end_of_a_process_is_a_result(model: Path, monkeypatch: pytest.Mon
     assert gpu.run("hangs", model, "auto", True, 1) == "stopped after 1 seconds"
 
 
+def test_what_is_installed_is_used_before_what_the_kit_carries(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("carried", "pytest"):
+        (tmp_path / f"{name}.py").write_text("mine = True\n")
+    way = 'import carried, pytest\nbegin()\nend()\nsaid["mine"] = hasattr(pytest, "mine")\n'
+    monkeypatch.setattr(gpu, "WAYS", {"one": way})
+    said = gpu.run("one", model, "auto", False, 60, ("cuda:0", str(tmp_path)))
+    assert isinstance(said, dict) and said["mine"] is False
+    said = gpu.run("one", model, "auto", False, 60)
+    assert said == "ModuleNotFoundError: No module named 'carried'"
+
+
 def main(monkeypatch: pytest.MonkeyPatch, to: Path, ways: dict[str, str], *words: str) -> Any:
     """The JSON of a benchmark of other ways, on a small file."""
     monkeypatch.setattr(gpu, "EACH", 1 << 20)
     monkeypatch.setattr(gpu, "WAYS", ways)
-    monkeypatch.setattr(gpu, "machine", lambda: {"double": True})
-    monkeypatch.setattr(gpu, "missing", lambda way, size: None)
+    monkeypatch.setattr(gpu, "machine", lambda: {"double": True, "gpus": ["cuda:0, a double"]})
+    monkeypatch.setattr(gpu, "missing", lambda way, size, gpu: None)
     monkeypatch.setattr(gpu, "jobs_of", lambda way: [(way, way, gpu.evict, "auto")])
     file = to / "all.json"
     gpu.main(["--dir", str(to), "--gib", "0.001", "--json", str(file), *words])
@@ -94,7 +107,8 @@ def test_a_benchmark_ends_in_time_whatever_hangs(
 ) -> None:
     now, given = [0.0], []
 
-    def run(way: str, path: Path, pages: str, is_checked: bool, seconds: float) -> str:
+    def run(*how: Any) -> str:
+        way, seconds = str(how[0]), float(how[4])
         given.append(seconds)
         now[0] += seconds if way.startswith("hangs") else min(seconds, 100)
         return "it was stopped"
@@ -179,25 +193,112 @@ def test_pinned_memory_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPa
     assert gpu.missing("pinned: dmafile", 40 << 30) is not None
 
 
-def test_the_programs_for_dmafile_run_with_the_double(tmp_path: Path) -> None:
-    library = tmp_path / "libcuda.so.1"
-    source = ROOT / "tests" / "double" / "driver.c"
-    build = ["cc", "-O2", "-shared", "-fPIC", "-pthread", str(source), "-o", str(library)]
-    subprocess.run(build, check=True)
-    file = tmp_path / "all.json"
-    command = [sys.executable, "bench/gpu.py", "--gib=0.07", "--rounds=1", f"--json={file}"]
-    env = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
-    done = subprocess.run(
-        [*command, f"--dir={tmp_path}"], cwd=ROOT, env=env, capture_output=True, text=True
+def test_what_cannot_run_is_said_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = {"double": False, "gpus": [], "refused": ["libcuda.so.1: no such file"]}
+    monkeypatch.setattr(gpu, "machine", lambda: where)
+    with pytest.raises(SystemExit, match=r"no GPU that can be used here.*: no such file"):
+        gpu.main(["--dir", str(tmp_path)])
+    where["gpus"] = ["cuda:0, one", "cuda:1, two"]
+    with pytest.raises(SystemExit, match=r"has room for .* GiB, and the file needs 1000000\.0 GiB"):
+        gpu.main(["--dir", str(tmp_path), "--gib", "1e6"])
+    gpu.main(["--check"])
+    assert capsys.readouterr().out.endswith("gpu: there is a GPU: cuda:0, one; cuda:1, two\n")
+
+
+def test_a_failing_test_is_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = {"double": False, "gpus": ["cuda:0, one"]}
+    monkeypatch.setattr(gpu, "machine", lambda: where)
+    tests, file = tmp_path / "tests", tmp_path / "all.json"
+    tests.mkdir()
+    (tests / "test_it.py").write_text(
+        "import os\ndef test_it(): assert os.environ['DMAFILE_GPU'] != 'real', 'broken'\n"
     )
-    assert done.returncode == 0, done.stderr
+    how = [f"--dir={tmp_path}", f"--tests={tests}", f"--json={file}", "--rounds=0"]
+    with pytest.raises(SystemExit) as end:
+        gpu.main(how)
+    said = json.loads(file.read_text())["tests"]
+    assert (end.value.code, said["passed"]) == (1, False)
+    assert said["result"].startswith("1 failed in ") and "broken" in said["output"]
+    (tests / "test_it.py").write_text("import time\ndef test_it(): time.sleep(1000)\n")
+    monkeypatch.setattr(gpu, "TEST_SECONDS", 1)
+    with pytest.raises(SystemExit):
+        gpu.main(how)
+    assert json.loads(file.read_text())["tests"]["result"] == "stopped after 1 seconds"
+
+
+def offline() -> list[str]:
+    """Runs a command without a network, if that is possible here."""
+    alone = ["unshare", "--map-root-user", "--net"]
+    is_possible = shutil.which("unshare") and not subprocess.run([*alone, "true"]).returncode
+    return alone if is_possible else []
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As on another machine: built from this checkout's extension, packed and unpacked."""
+    folder = tmp_path_factory.mktemp("kit")
+    command = [sys.executable, "-m", "scripts.gpu_kit", "python/dmafile", str(folder / "built/kit")]
+    subprocess.run(command, cwd=ROOT, check=True)
+    shutil.make_archive(str(folder / "archive"), "gztar", folder / "built")
+    shutil.rmtree(folder / "built")
+    shutil.unpack_archive(folder / "archive.tar.gz", folder, filter="data")
+    return folder / "kit"
+
+
+def python3() -> str:
+    """The system's Python, which has no packages: not the one that runs the tests."""
+    found = "/usr/bin/python3"
+    check = "import sys; sys.exit(sys.version_info < (3, 11))"
+    if not Path(found).exists() or subprocess.run([found, "-c", check]).returncode:
+        pytest.skip(f"{found} is not Python 3.11 or later")
+    return found
+
+
+def test_the_kit_runs_without_anything_else(kit: Path, tmp_path: Path) -> None:
+    """With the double as the driver of the machine, with one GPU, and no test that controls it."""
+    library, file, report = tmp_path / "libcuda.so.1", tmp_path / "all.json", tmp_path / "report"
+    source = ROOT / "tests" / "double" / "driver.c"
+    build = ["cc", "-O2", "-shared", "-fPIC", "-pthread", "-DVISIBLE=1"]
+    subprocess.run([*build, str(source), "-o", str(library)], check=True)
+    env = ["env", "-i", "PATH=/usr/bin:/bin", f"LD_LIBRARY_PATH={tmp_path}"]
+    env += [f"GPU_PYTHON={python3()}", f"DOUBLE_REPORT={report}"]
+    options = [f"--dir={tmp_path}", "--gib=0.07", "--rounds=1", f"--json={file}"]
+    done = subprocess.run(
+        [*offline(), *env, str(kit / "run"), *options], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "THE DRIVER IS A DOUBLE" in done.stdout
     said = json.loads(file.read_text())
     ways = {"copy: from pinned memory", "dmafile.cuda, cold", "dmafile.cuda, cached"}
     for pages in ("base", "thp"):
         ways |= {f"pinned: {how}, {pages}, cold" for how in ("dmafile", "registered after")}
-    # PyTorch, fio and a pool of huge pages may be there or not.
+    # fio and a pool of huge pages may be there or not.
     assert said["runs"].keys() >= ways, said["refused"]
     assert all(said["runs"][way][0]["first"] > 0 for way in ways)
     digests = {one["sha256"] for way in ways for one in said["runs"][way] if "sha256" in one}
     assert len(digests) == 1 and None not in digests
+    assert said["refused"]["safetensors"] == "torch is not installed"
+    assert "  safetensors: torch is not installed\n" in done.stdout
+    # The tests ran, and what they left is known to the double.
+    assert said["tests"]["passed"] and "test_cuda.py" in said["tests"]["output"]
+    assert int(said["tests"]["result"].split(" passed")[0].split()[-1]) > 10
+    ended = [json.loads(line) for line in report.read_text().splitlines()]
+    assert max(one["copies"] for one in ended) > 100
+    assert [one["complaint"] for one in ended if one["complaint"]] == []
+
+
+def test_the_kit_names_what_is_missing(kit: Path, tmp_path: Path) -> None:
+    env = ["env", "-i", "PATH=/usr/bin:/bin", "GPU_PYTHON=/bin/false"]
+    done = subprocess.run([*env, str(kit / "run")], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "/bin/false is not Python 3.11 or later" in done.stderr
+    env[-1] = f"GPU_PYTHON={python3()}"
+    where = [*env, "LD_LIBRARY_PATH=/nowhere", str(kit / "run"), "--check"]
+    done = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True)
+    if done.returncode == 0:
+        pytest.skip("there is a GPU here")
+    assert (
+        "there is no GPU that can be used here: " in done.stderr and "libcuda.so.1" in done.stderr
+    )
+    assert list(tmp_path.iterdir()) == []

@@ -133,6 +133,20 @@ def test_install_only_copies(tree: Tree) -> None:
     assert tree.installed() == []
 
 
+def test_a_kit_is_run_without_rust(tree: Tree, tmp_path: Path) -> None:
+    for tool in ("tar", "gzip", "uname", "date"):
+        (tree.bin / tool).symlink_to(str(shutil.which(tool)))
+    how = {"CARGO_TARGET_DIR": str(tree.target), "PATH": str(tree.bin), "MACHINE": "any"}
+    with pytest.raises(AssertionError, match="there is neither Rust nor"):
+        make("gpu-bench", **how)
+    name = make("--eval=kit: ; @echo $(KIT)", "kit", MACHINE="any").strip()
+    assert name.startswith("dmafile-gpu-") and name.endswith("-any")
+    (tmp_path / name).mkdir()
+    Tree.program(tmp_path / name / "run", 'echo "it has run with $*"')
+    shutil.make_archive(str(tree.target / name), "gztar", tmp_path, name)
+    assert "dmafile-gpu.json --gib 1" in make("gpu-bench", "ARGS=--gib 1", **how)
+
+
 def test_systemd_accepts_the_unit(tree: Tree) -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is missing (Debian: systemd)")

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import random
 import signal
@@ -33,6 +34,23 @@ def write(path: Path, data: bytes) -> Path:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return path
+
+
+Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
+"""Types, shapes and bytes, by name."""
+
+
+def write_safetensors(path: Path, tensors: Tensors) -> Path:
+    """Written here, so that tests need no other package."""
+    header, at = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        offsets = [at, at + len(data)]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+        at += len(data)
+    text = json.dumps(header).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    every = b"".join(data for _, _, data in tensors.values())
+    return write(path, len(text).to_bytes(8, "little") + text + every)
 
 
 def eventually(happened: Callable[[], bool]) -> None:
@@ -113,7 +131,8 @@ def python() -> Run:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
-    """Makes PyTorch use GPUs: those of the double of the driver, with memory of the CPU."""
+    """Makes PyTorch use GPUs: those of the double of the driver, with memory of the CPU, or real
+    ones."""
     double = the_double()
     double.reset()
     stand_in(double, monkeypatch)

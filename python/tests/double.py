@@ -1,11 +1,13 @@
-"""The double of GPU drivers (tests/double/driver.c), for this process.
+"""The driver of GPUs that is tested: the double (tests/double/driver.c), or with DMAFILE_GPU=real
+that of this machine.
 
-Its devices use memory of this process, so that a tensor of the CPU can stand for one of
-a GPU.
+The devices of the double use memory of this process, so that a tensor of the CPU can stand for one
+of a GPU.
 """
 
 import ctypes
 import mmap
+import os
 import subprocess
 import tempfile
 import weakref
@@ -14,9 +16,10 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
+from dmafile import Error, _dmafile
 
 SOURCE = Path(__file__).parents[2] / "tests" / "double" / "driver.c"
 
@@ -37,11 +40,32 @@ NOTHING = Left(0, 0, 0, 0, 0, "")
 
 RING = (1 << 18, 4)
 
+REAL = os.environ.get("DMAFILE_GPU") == "real"
+
+
+def _has(device: str) -> bool:
+    try:
+        _dmafile.check_device(device)
+    except Error:
+        return False
+    return True
+
+
+KIND = "hip" if REAL and not _has("cuda:0") else "cuda"
+"""The vendor of the driver."""
+LAST = int(not REAL or _has(f"{KIND}:1"))
+"""The number of the last device that tests use, at most 1."""
+
+
+def device(number: int) -> str:
+    """A device of the driver; always the same one on a machine with one GPU."""
+    return f"{KIND}:{min(number, LAST)}"
+
 
 @cache
 def the_double(*, hip: bool = False) -> "Double":
-    """The double of this process."""
-    return Double(hip)
+    """The driver of this process."""
+    return Real() if REAL else Double(hip)
 
 
 class Double:
@@ -84,13 +108,50 @@ class Double:
         return Left(registered, memory, events, streams, contexts, complaint)
 
 
+class Real(Double):
+    """A real driver, which can neither be made to fail nor say what is left."""
+
+    def __init__(self) -> None:
+        # Otherwise PyTorch would copy the tensors, and the tests would pass.
+        _dmafile.check_device(f"{KIND}:0")
+
+    def reset(self) -> None:
+        pass
+
+    def fail(self, call: str, nth: int, code: int) -> None:
+        only_the_double("makes calls fail")
+
+    def counts(self) -> tuple[list[int], str]:
+        only_the_double("counts calls")
+
+    def left(self) -> Left:
+        return NOTHING
+
+
+def only_the_double(does: str) -> NoReturn:
+    """Skips a test, or the rest of it."""
+    pytest.skip(f"the driver is real, and only the double {does}")
+
+
 def stand_in(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets memory of the CPU stand for that of a GPU in PyTorch, and loads use a small ring."""
+    """Lets loads of PyTorch use a small ring and, with the double, memory of the CPU stand for that
+    of a GPU."""
     import dmafile.torch
-    import numpy as np
     import torch
 
     empty, driver = torch.empty, dmafile.torch._driver
+
+    def ringed(where: Any) -> Any:
+        how = driver(where)
+        assert how or not REAL or where.type != "cuda"
+        return how and (*how[:2], RING)
+
+    monkeypatch.setattr(dmafile.torch, "_driver", ringed)
+    if REAL:
+        if not torch.cuda.is_available():
+            pytest.skip("this PyTorch has no GPU")
+        return
+    import numpy as np
 
     def allocated(*shape: Any, device: Any = None, **how: Any) -> Any:
         if device is None or torch.device(device).type != "cuda":
@@ -113,12 +174,7 @@ def stand_in(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             streams.pop()
 
-    def ringed(where: Any) -> Any:
-        how = driver(where)
-        return how and (*how[:2], RING)
-
     monkeypatch.setattr(torch, "empty", allocated)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda where=None: streams[-1])
     monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr(dmafile.torch, "_driver", ringed)

@@ -1,5 +1,5 @@
 """Tensors for PyTorch on a GPU. The driver is a double, and tensors of the CPU stand for those of
-the GPU: PyTorch's own work on a GPU is not tested."""
+the GPU, so that PyTorch's own work on a GPU is not tested; or both are real."""
 
 import gc
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 
 import dmafile
 import pytest
-from double import NOTHING, Double, stand_in, the_double
+from double import LAST, NOTHING, REAL, Double, only_the_double, stand_in, the_double
 
 from conftest import file_sha256
 
@@ -16,6 +16,7 @@ torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip 
 safetensors: Any = pytest.importorskip("safetensors.torch")
 
 DRIVER = dmafile.torch._driver
+GPU = f"cuda:{LAST}"
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +33,14 @@ def model(folder: Path) -> Path:
 
 
 def same(left: Any, right: Any) -> bool:
-    return bool(left.dtype == right.dtype and torch.equal(left, right))
+    return bool(left.dtype == right.dtype and torch.equal(left.cpu(), right))
 
 
 @pytest.mark.parametrize("chosen", [None, ["large.*"], ["odd.3", "half.*", "empty"]])
 def test_tensors_equal_those_of_safetensors(gpu: Double, model: Path, chosen: Any) -> None:
     want = safetensors.load_file(model)
     reports: list[Any] = []
-    got = dmafile.torch.load_file(model, "cuda:1", tensors=chosen, report=reports.append)
+    got = dmafile.torch.load_file(model, GPU, tensors=chosen, report=reports.append)
     if chosen is None:
         assert got.keys() == want.keys()
     for name, tensor in got.items():
@@ -57,7 +58,7 @@ def test_a_stream_returns_each_tensor_once(
 ) -> None:
     want = safetensors.load_file(model)
     names = []
-    for name, tensor in dmafile.torch.stream(model, device="cuda:1", tensors=chosen, budget=budget):
+    for name, tensor in dmafile.torch.stream(model, device=GPU, tensors=chosen, budget=budget):
         assert same(tensor, want[name]), name
         names.append(name)
     assert len(names) == len(set(names))
@@ -67,12 +68,12 @@ def test_a_stream_returns_each_tensor_once(
 
 def test_closing_a_stream_early_leaks_nothing(gpu: Double, model: Path) -> None:
     for number in range(4):
-        tensors = dmafile.torch.stream(model, device="cuda:1", budget=500_000)
+        tensors = dmafile.torch.stream(model, device=GPU, budget=500_000)
         for _ in range(number):
             next(tensors)
         tensors.close()
         assert gpu.left() == NOTHING
-    tensors = dmafile.torch.stream(model, device="cuda:1", budget=500_000)
+    tensors = dmafile.torch.stream(model, device=GPU, budget=500_000)
     next(tensors)
     del tensors
     gc.collect()
@@ -80,14 +81,14 @@ def test_closing_a_stream_early_leaks_nothing(gpu: Double, model: Path) -> None:
 
 def test_digests_are_compared(gpu: Double, model: Path) -> None:
     digest = f"sha256={file_sha256(model)}"
-    dmafile.torch.load_file(model, "cuda:1", verify=digest)
-    assert len(list(dmafile.torch.stream(model, device="cuda:1", verify=digest))) == 36
+    dmafile.torch.load_file(model, GPU, verify=digest)
+    assert len(list(dmafile.torch.stream(model, device=GPU, verify=digest))) == 36
     wrong = "sha256=" + "0" * 64
     with pytest.raises(dmafile.Error, match="EBADMSG"):
-        dmafile.torch.load_file(model, "cuda:1", verify=wrong)
+        dmafile.torch.load_file(model, GPU, verify=wrong)
     count = 0
     with pytest.raises(dmafile.Error, match="already returned contain wrong data") as error:
-        for _ in dmafile.torch.stream(model, device="cuda:1", verify=wrong):
+        for _ in dmafile.torch.stream(model, device=GPU, verify=wrong):
             count += 1
     assert count == 36
     assert error.value.errno == 74
@@ -97,17 +98,17 @@ def test_a_driver_error_is_raised(gpu: Double, model: Path) -> None:
     for call in ["cuMemHostRegister_v2", "cuMemcpyHtoDAsync_v2", "cuEventRecord"]:
         gpu.fail(call, 2 if call == "cuEventRecord" else 1, 999)
         with pytest.raises(dmafile.Error, match=f"{call} failed: "):
-            dmafile.torch.load_file(model, "cuda:1")
+            dmafile.torch.load_file(model, GPU)
         gpu.reset()
         gpu.fail(call, 1, 999)
         with pytest.raises(dmafile.Error, match=f"{call} failed: "):
-            list(dmafile.torch.stream(model, device="cuda:1"))
+            list(dmafile.torch.stream(model, device=GPU))
         gpu.reset()
 
 
 def test_an_exception_in_the_loop_leaks_nothing(gpu: Double, model: Path) -> None:
     with pytest.raises(ValueError, match="mine"):
-        for _ in dmafile.torch.stream(model, device="cuda:1", budget=300_000):
+        for _ in dmafile.torch.stream(model, device=GPU, budget=300_000):
             raise ValueError("mine")
     gc.collect()
 
@@ -127,20 +128,23 @@ def test_blocks_come_from_the_stream_that_is_current_at_the_call(
 
     monkeypatch.setattr(dmafile.torch, "_allocated", allocated)
     monkeypatch.setattr(torch.Tensor, "record_stream", record)
-    first, other = torch.cuda.current_stream(), SimpleNamespace(cuda_stream=1)
-    list(dmafile.torch.stream(model, device="cuda:1", budget=500_000))
+    first = torch.cuda.current_stream(torch.device(GPU))
+    other = torch.cuda.Stream(GPU) if REAL else SimpleNamespace(cuda_stream=1)
+    list(dmafile.torch.stream(model, device=GPU, budget=500_000))
     assert len(used) > 3 and not recorded
-    tensors = dmafile.torch.stream(model, device="cuda:1", tensors=["large.*"], budget=500_000)
+    tensors = dmafile.torch.stream(model, device=GPU, tensors=["large.*"], budget=500_000)
     with torch.cuda.stream(other):
         for _, tensor in tensors:
             # Its memory is not reused before what this stream does with it has ended.
             assert recorded[-1] == (tensor.untyped_storage().data_ptr(), other)
-    assert all(stream is first for stream in used)
+    assert all(stream == first for stream in used)
 
 
 def test_a_device_that_the_driver_lacks_is_left_to_pytorch(
     gpu: Double, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if REAL:
+        only_the_double("lacks a device that PyTorch has")
     want = safetensors.load_file(model)
     copied: list[Any] = []
 
@@ -168,14 +172,16 @@ def test_a_device_that_the_driver_lacks_is_left_to_pytorch(
 def test_pytorch_for_amd_loads_by_its_driver(
     monkeypatch: pytest.MonkeyPatch, gpu: Double, model: Path
 ) -> None:
+    if REAL:
+        only_the_double("is there for both vendors")
     hip = the_double(hip=True)
     hip.reset()
     stand_in(hip, monkeypatch)
     monkeypatch.setattr(torch.version, "hip", "7.0")
     want = safetensors.load_file(model)
     for got in (
-        dmafile.torch.load_file(model, "cuda:1"),
-        dict(dmafile.torch.stream(model, device="cuda:1")),
+        dmafile.torch.load_file(model, GPU),
+        dict(dmafile.torch.stream(model, device=GPU)),
     ):
         assert got.keys() == want.keys()
         assert all(same(tensor, want[name]) for name, tensor in got.items())

@@ -36,6 +36,10 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEV
        ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801,
        /* The driver has no text for it. */
        UNKNOWN = 998 };
+/* How many of the devices there are for the caller. */
+#ifndef VISIBLE
+#define VISIBLE 2
+#endif
 enum { DEVICES = 2, ANY = -1, MOST = 4096, DEEP = 64 };
 
 /* Memory of a device, or registered for one; of all devices if `device` is ANY. */
@@ -330,14 +334,14 @@ CALL(cuDriverGetVersion, hipDriverGetVersion, int *version)
 CALL(cuDeviceGetCount, hipGetDeviceCount, int *count)
 {
 	BEGIN(fails, cuDeviceGetCount, hipGetDeviceCount)
-		*count = DEVICES;
+		*count = VISIBLE;
 	END;
 }
 
 CALL(cuDeviceGet, hipDeviceGet, int *device, int ordinal)
 {
 	BEGIN(fails, cuDeviceGet, hipDeviceGet) {
-		code = ordinal >= 0 && ordinal < DEVICES ? OK : INVALID_DEVICE;
+		code = ordinal >= 0 && ordinal < VISIBLE ? OK : INVALID_DEVICE;
 		*device = ordinal;
 	}
 	END;

@@ -1,16 +1,19 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 //! The double of GPU drivers (tests/double/driver.c), built once and opened before the engine opens a driver:
-//! dlopen(3) returns a library that is already loaded under the same name.
+//! dlopen(3) returns a library that is already loaded under the same name. With DMAFILE_GPU=real, tests use
+//! the driver of this machine, and those that need the double are skipped.
 
+use dmafile::Device;
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// The double of one driver, for one test at a time.
+/// The double of one driver, or a real driver, for one test at a time.
 pub struct Double {
-    library: &'static Library,
+    library: Option<&'static Library>,
+    device: fn(u32) -> Device,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -28,6 +31,11 @@ pub struct Left {
 static CUDA: LazyLock<Library> = LazyLock::new(|| open("libcuda.so.1", &[]));
 static HIP: LazyLock<Library> = LazyLock::new(|| open("libamdhip64.so.7", &["-DHIP"]));
 static ALONE: Mutex<()> = Mutex::new(());
+
+/// Whether the driver is that of this machine.
+pub fn is_real() -> bool {
+    std::env::var("DMAFILE_GPU").is_ok_and(|which| which == "real")
+}
 
 /// A folder with a library of this name, built from the double.
 pub fn built(name: &str, flags: &[&str]) -> PathBuf {
@@ -55,19 +63,44 @@ fn open(name: &str, flags: &[&str]) -> Library {
     library
 }
 
+/// Runs all tests of this program as with a real driver: a double with one GPU that no test controls.
+pub fn run_as_real() {
+    if is_real() {
+        return;
+    }
+    let folder = built("libcuda.so.1", &["-DVISIBLE=1"]);
+    let ended = Command::new(std::env::current_exe().unwrap())
+        .env("DMAFILE_GPU", "real")
+        .env("LD_LIBRARY_PATH", &folder)
+        .env_remove("DMAFILE_SCHEDULES")
+        .status()
+        .unwrap();
+    std::fs::remove_dir_all(folder).unwrap();
+    assert!(ended.success());
+}
+
 impl Double {
     pub fn cuda() -> Self {
-        Self::of(&CUDA)
+        Self::of(&CUDA, Device::cuda)
+    }
+
+    /// The double, for a test that makes calls fail or counts them. None with a real driver.
+    pub fn only() -> Option<Self> {
+        if is_real() {
+            eprintln!("SKIP: the driver is real, and this test needs the double");
+        }
+        (!is_real()).then(Self::cuda)
     }
 
     pub fn hip() -> Self {
-        Self::of(&HIP)
+        Self::of(&HIP, Device::hip)
     }
 
-    fn of(library: &'static LazyLock<Library>) -> Self {
+    fn of(library: &'static LazyLock<Library>, device: fn(u32) -> Device) -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let double = Self {
-            library: LazyLock::force(library),
+            device,
+            library: (!is_real()).then(|| LazyLock::force(library)),
             _alone: alone,
         };
         double.reset();
@@ -75,10 +108,23 @@ impl Double {
         double
     }
 
+    /// A device of the driver; always the same one on a machine with one GPU.
+    pub fn device(&self, number: u32) -> Device {
+        if self.library.is_some() {
+            return (self.device)(number);
+        }
+        let all = Device::cuda(0).all().or_else(|_| Device::hip(0).all());
+        let all = all.expect("DMAFILE_GPU=real needs a driver");
+        all[(number as usize).min(all.len() - 1)]
+    }
+
     /// A function of it.
     pub fn call<T: Copy>(&self, name: &str) -> T {
+        let library = self
+            .library
+            .expect("a real driver has no functions of the double");
         // SAFETY: the caller gives the type from the source of the double.
-        unsafe { *self.library.get::<T>(name).unwrap() }
+        unsafe { *library.get::<T>(name).unwrap() }
     }
 
     /// Makes the `nth` call of a function return `code`, or every call from the `nth` on if it is
@@ -107,12 +153,18 @@ impl Double {
     /// The maximum delay of copies, in microseconds, and whether memory that is mapped read-only can be
     /// registered.
     pub fn set(&self, delay: i32, read_only: bool) {
+        if self.library.is_none() {
+            return;
+        }
         type Set = unsafe extern "C" fn(c_int, c_int);
         // SAFETY: it takes numbers.
         unsafe { self.call::<Set>("double_set")(delay, read_only.into()) }
     }
 
     pub fn reset(&self) {
+        if self.library.is_none() {
+            return;
+        }
         // SAFETY: it takes nothing.
         unsafe { self.call::<unsafe extern "C" fn()>("double_reset")() }
     }
@@ -129,7 +181,11 @@ impl Double {
         (counts, String::from_utf8_lossy(&text[..end]).into_owned())
     }
 
+    /// A real driver does not say what is left.
     pub fn left(&self) -> Left {
+        if self.library.is_none() {
+            return Left::default();
+        }
         let ([registered, memory, events, streams, contexts, ..], complaint) = self.counts();
         Left {
             registered,
