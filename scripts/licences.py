@@ -19,8 +19,9 @@ CONFIG = ROOT / "packaging" / "about.toml"
 RULE = "-" * 100
 HEAD = """\
 The binaries of dmafile (the command, the C library, the Python extension) contain the following
-crates, and Rust's standard library. Their licences and copyright notices are below. The licence of
-dmafile itself is not part of this file.
+crates, and Rust's standard library. Their licences and copyright notices are below. Wheels also
+contain LLVM's libunwind, under Apache-2.0 WITH LLVM-exception. The licence of dmafile itself is not
+part of this file.
 """
 
 
