@@ -56,7 +56,7 @@ LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
 .PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
-	deb deb-test wheels wheels-test crates sbom release release-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
+	deb deb-test wheels wheels-test crates sbom licences msrv release release-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
@@ -255,7 +255,7 @@ uninstall: ## remove what `make install` installed (same PREFIX and DESTDIR)
 DEB = $(abspath $(TARGET))/deb
 EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0)
 
-deb: build ## build Debian packages of the command, the C library and the module (DKMS) in target/deb
+deb: build licences ## build Debian packages of the command, the C library and the module (DKMS) in target/deb
 	@scripts/need debhelper command -v dh
 	@scripts/need dh-dkms command -v dh_dkms
 	@echo "deb: to $(TARGET)/deb"
@@ -266,6 +266,7 @@ deb: build ## build Debian packages of the command, the C library and the module
 	@sed -e 's/@VERSION@/$(VERSION)/' -e "s/@DATE@/$$(date --utc --rfc-email --date=@$(EPOCH))/" \
 		packaging/debian/changelog.in > $(DEB)/dmafile/debian/changelog
 	@cp CHANGELOG.md $(DEB)/dmafile/changelog
+	@cp $(LICENCES) $(DEB)/dmafile
 	@cp -R capi/examples $(DEB)/dmafile/examples
 	@cp kernel/dkms/sysusers.conf $(DEB)/dmafile/debian/dmafile-dkms.sysusers
 	cd $(DEB)/dmafile && SOURCE=$(CURDIR) SOURCE_DATE_EPOCH=$(EPOCH) CARGO_TARGET_DIR=$(abspath $(TARGET)) MAKEFLAGS= MAKELEVEL= \
@@ -291,7 +292,7 @@ WHEELS    := $(TARGET)/wheels
 MATURIN    = PATH="$(CURDIR)/.venv/bin:$$PATH" maturin
 WHEEL      = $(MATURIN) build --release --locked --zig --compatibility $(MANYLINUX)
 
-wheels: need-rust .venv/release sbom ## build wheels for x86-64 and aarch64, and an sdist, in target/wheels (10 minutes)
+wheels: need-rust .venv/release sbom licences ## build wheels for x86-64 and aarch64, and an sdist, in target/wheels (10 minutes)
 	@echo "wheels: to $(WHEELS)"
 	@rustup --quiet target add aarch64-unknown-linux-gnu || \
 		{ echo "wheels: Rust's library is missing; type: rustup target add aarch64-unknown-linux-gnu" >&2; exit 1; }
@@ -338,15 +339,28 @@ sbom: need-rust $(TOOLS)/bin/cargo-cyclonedx ## list the crates in each binary (
 $(TOOLS)/bin/cargo-cyclonedx:
 	cargo install --quiet --debug --locked --root $(TOOLS) cargo-cyclonedx@$(CYCLONEDX)
 
+# At the root, where pyproject.toml takes LICENSE-* from: a wheel and an sdist have it too.
+LICENCES      := LICENSE-THIRD-PARTY
+ABOUT_VERSION := 0.9.3
+ABOUT         := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/about-$(ABOUT_VERSION)
+
+licences: need-rust $(ABOUT)/bin/cargo-about ## collect the licences of the crates in the binaries, in LICENSE-THIRD-PARTY
+	@cargo fetch --quiet --locked
+	@python3 -m scripts.licences $(ABOUT)/bin/cargo-about $(LICENCES)
+
+# Without optimisation it would run for minutes.
+$(ABOUT)/bin/cargo-about:
+	cargo install --quiet --locked --root $(ABOUT) --features cli cargo-about@$(ABOUT_VERSION)
+
 RELEASE = $(abspath $(TARGET))/release-files
 
-release: ## build all packages of the last commit, with source, SBOMs and checksums, in target/release-files (half an hour)
+release: ## build all packages of the last commit, with source, SBOMs, licences and checksums, in target/release-files (half an hour)
 	@[ -z "$$(git status --porcelain)" ] || { echo "release: commit or remove first:" >&2; git status --short >&2; exit 1; }
 	@echo "release: to $(RELEASE)"
 	@rm -rf $(RELEASE)
 	@for part in deb wheels crates; do $(MAKE) --no-print-directory $$part || exit 1; done
 	@mkdir -p $(RELEASE)
-	@cp $(DEB)/*.deb $(WHEELS)/* $(CRATES:%=$(TARGET)/package/%-$(VERSION).crate) $(SBOM)/*.json $(RELEASE)
+	@cp $(DEB)/*.deb $(WHEELS)/* $(CRATES:%=$(TARGET)/package/%-$(VERSION).crate) $(SBOM)/*.json $(LICENCES) $(RELEASE)
 	@git archive --prefix=dmafile-$(VERSION)/ --output=$(RELEASE)/dmafile-source-$(VERSION).tar.gz HEAD
 	@cd $(RELEASE) && sha256sum * >SHA256SUMS && cat SHA256SUMS
 
@@ -465,6 +479,12 @@ built:
 # Installs the Python package in .venv (editable), from the crates that `cargo test` has built.
 extension: need-rust .venv/dev
 	VIRTUAL_ENV=.venv .venv/bin/maturin develop --quiet --locked
+
+MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+
+msrv: need-rust ## check that everything compiles with the oldest Rust that Cargo.toml names
+	rustup toolchain install --profile minimal $(MSRV)
+	cargo +$(MSRV) check --workspace --all-targets --locked --target-dir $(TARGET)/msrv
 
 need-rust:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust, see https://rustup.rs" >&2; exit 1; }

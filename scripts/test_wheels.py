@@ -7,8 +7,8 @@ from pathlib import Path
 from scripts import wheels
 
 
-def wheel(folder: Path, source: str, text: str = "") -> Path:
-    """With the library of a C source, and a file of that text."""
+def wheel(folder: Path, source: str, text: str = "", licences: str = "\nrustix 1.0.0: MIT") -> Path:
+    """With the library of a C source, a file of that text, and licences."""
     library = folder / "library.so"
     (folder / "library.c").write_text(source)
     compiler = ["cc", "-shared", "-fPIC", "-o", str(library), str(folder / "library.c")]
@@ -17,6 +17,7 @@ def wheel(folder: Path, source: str, text: str = "") -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(library, "package/library.so")
         archive.writestr("package/file", text)
+        archive.writestr("package-1.dist-info/licenses/LICENSE-THIRD-PARTY", licences)
     return path
 
 
@@ -43,3 +44,8 @@ def test_a_folder_of_this_machine_is_found(tmp_path: Path) -> None:
     assert wheels.inside(made) == [f"package/file names {wheels.ROOT}"]
     made = wheel(tmp_path, source + f'const char place[] = "{wheels.CARGO}/registry";\n')
     assert wheels.inside(made) == [f"package/library.so names {wheels.CARGO}"]
+
+
+def test_a_wheel_without_licences_is_found(tmp_path: Path) -> None:
+    made = wheel(tmp_path, USES % ("getpid", "getpid"), licences="MIT")
+    assert wheels.inside(made) == [f"has no {wheels.LICENCES} that names the crates in it"]

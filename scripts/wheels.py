@@ -2,7 +2,8 @@
 
 auditwheel looks at versions of symbols only. A library may also need a symbol without a version,
 which an older C library lacks: the import would fail. So only Python's symbols may have none.
-No file of a wheel may name a folder of the machine that built it.
+No file of a wheel may name a folder of the machine that built it. The licences of the crates that
+are linked into it must be there.
 """
 
 import os
@@ -17,6 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 NEEDED = re.compile(r" (?P<bind>GLOBAL|WEAK) .* UND (?P<name>\w+)(?P<version>@\S+)?")
 CARGO = os.environ.get("CARGO_HOME", str(Path.home() / ".cargo"))
 PLACES = (str(ROOT), CARGO)
+LICENCES = ".dist-info/licenses/LICENSE-THIRD-PARTY"
+# A crate that is linked into every binary.
+LINKED = b"\nrustix "
 
 
 def main(tag: str, *wheels: str) -> int:
@@ -52,6 +56,9 @@ def inside(wheel: Path) -> list[str]:
         for name in archive.namelist():
             content = archive.read(name)
             faults += [f"{name} names {place}" for place in PLACES if place.encode() in content]
+        licences = [name for name in archive.namelist() if name.endswith(LICENCES)]
+        if not any(LINKED in archive.read(name) for name in licences):
+            faults.append(f"has no {LICENCES} that names the crates in it")
     return faults
 
 
