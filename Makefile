@@ -120,7 +120,7 @@ gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memo
 KIT = dmafile-gpu-$(VERSION)-$(MACHINE)
 MACHINE ?= $(shell uname -m)
 
-gpu-kit: need-rust .venv/release ## build one archive, in target, that tests and measures loads on a machine with a GPU, which needs only Python (for another machine: MACHINE=aarch64)
+gpu-kit: need-rust .venv/release licences ## build one archive, in target, that tests and measures loads on a machine with a GPU, which needs only Python (for another machine: MACHINE=aarch64)
 	@echo "gpu-kit: a wheel, tests, and other loaders (38 MB to download) to $(TARGET)/$(KIT).tar.gz"
 	@rm -rf $(TARGET)/gpu-kit
 	@rustup --quiet target add $(MACHINE)-unknown-linux-gnu
