@@ -8,9 +8,10 @@ use super::{Outcome, Over, Transfer, Work};
 use crate::buffer::{self, CopyOut, Filling};
 use crate::error::{Error, Result};
 use crate::flow::feed::Feed;
-use crate::flow::landed::Landed;
+use crate::flow::landed::{self, Landed};
 use crate::options::Pages;
 use crate::sink::{Memory, Piece, Ring, Sink, Slot};
+use crate::sync;
 use crate::sys::usage::Bell;
 use crate::sys::{Errno, numa};
 use std::collections::VecDeque;
@@ -78,10 +79,8 @@ impl<'a> Through<'a> {
             });
             let hasher = hashed.as_ref().map(|hashed| {
                 spawn("dmafile-verify").spawn_scoped(scope, || {
-                    let memory = Watched(&self.ring, hashed);
-                    let digests = work.hash(&memory, &feed);
-                    hashed.over();
-                    digests
+                    let _over = landed::Over(hashed);
+                    work.hash(&Watched(&self.ring, hashed), &feed)
                 })
             });
             let refused = [
@@ -96,16 +95,15 @@ impl<'a> Through<'a> {
                     }
                 }
             }
-            let join = "this thread does not panic";
             let rung = match reader {
-                Ok(thread) => thread.join().expect(join),
+                Ok(thread) => sync::join(thread),
                 Err(_) => {
                     drop(Over(&transfer, &feed));
                     work.plan.first()
                 }
             };
             let digests = match hasher {
-                Some(Ok(thread)) => thread.join().expect(join),
+                Some(Ok(thread)) => sync::join(thread),
                 _ => Ok(Vec::new()),
             };
             (rung, digests)
