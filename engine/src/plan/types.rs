@@ -177,6 +177,11 @@ impl Plan {
         self.phase() + self.lead + self.bytes
     }
 
+    /// Number of bytes from there to the end of all reads, which may be rounded up.
+    pub(crate) fn end(&self) -> u64 {
+        self.phase() + self.capacity
+    }
+
     /// The same for memory that is filled again and again: what is registered for reads covers memory
     /// that is read into once.
     ///

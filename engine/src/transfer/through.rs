@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 pub(crate) struct Through<'a> {
     work: Work<'a>,
     ring: buffer::Ring,
-    /// Size of a slot in bytes, and number of slots in the ring.
+    /// Size of a slot in bytes, and number of slots in the ring, of which the last one may be smaller.
     slot: u64,
     slots: u64,
     /// Slot `n` begins at offset `n * slot - phase` of the memory that the readers see.
@@ -40,12 +40,12 @@ impl<'a> Through<'a> {
     /// `asked` is the requested page size.
     pub(crate) fn new(work: Work<'a>, ring: Ring, asked: Pages) -> Result<Self> {
         let plan = work.plan;
-        let (slot, slots) = ring.shape(plan.tuning.block, plan.reach())?;
+        let shape = ring.shape(plan.tuning.block, plan.reach(), plan.end())?;
         Ok(Self {
             work,
-            ring: buffer::make_ring(slots * slot, plan, asked, work.log)?,
-            slot,
-            slots,
+            ring: buffer::make_ring(shape.bytes, plan, asked, work.log)?,
+            slot: shape.slot,
+            slots: shape.slots,
             phase: plan.phase(),
         })
     }
@@ -149,7 +149,9 @@ impl<'a> Through<'a> {
         for number in 0..self.slots {
             self.look()?;
             let start = self.work.meter.now();
-            match self.ring.populate(number * self.slot, self.slot) {
+            let at = number * self.slot;
+            let len = self.slot.min(self.ring.memory().len() - at);
+            match self.ring.populate(at, len) {
                 // A kernel before 5.14, or a sandbox: the first reads fault them in.
                 Ok(()) | Err(Errno::INVAL | Errno::NOSYS | Errno::PERM) => {}
                 Err(errno) => {
@@ -157,8 +159,7 @@ impl<'a> Through<'a> {
                         .at(format!("a ring of {} bytes", self.ring.memory().len())));
                 }
             }
-            let at = number * self.slot;
-            self.work.meter.allocated(start, at, self.slot);
+            self.work.meter.allocated(start, at, len);
             feed.publish(self.start(number + 1));
         }
         Ok(())
