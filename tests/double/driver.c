@@ -439,6 +439,11 @@ CALL(cuMemHostRegister_v2, hipHostRegister, void *at, size_t len, unsigned int f
 	BEGIN(check, cuMemHostRegister_v2, hipHostRegister) {
 		bool writable, read_only = flags & 8;
 
+#ifdef HIP
+		/* In HIP, this bit means something else. */
+		if (read_only)
+			complain("a flag that HIP does not have");
+#endif
 		if (!len || (uintptr_t)at % 4096 || !mapped((uintptr_t)at, (uintptr_t)at + len, &writable))
 			code = INVALID_VALUE;
 		else if (overlaps(registered, (uintptr_t)at, len))

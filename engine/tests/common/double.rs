@@ -2,6 +2,7 @@
 //! The double of GPU drivers (tests/double/driver.c), built once and opened before the engine opens a driver:
 //! dlopen(3) returns a library that is already loaded under the same name.
 
+use dmafile::Device;
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 /// The double of one driver, for one test at a time.
 pub struct Double {
     library: &'static Library,
+    hip: bool,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -26,11 +28,11 @@ pub struct Left {
 }
 
 static CUDA: LazyLock<Library> = LazyLock::new(|| open("libcuda.so.1", &[]));
-static HIP: LazyLock<Library> = LazyLock::new(|| open("libamdhip64.so.7", &["-DHIP"]));
+static HIP: LazyLock<Library> = LazyLock::new(|| open("libamdhip64.so.7", &["-DHIP".to_string()]));
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A folder with a library of this name, built from the double.
-pub fn built(name: &str, flags: &[&str]) -> PathBuf {
+pub fn built(name: &str, flags: &[String]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/double/driver.c");
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     // Kept, because a process may have it open; `cargo clean` removes it.
@@ -47,7 +49,30 @@ pub fn built(name: &str, flags: &[&str]) -> PathBuf {
     place
 }
 
-fn open(name: &str, flags: &[&str]) -> Library {
+/// Both names of all functions that the engine calls.
+pub fn calls() -> Vec<(String, String)> {
+    let table = include_str!("../../src/sys/driver.rs").lines();
+    let names = table.filter_map(|line| line.split_once(" = \"cu"));
+    names
+        .map(|(_, line)| {
+            let mut names = line.split('"');
+            let cuda = format!("cu{}", names.next().unwrap());
+            (cuda, names.nth(1).unwrap().to_string())
+        })
+        .collect()
+}
+
+/// A device of one driver.
+pub type Numbered = fn(u32) -> Device;
+
+/// The double of each driver, one after the other, and its devices.
+pub fn both() -> impl Iterator<Item = (Double, Numbered)> {
+    let all: [(fn() -> Double, Numbered); 2] =
+        [(Double::cuda, Device::cuda), (Double::hip, Device::hip)];
+    all.into_iter().map(|(double, device)| (double(), device))
+}
+
+fn open(name: &str, flags: &[String]) -> Library {
     let folder = built(name, flags);
     // SAFETY: its only initialisers are those of the double.
     let library = unsafe { Library::new(folder.join(name)) }.unwrap();
@@ -57,17 +82,18 @@ fn open(name: &str, flags: &[&str]) -> Library {
 
 impl Double {
     pub fn cuda() -> Self {
-        Self::of(&CUDA)
+        Self::of(&CUDA, false)
     }
 
     pub fn hip() -> Self {
-        Self::of(&HIP)
+        Self::of(&HIP, true)
     }
 
-    fn of(library: &'static LazyLock<Library>) -> Self {
+    fn of(library: &'static LazyLock<Library>, hip: bool) -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let double = Self {
             library: LazyLock::force(library),
+            hip,
             _alone: alone,
         };
         double.reset();
@@ -75,16 +101,26 @@ impl Double {
         double
     }
 
-    /// A function of it.
-    pub fn call<T: Copy>(&self, name: &str) -> T {
-        // SAFETY: the caller gives the type from the source of the double.
-        unsafe { *self.library.get::<T>(name).unwrap() }
+    /// The name that its driver has for a function of CUDA's.
+    pub fn name(&self, cuda: &str) -> String {
+        let named = || calls().into_iter().find(|(name, _)| name == cuda);
+        match self.hip {
+            true => named().map_or_else(|| cuda.to_string(), |(_, hip)| hip),
+            false => cuda.to_string(),
+        }
     }
 
-    /// Makes the `nth` call of a function return `code`, or every call from the `nth` on if it is
+    /// A function of it, by CUDA's name if it is one of the driver's.
+    pub fn call<T: Copy>(&self, name: &str) -> T {
+        let name = self.name(name);
+        // SAFETY: the caller gives the type from the source of the double.
+        unsafe { *self.library.get::<T>(name.as_str()).unwrap() }
+    }
+
+    /// Makes the `nth` call of a function, by CUDA's name, return `code`, or every call from the `nth` on if it is
     /// negative.
     pub fn fail(&self, name: &str, nth: i32, code: i32) {
-        let name = CString::new(name).unwrap();
+        let name = CString::new(self.name(name)).unwrap();
         type Fail = unsafe extern "C" fn(*const c_char, c_int, c_int);
         // SAFETY: it copies the name.
         unsafe { self.call::<Fail>("double_fail")(name.as_ptr(), nth, code) }
