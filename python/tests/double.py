@@ -49,6 +49,7 @@ class Double:
     name."""
 
     def __init__(self, hip: bool) -> None:
+        self.api = "hip" if hip else "cuda"
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / ("libamdhip64.so.7" if hip else "libcuda.so.1")
             build = ["cc", "-O2", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{path.name}"]

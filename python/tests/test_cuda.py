@@ -18,14 +18,14 @@ import pytest
 import safetensors.numpy
 from double import NOTHING, RING, Double, the_double
 
-from conftest import HERE, Run, file_sha256, sha256, write
+from conftest import HERE, SLOWLY, Run, eventually, file_sha256, open_files, sha256, write
 
 cuda: Any = pytest.importorskip("dmafile.cuda")
 
 
-@pytest.fixture(scope="module")
-def driver() -> Double:
-    return the_double()
+@pytest.fixture(scope="module", params=[False, True], ids=["cuda", "hip"])
+def driver(request: pytest.FixtureRequest) -> Double:
+    return the_double(hip=request.param)
 
 
 @pytest.fixture
@@ -51,12 +51,16 @@ def back(tensor: Any) -> bytes:
     return bytes(tensor._memory.copy_back(tensor._at, tensor.nbytes))
 
 
-@pytest.mark.parametrize("device", [0, 1, "cuda:1"])
+@pytest.mark.parametrize("device", [0, 1, ":1"])
 @pytest.mark.parametrize("chosen", [None, ["large.*"], ["small.7", "half", "large.3"]])
 def test_tensors_equal_the_written_ones(
     double: Double, model: Path, device: Any, chosen: Any
 ) -> None:
     want = safetensors.numpy.load_file(model)
+    number = int(str(device)[-1])
+    # A number is that of a device of CUDA.
+    if device == ":1" or double.api == "hip":
+        device = f"{double.api}:{number}"
     got = cuda.load(model, device, tensors=chosen, ring=RING)
     names = {name for name, array in want.items() if array.size}
     if chosen is None:
@@ -66,25 +70,25 @@ def test_tensors_equal_the_written_ones(
         assert back(tensor) == want[name].tobytes(), name
         # Aligned to the size of an element.
         assert tensor.address % want[name].itemsize == 0
-        assert tensor.device == f"cuda:{str(device)[-1]}"
+        assert tensor.device == f"{double.api}:{number}"
 
 
 def test_a_digest_is_that_of_the_file(double: Double, model: Path) -> None:
-    cuda.load(model, ring=RING, verify=f"sha256={file_sha256(model)}")
+    cuda.load(model, double.api, ring=RING, verify=f"sha256={file_sha256(model)}")
     with pytest.raises(dmafile.Error, match="EBADMSG"):
-        cuda.load(model, ring=RING, verify="sha256=" + "0" * 64)
+        cuda.load(model, double.api, ring=RING, verify="sha256=" + "0" * 64)
 
 
 def test_progress_is_reported_and_its_exception_ends_the_load(double: Double, model: Path) -> None:
     told: list[tuple[int, int]] = []
-    cuda.load(model, ring=RING, progress=lambda done, total: told.append((done, total)))
+    cuda.load(model, double.api, ring=RING, progress=lambda *now: told.append(now))
     assert told[-1] == (model.stat().st_size,) * 2
 
     def broken(done: int, total: int) -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        cuda.load(model, ring=RING, progress=broken)
+        cuda.load(model, double.api, ring=RING, progress=broken)
 
 
 def test_ctrl_c_ends_a_load_without_leaks(double: Double, slow: Path, folder: Path) -> None:
@@ -99,7 +103,7 @@ def test_ctrl_c_ends_a_load_without_leaks(double: Double, slow: Path, folder: Pa
         # One page per read takes longer than the timer on any disk.
         with pytest.raises(KeyboardInterrupt):
             for _ in range(1000):
-                cuda.load(path, ring=RING, method="read", io="direct", block=4096)
+                cuda.load(path, double.api, ring=RING, **SLOWLY)
     finally:
         timer.join()
         path.unlink()
@@ -111,7 +115,8 @@ warnings.simplefilter("ignore")
 sys.path.append({str(HERE)!r})
 from double import NOTHING, RING, the_double
 
-the_double().reset()
+double = the_double(hip=sys.argv[2] == "hip")
+double.reset()
 child = None
 
 def fork(done, total):
@@ -121,11 +126,11 @@ def fork(done, total):
 
 try:
     slowly = {{"method": "read", "io": "direct", "block": 4096}}
-    tensors = dmafile.cuda.load(sys.argv[1], ring=RING, progress=fork, **slowly)
+    tensors = dmafile.cuda.load(sys.argv[1], sys.argv[2], ring=RING, progress=fork, **slowly)
 except RuntimeError as error:
     assert child == 0 and "forked" in str(error), error
     try:
-        dmafile.cuda.load(sys.argv[1], ring=RING)
+        dmafile.cuda.load(sys.argv[1], sys.argv[2], ring=RING)
     except dmafile.Error as error:
         sys.exit("ENODEV" not in str(error))
 assert child, "it went on in the child"
@@ -133,12 +138,108 @@ _, status = os.waitpid(child, 0)
 for name, tensor in tensors.items():
     print(name, tensor._memory.copy_back(tensor._at, tensor.nbytes).hex())
 del tensors, tensor
-sys.exit(the_double().left() != NOTHING or os.waitstatus_to_exitcode(status))
+sys.exit(double.left() != NOTHING or os.waitstatus_to_exitcode(status))
+"""
+
+FORK_PINNED = f"""
+import os, sys, warnings, dmafile
+warnings.simplefilter("ignore")
+sys.path.insert(0, {str(HERE)!r})
+from conftest import SLOWLY, sha256
+from double import NOTHING, the_double
+
+double = the_double(hip=sys.argv[2] == "hip")
+double.reset()
+pinned, child = False, None
+
+def fork(done, total):
+    global pinned, child
+    # Not in the call that pins: the double holds its lock then.
+    if pinned and child is None:
+        child = os.fork()
+    pinned = pinned or child is None and double.left().registered == 1
+
+try:
+    buffer = dmafile.load(sys.argv[1], to=f"{{sys.argv[2]}}-host", progress=fork, **SLOWLY)
+except RuntimeError as error:
+    assert child == 0 and "forked" in str(error), error
+    try:
+        dmafile.load(sys.argv[1], to=f"{{sys.argv[2]}}-host")
+    except dmafile.Error as error:
+        sys.exit("ENODEV" not in str(error))
+assert child, "it went on in the child, or ended before it was pinned"
+_, status = os.waitpid(child, 0)
+print(sha256(memoryview(buffer)))
+buffer.close()
+sys.exit(double.left() != NOTHING or os.waitstatus_to_exitcode(status))
 """
 
 
-def test_a_child_that_is_forked_during_a_load_cannot_continue_it(model: Path, python: Run) -> None:
-    done = python(FORK, model)
+@pytest.mark.parametrize("api", ["cuda", "hip"])
+def test_a_child_that_is_forked_during_a_load_into_pinned_memory_cannot_continue_it(
+    slow: Path, python: Run, api: str
+) -> None:
+    done = python(FORK_PINNED, slow, api)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{file_sha256(slow)}\n"
+
+
+def test_ctrl_c_ends_a_load_into_pinned_memory_without_leaks(double: Double, slow: Path) -> None:
+    def memfds() -> int:
+        return Path("/proc/self/maps").read_text().count("/memfd:")
+
+    def interrupt() -> None:
+        # The memory is pinned while most of the file has not been read yet.
+        eventually(lambda: double.left().registered == 1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = open_files(), memfds()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            dmafile.load(slow, to=f"{double.api}-host", **SLOWLY).close()
+    thread.join()
+    assert double.left() == NOTHING
+    assert (open_files(), memfds()) == before
+
+
+KILLED = f"""
+import os, signal, sys, dmafile
+sys.path.insert(0, {str(HERE)!r})
+from conftest import SLOWLY
+from double import the_double
+
+double = the_double(hip=sys.argv[2] == "hip")
+double.reset()
+
+def kill(done, total):
+    if double.left().registered == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+while True:
+    dmafile.load(sys.argv[1], to=f"{{sys.argv[2]}}-host", progress=kill, **SLOWLY).close()
+"""
+
+
+def test_a_process_that_is_killed_during_a_load_leaves_nothing(double: Double, slow: Path) -> None:
+    before = {one.name for one in slow.parent.iterdir()}
+    with dmafile.load(slow, to=f"{double.api}-host") as buffer:
+        command = [sys.executable, "-c", KILLED, str(slow), double.api]
+        done = subprocess.run(command, timeout=60)
+        assert done.returncode == -signal.SIGKILL
+        # The pins of this process are independent of the others'.
+        assert double.left().registered == 1
+        assert sha256(memoryview(buffer)) == file_sha256(slow)
+    assert {one.name for one in slow.parent.iterdir()} == before
+    assert double.left() == NOTHING
+
+
+@pytest.mark.parametrize("api", ["cuda", "hip"])
+def test_a_child_that_is_forked_during_a_load_cannot_continue_it(
+    model: Path, python: Run, api: str
+) -> None:
+    done = python(FORK, model, api)
     assert (done.returncode, done.stderr) == (0, "")
     want = safetensors.numpy.load_file(model)
     got = dict(line.split() for line in done.stdout.splitlines())
@@ -240,9 +341,9 @@ def test_dlpack_exports_describe_the_tensor(double: Double, folder: Path, device
 
 
 def test_dlpack_exports_have_the_device(double: Double, model: Path) -> None:
-    tensors = cuda.load(model, 1, ring=RING)
+    tensors = cuda.load(model, f"{double.api}:1", ring=RING)
     half = tensors["half"]
-    assert half.__dlpack_device__() == (2, 1)
+    assert half.__dlpack_device__() == (2 if double.api == "cuda" else 10, 1)
     for version, name in [(None, "dltensor"), ((1, 0), "dltensor_versioned")]:
         capsule = half.__dlpack__(max_version=version)
         assert f'"{name}"' in repr(capsule)
@@ -259,12 +360,12 @@ def test_dlpack_exports_have_the_device(double: Double, model: Path) -> None:
 
 
 def test_a_driver_error_is_one_message(double: Double, model: Path) -> None:
-    double.fail("cuMemAlloc_v2", 1, 2)
+    double.fail("cuMemAlloc_v2" if double.api == "cuda" else "hipMalloc", 1, 2)
     with pytest.raises(dmafile.Error, match="ENOMEM") as error:
-        cuda.load(model, ring=RING)
+        cuda.load(model, double.api, ring=RING)
     assert "\n" not in str(error.value)
     with pytest.raises(dmafile.Error, match="ENODEV"):
-        cuda.load(model, 9, ring=RING)
+        cuda.load(model, f"{double.api}:9", ring=RING)
     with pytest.raises(dmafile.UsageError, match="neither cuda:N nor hip:N"):
         cuda.load(model, "gpu", ring=RING)
     with pytest.raises(dmafile.UsageError, match="out of range"):
@@ -279,21 +380,21 @@ def test_a_driver_error_is_one_message(double: Double, model: Path) -> None:
 
 
 def test_buffers_are_pinned(double: Double, file: Path) -> None:
-    with dmafile.load(file, to="cuda-host") as buffer:
-        assert (buffer.kind, buffer.pinned) == ("memfd", "cuda:0")
+    with dmafile.load(file, to=f"{double.api}-host") as buffer:
+        assert (buffer.kind, buffer.pinned) == ("memfd", f"{double.api}:0")
         assert sha256(memoryview(buffer)) == file_sha256(file)
         counts, _ = double.counts()
         assert counts[7] == -(-file.stat().st_size // 4096) * 4096
     assert double.left() == NOTHING
     buffer = dmafile.load(file)
     view = memoryview(buffer)
-    buffer.pin("cuda:1")
-    assert buffer.pinned == "cuda:1"
+    buffer.pin(f"{double.api}:1")
+    assert buffer.pinned == f"{double.api}:1"
     with pytest.raises(dmafile.Error, match="EBUSY"):
-        buffer.pin()
+        buffer.pin(double.api)
     buffer.unpin()
     assert buffer.pinned is None
-    buffer.pin()
+    buffer.pin(double.api)
     view.release()
     buffer.close()
     assert double.left() == NOTHING
@@ -307,28 +408,28 @@ def test_a_killed_process_leaves_the_memory_that_others_pin(
 import signal, sys, dmafile
 from double import the_double
 
-the_double().reset()
+the_double(hip=sys.argv[3] == "hip").reset()
 with dmafile.hold(sys.argv[1], name="x", at=sys.argv[2], writable=True):
     held = dmafile.take("x", at=sys.argv[2])
-    held.files[0].buffer.pin()
+    held.files[0].buffer.pin(sys.argv[3])
     print("pinned", flush=True)
     signal.pause()
 """
-    command = [sys.executable, "-c", program, str(file), str(at)]
+    command = [sys.executable, "-c", program, str(file), str(at), double.api]
     paths = {"PYTHONPATH": str(Path(__file__).parent)}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | paths)
     try:
         assert child.stdout and child.stdout.readline() == "pinned\n"
         buffer = dmafile.take("x", at=at).files[0].buffer
-        buffer.pin()
+        buffer.pin(double.api)
     finally:
         child.kill()
         child.wait()
-    assert buffer.pinned == "cuda:0" and double.left().registered == 1
+    assert buffer.pinned == f"{double.api}:0" and double.left().registered == 1
     assert sha256(memoryview(buffer)) == file_sha256(file)
     # Its own pins are independent: they can be made again.
     buffer.unpin()
-    buffer.pin("cuda:1")
+    buffer.pin(f"{double.api}:1")
     assert sha256(memoryview(buffer)) == file_sha256(file)
     buffer.close()
 
