@@ -21,7 +21,8 @@ def main() -> None:
     way, path = sys.argv[1], Path(sys.argv[2])
     if way == "memcpy":
         size = path.stat().st_size
-        source, to = mmap.mmap(-1, size), mmap.mmap(-1, size)
+        # Private, like the memory of the double.
+        source, to = (mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE) for _ in range(2))
         # Written, so that the pages are not all the page of zeros.
         for at in range(0, size, mmap.PAGESIZE):
             source[at] = 1
