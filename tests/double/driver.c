@@ -116,6 +116,16 @@ static void report(void)
 	fclose(file);
 }
 
+static void hold(void)
+{
+	pthread_mutex_lock(&lock);
+}
+
+static void let_go(void)
+{
+	pthread_mutex_unlock(&lock);
+}
+
 static __attribute__((constructor)) void begin(void)
 {
 	const char *fail = getenv("DOUBLE_FAIL");
@@ -123,6 +133,8 @@ static __attribute__((constructor)) void begin(void)
 	if (fail && sscanf(fail, "%63[^:]:%d:%d", failing, &fail_at, &fail_code) != 3)
 		abort();
 	atexit(report);
+	/* Otherwise a child might inherit the lock from a thread that it does not have. */
+	pthread_atfork(hold, let_go, let_go);
 }
 
 static void put(struct mark *mark)
