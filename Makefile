@@ -107,6 +107,9 @@ gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memo
 	cargo test --locked -p dmafile-capi --test install -- a_stream a_device
 	@$(PIP) install --quiet --no-deps --upgrade --target $(TARGET)/cuda nvidia-cuda-runtime==13.5.37
 	cc -fsyntax-only -I$(TARGET)/cuda/nvidia/cu13/include tests/double/prototypes.c
+	@rm -rf $(TARGET)/hip && mkdir -p $(TARGET)/hip && cd $(TARGET)/hip && apt-get download -qq libamdhip64-dev 2>/dev/null && \
+		dpkg-deb --extract libamdhip64-dev_*.deb .
+	cc -fsyntax-only -Wno-deprecated-declarations -I$(TARGET)/hip/usr/include tests/double/prototypes_hip.c
 	@VIRTUAL_ENV=$(LOADERS)/torch .venv/bin/maturin develop --quiet --locked
 	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_cuda.py python/tests/test_torch_device.py \
 		python/tests/test_torch.py python/tests/test_stream.py $(ARGS)

@@ -84,7 +84,7 @@ def parser_of(name: str, about: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--dir", type=Path, default=HERE, help="a folder on the disk to measure [.bench]"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="number of rounds [5]")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds [%(default)s]")
     parser.add_argument(
         "--seed",
         type=int,

@@ -8,7 +8,7 @@ stands for a description of the measurement.
 import re
 from pathlib import Path
 
-from bench import dropping, holding, loading_weights, overlap, ranks, runs
+from bench import dropping, holding, loading_weights, overlap, ranks, ring, runs
 from bench.instructions import pins, premap, saves, series
 from bench.instructions import tables as stock
 from bench.instructions.measure import Measured
@@ -30,6 +30,7 @@ MAKERS = {
     "dropping": dropping.tables,
     "ranks": ranks.tables,
     "weights": loading_weights.tables,
+    "ring": ring.tables,
 }
 """Functions that make the tables, by `bench` of a run's machine.json."""
 SENTENCES = {"premap": premap.about, "pins": pins.about}

@@ -892,6 +892,30 @@ fn doctor_and_explain_say_whether_a_gpu_can_be_used() {
             assert!(text.contains(&format!("  device      {choice} ")), "{text}");
         }
     }
+    let mut wide = run("double", "explain file --to cuda:0").stdout;
+    let ring = |text: &str| {
+        let line = text.lines().find(|line| line.starts_with("  ring "));
+        line.unwrap_or_else(|| panic!("{text}")).to_string()
+    };
+    assert!(ring(&wide).ends_with("1 slot, filled once"), "{wide}");
+    for (len, words) in [
+        (
+            20 << 20,
+            "2 slots of at most 16777216 bytes, each filled once",
+        ),
+        (
+            300 << 20,
+            "16 slots of 16777216 bytes, filled again and again",
+        ),
+    ] {
+        // A hole takes no space.
+        fs::File::create(dir.path("large"))
+            .unwrap()
+            .set_len(len)
+            .unwrap();
+        wide = run("double", "explain large --to cuda:0").stdout;
+        assert!(ring(&wide).ends_with(words), "{wide}");
+    }
     let mut load = dir.dmafile("load file --to cuda-host --quiet");
     load.env("LD_LIBRARY_PATH", dir.path("broken"));
     let line = dir.refusal(&mut load, 1);

@@ -145,10 +145,13 @@ impl Device {
         Ok(all.collect())
     }
 
-    /// Whether the driver can pin memory that is mapped read-only; None if only an attempt can tell.
+    /// Whether the driver can pin memory that is mapped read-only; AMD's cannot. None if it does not say.
     pub fn pins_read_only(self) -> Option<bool> {
         const READ_ONLY_HOST_REGISTER_SUPPORTED: i32 = 113;
-        Some(self.attribute(READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0)
+        match self.api {
+            Api::Cuda => Some(self.attribute(READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0),
+            Api::Hip => Some(false),
+        }
     }
 
     /// The device's PCI address, in the format of `/sys/bus/pci/devices`.
@@ -170,11 +173,11 @@ impl Device {
     pub(crate) fn failed(self, what: impl Into<Message>, failure: Failure) -> Error {
         let Failure { call, code, text } = failure;
         let errno = match (call, code) {
+            (_, NOT_SUPPORTED) => Errno::OPNOTSUPP,
             ("", _) | (_, 3 | 4 | 100 | 101) => Errno::NODEV,
             (_, 1) => Errno::INVAL,
             (_, OUT_OF_MEMORY) => Errno::NOMEM,
             (_, ALREADY_REGISTERED) => Errno::BUSY,
-            (_, NOT_SUPPORTED) => Errno::OPNOTSUPP,
             _ => Errno::IO,
         };
         let why = match call {

@@ -6,6 +6,7 @@
 //! and then the first wait in the child never ends. Loads work in forked children, too.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -14,6 +15,12 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 pub(crate) fn wait<'a, T>(more: &Condvar, held: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     more.wait(held).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for a thread. If it has panicked, its panic continues in this thread.
+pub(crate) fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    let ended = thread.join();
+    ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// As [`wait`], at most this long.

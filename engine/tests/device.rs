@@ -9,9 +9,10 @@ use common::{bytes_digest, cold, dir, file_digest, noise};
 use dmafile::{
     CancelToken, Device, DeviceMemory, ErrorKind, Load, OtherStream, Place, Result, Ring, ToDevice,
 };
-use double::{Double, Left};
+use double::{Double, Left, Numbered, both, both_doubles, calls};
 use std::ffi::{c_int, c_void};
 use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,13 +68,9 @@ fn fills(sink: ToDevice, path: &Path, device: Device, memory: &DeviceMemory) {
 #[test]
 fn device_memory_has_the_digest_of_the_file() {
     let dir = dir();
-    let drivers: [fn() -> Double; 2] = [Double::cuda, Double::hip];
-    // A real one is that of either vendor.
-    let count = if double::is_real() { 1 } else { 2 };
-    for double in &drivers[..count] {
-        let double = double();
+    for (double, numbered) in both() {
         for (len, number) in [(1, 0), (4096, 1), (LEN, 0)] {
-            let device = double.device(number);
+            let device = numbered(number);
             let path = cold(dir.path(), len);
             let memory = to_device(device, Load::new(&path), len as u64).unwrap();
             let digest = file_digest(&path, 0, len as u64);
@@ -188,11 +185,13 @@ fn remains(call: &str) -> Option<Left> {
 
 #[test]
 fn each_failing_driver_call_is_one_message_and_leaks_nothing() {
+    for (double, device) in both_doubles() {
+        each_call_fails(&double, device(0));
+    }
+}
+
+fn each_call_fails(double: &Double, device: Device) {
     const PLACED: usize = 140_000;
-    let Some(double) = Double::only() else {
-        return;
-    };
-    let device = Device::cuda(0);
     let dir = dir();
     let path = dir.path().join("file");
     let bytes = noise(150_000, 1);
@@ -215,21 +214,19 @@ fn each_failing_driver_call_is_one_message_and_leaks_nothing() {
         device.all()?;
         device.describe().map(drop)
     };
-    // All calls that the engine makes.
-    let calls: Vec<_> = include_str!("../src/sys/driver.rs")
-        .lines()
-        .filter_map(|line| line.split_once(" = \"cu"))
-        .map(|(_, line)| format!("cu{}", line.split('"').next().unwrap()))
-        .collect();
+    let calls = calls();
     assert_eq!(calls.len(), 26);
-    for call in &calls {
+    for (call, _) in &calls {
         let run: &dyn Fn() -> Result<()> = match call.as_str() {
             // It is called only once in a process, and the other one only after a failure.
             "cuInit" | "cuGetErrorString" => continue,
             "cuDeviceGetAttribute" => {
-                double.fail(call, 1, 999);
-                assert_eq!(device.pins_read_only(), None);
-                assert_eq!(device.pins_read_only(), Some(true));
+                // AMD's driver is not asked.
+                if device.is_cuda() {
+                    double.fail(call, 1, 999);
+                    assert_eq!(device.pins_read_only(), None);
+                }
+                assert_eq!(device.pins_read_only(), Some(device.is_cuda()));
                 continue;
             }
             "cuDriverGetVersion" | "cuDeviceGetCount" | "cuDeviceGetName" => &describe,
@@ -255,7 +252,8 @@ fn each_failing_driver_call_is_one_message_and_leaks_nothing() {
                 }
                 (Err(error), None) => {
                     let text = error.to_string();
-                    let says = format!("{call} failed: a failure of the double, error 999 (EIO)");
+                    let name = double.name(call);
+                    let says = format!("{name} failed: a failure of the double, error 999 (EIO)");
                     assert!(text.contains(&says), "{what}: {text}");
                     assert_eq!(text.lines().count(), 1);
                     assert_eq!(left, Left::default(), "{what}");
@@ -275,18 +273,21 @@ fn each_failing_driver_call_is_one_message_and_leaks_nothing() {
     double.reset();
     double.fail("cuMemAlloc_v2", 1, 998);
     let error = load().unwrap_err().to_string();
-    let says = "cuMemAlloc_v2 failed: an unknown error, error 998 (EIO)";
-    assert!(error.contains(says), "{error}");
+    let name = double.name("cuMemAlloc_v2");
+    let says = format!("{name} failed: an unknown error, error 998 (EIO)");
+    assert!(error.contains(&says), "{error}");
     assert_eq!(double.left(), Left::default());
 }
 
 /// The double checks a source when it is copied, also if nothing can wait for that.
 #[test]
 fn a_ring_that_the_device_may_be_reading_stays_mapped() {
-    let Some(double) = Double::only() else {
-        return;
-    };
-    let device = Device::cuda(0);
+    for (double, device) in both_doubles() {
+        ring_stays_mapped(&double, device(0));
+    }
+}
+
+fn ring_stays_mapped(double: &Double, device: Device) {
     let (_dir, path) = file();
     double.set(5000, true);
     let memory = Arc::new(device.allocate(LEN as u64).unwrap());
@@ -365,8 +366,12 @@ fn driver_errors_become_errnos() {
 
 #[test]
 fn digests_progress_and_cancellation_work_for_a_device() {
-    let double = Double::cuda();
-    let device = double.device(1);
+    for (double, device) in both() {
+        digests_and_cancellation(&double, device(1));
+    }
+}
+
+fn digests_and_cancellation(double: &Double, device: Device) {
     let dir = dir();
     let path = cold(dir.path(), LEN);
     let digest = file_digest(&path, 0, LEN as u64);
@@ -393,6 +398,42 @@ fn digests_progress_and_cancellation_work_for_a_device() {
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     drop((sink, memory));
     assert_eq!(double.left(), Left::default());
+}
+
+/// Whichever function of the caller panics, nothing of the load remains.
+#[test]
+fn a_panic_in_a_callback_leaves_nothing() {
+    for (double, device) in both() {
+        callbacks_panic(&double, device(0));
+    }
+}
+
+fn callbacks_panic(double: &Double, device: Device) {
+    let (_dir, path) = file();
+    for who in ["progress", "told", "places"] {
+        let memory = Arc::new(device.allocate(LEN as u64).unwrap());
+        let mut place = Some(Place::new(0, LEN as u64 / 2, &memory, 0));
+        let next = move |_| match (place.take(), who) {
+            (None, "places") => panic!("the caller's own"),
+            (place, _) => place,
+        };
+        let sink = ToDevice::asking(device, next);
+        let mut sink = sink.unwrap().told(move |_| {
+            assert!(who != "told", "the caller's own");
+        });
+        let load = Load::new(&path).block(BLOCK).progress(move |_| {
+            assert!(who != "progress", "the caller's own");
+        });
+        let run = AssertUnwindSafe(|| load.run_through(RING, &mut sink).map(drop));
+        let panic = catch_unwind(run).unwrap_err();
+        assert_eq!(
+            panic.downcast_ref::<&str>(),
+            Some(&"the caller's own"),
+            "{who}"
+        );
+        drop((sink, memory));
+        assert_eq!(double.left(), Left::default(), "{who}");
+    }
 }
 
 /// All bytes before the reported offset are in device memory.
@@ -475,9 +516,15 @@ fn the_sink_keeps_device_memory_until_it_is_filled() {
 /// For any duration of copies: the double checks whether a slot changes before its copy.
 #[test]
 fn no_slot_is_reused_before_its_copy_has_ended() {
-    let count = std::env::var("DMAFILE_SCHEDULES").map_or(100, |count| count.parse().unwrap());
-    let double = Double::cuda();
-    let device = double.device(0);
+    let all = std::env::var("DMAFILE_SCHEDULES").map_or(100, |count| count.parse().unwrap());
+    // The engine does the same with both; only the names of the functions differ.
+    for (number, (double, device)) in both().enumerate() {
+        let count = if number == 0 { all } else { all / 10 };
+        schedules(&double, device(0), count);
+    }
+}
+
+fn schedules(double: &Double, device: Device, count: usize) {
     let dir = dir();
     let len = 150_000;
     let path = dir.path().join("file");
@@ -502,13 +549,18 @@ fn no_slot_is_reused_before_its_copy_has_ended() {
 
 #[test]
 fn threads_load_into_two_devices_concurrently() {
-    let double = Double::cuda();
+    for (double, device) in both() {
+        four_threads(&double, device);
+    }
+}
+
+fn four_threads(double: &Double, numbered: Numbered) {
     let dir = dir();
     let paths = [cold(dir.path(), LEN), cold(dir.path(), LEN + 17)];
     let load = |number: u32| {
         let path: &Path = &paths[number as usize / 2 % 2];
         let len = std::fs::metadata(path).unwrap().len();
-        let device = double.device(number % 2);
+        let device = numbered(number % 2);
         for _ in 0..3 {
             let memory = to_device(device, Load::new(path), len).unwrap();
             if !double::is_real() {
@@ -549,11 +601,13 @@ fn a_call_in_the_context_of_another_device_is_a_complaint() {
 /// Memory that an allocator reuses may still be the target of copies that were queued before.
 #[test]
 fn copies_wait_for_work_that_another_library_queued() {
+    for (double, device) in both_doubles() {
+        copies_wait(&double, device(0));
+    }
+}
+
+fn copies_wait(double: &Double, device: Device) {
     type Handle = *mut c_void;
-    let Some(double) = Double::only() else {
-        return;
-    };
-    let device = Device::cuda(0);
     let (_dir, path) = file();
     let memory = Arc::new(device.allocate(LEN as u64).unwrap());
     let (mut context, mut other): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -697,48 +751,65 @@ fn a_device_without_a_driver_is_an_error() {
     }
 }
 
-/// As [`alone`], with a double that is opened by the engine, not by the test.
-fn alone_with(test: &str, flags: &[&str], fail: &str) -> bool {
-    if std::env::var_os("DMAFILE_ALONE").is_some() {
-        return true;
+/// As [`alone`], once for each driver, with a double that is opened by the engine, not by the test: the
+/// device in that process. `without` is a function that the double does not have, and `fail` one whose first
+/// call fails, by CUDA's names.
+fn alone_with(test: &str, without: Option<&str>, fail: Option<&str>) -> Option<Device> {
+    if let Ok(device) = std::env::var("DMAFILE_ALONE") {
+        return Some(device.parse().unwrap());
     }
-    let mut run = std::process::Command::new(std::env::current_exe().unwrap());
-    let folder = double::built("libcuda.so.1", flags);
-    run.args(["--exact", test])
-        .env("DMAFILE_ALONE", "1")
-        .env("LD_LIBRARY_PATH", &folder)
-        .env("DOUBLE_FAIL", fail);
-    let ended = run.status().unwrap();
-    std::fs::remove_dir_all(folder).unwrap();
-    assert!(ended.success());
-    false
+    let calls = calls();
+    for (device, library) in [("cuda", "libcuda.so.1"), ("hip", "libamdhip64.so.7")] {
+        let named = |call: &str| {
+            let (cuda, hip) = calls.iter().find(|(cuda, _)| cuda == call).unwrap();
+            if device == "cuda" { cuda } else { hip }.clone()
+        };
+        let mut flags = Vec::from_iter((device == "hip").then(|| "-DHIP".to_string()));
+        flags.extend(without.map(|call| format!("-D{}=another", named(call))));
+        let folder = double::built(library, &flags);
+        let mut run = std::process::Command::new(std::env::current_exe().unwrap());
+        run.args(["--exact", test])
+            .env("DMAFILE_ALONE", device)
+            .env("LD_LIBRARY_PATH", &folder)
+            .env(
+                "DOUBLE_FAIL",
+                format!("{}:1:999", fail.map_or("none".to_string(), named)),
+            );
+        let ended = run.status().unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
+        assert!(ended.success(), "{device}");
+    }
+    None
 }
 
 /// A driver that is closed may have started threads, and forgets what it has counted.
 #[test]
 fn a_driver_that_cannot_be_initialised_stays_open() {
     let test = "a_driver_that_cannot_be_initialised_stays_open";
-    if !alone_with(test, &[], "cuInit:1:999") {
+    let Some(device) = alone_with(test, None, Some("cuInit")) else {
         return;
-    }
-    let error = Device::cuda(0).check().unwrap_err().to_string();
-    let says = "cuInit failed: a failure of the double, error 999 (EIO)";
+    };
+    let error = device.check().unwrap_err().to_string();
+    let says = "Init failed: a failure of the double, error 999 (EIO)";
     assert!(error.contains(says), "{error}");
-    Device::cuda(0).check().unwrap();
+    device.check().unwrap();
 }
 
 #[test]
 fn a_driver_without_one_of_the_functions_stays_open() {
     let test = "a_driver_without_one_of_the_functions_stays_open";
-    let flags = ["-DcuEventQuery=cuEventOther"];
-    if !alone_with(test, &flags, "none:1:1") {
+    let Some(device) = alone_with(test, Some("cuEventQuery"), None) else {
         return;
-    }
-    let error = Device::cuda(0).check().unwrap_err();
+    };
+    let error = device.check().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ENODEV), "{error}");
-    assert!(error.to_string().contains("cuEventQuery"), "{error}");
+    assert!(error.to_string().contains("EventQuery"), "{error}");
+    let library = match device.is_cuda() {
+        true => "/libcuda.so.1",
+        false => "/libamdhip64.so.7",
+    };
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    assert!(maps.contains("/libcuda.so.1"), "{maps}");
+    assert!(maps.contains(library), "{maps}");
 }
 
 /// A forked child cannot use what its parent created with a driver.
@@ -747,8 +818,12 @@ fn a_forked_child_cannot_use_the_device() {
     if !alone("a_forked_child_cannot_use_the_device") {
         return;
     }
-    let double = Double::cuda();
-    let device = double.device(0);
+    for (double, device) in both() {
+        fork_and_load(&double, device(0));
+    }
+}
+
+fn fork_and_load(double: &Double, device: Device) {
     let (_dir, path) = file();
     let memory = Arc::new(device.allocate(LEN as u64).unwrap());
     let mut sink = ToDevice::new(device, [Place::new(0, LEN as u64, &memory, 0)]).unwrap();

@@ -9,7 +9,7 @@ mod models;
 
 use common::{buffer_digest, cold, dir, file_digest, noise, sparse};
 use dmafile::{Allocation, Buffer, Device, Kind, Load, Model, Pages};
-use double::{Double, Left};
+use double::{Double, Left, both, both_doubles};
 use std::os::unix::net::UnixStream;
 
 const LEN: usize = 9_000_001;
@@ -21,10 +21,14 @@ fn load(path: &std::path::Path, kind: Kind) -> Load {
 
 #[test]
 fn a_load_into_pinned_memory_pins_exactly_its_pages_once() {
-    let double = Double::cuda();
+    for (double, device) in both() {
+        exactly_its_pages(&double, device(0));
+    }
+}
+
+fn exactly_its_pages(double: &Double, device: Device) {
     let dir = dir();
     let path = cold(dir.path(), LEN);
-    let device = double.device(0);
     let kind = Kind::Pinned(device);
     for (offset, len) in [(0, LEN as u64), (5000, 1_000_000), (4096, 1)] {
         for allocation in [Allocation::Auto, Allocation::Ahead, Allocation::InRead] {
@@ -50,18 +54,23 @@ fn a_load_into_pinned_memory_pins_exactly_its_pages_once() {
             double.most_registered();
         }
     }
-    if double::is_real() {
-        return;
+}
+
+#[test]
+fn pinned_memory_is_named_after_its_device() {
+    for (word, device) in [
+        ("cuda-host", Device::cuda(0)),
+        ("cuda-host:1", Device::cuda(1)),
+        ("hip-host", Device::hip(0)),
+        ("hip-host:1", Device::hip(1)),
+    ] {
+        let kind: Kind = word.parse().unwrap();
+        assert!(
+            matches!(kind, Kind::Pinned(named) if named == device),
+            "{word}"
+        );
+        assert_eq!(kind.to_string(), word);
     }
-    drop(double);
-    let double = Double::hip();
-    let buffer = load(&path, "hip-host:1".parse().unwrap())
-        .run()
-        .unwrap()
-        .buffer;
-    assert_eq!(buffer.pinned(), Some(Device::hip(1)));
-    drop(buffer);
-    assert_eq!(double.left(), Left::default());
 }
 
 /// Bytes of memory that a memfd has.
@@ -124,8 +133,12 @@ fn holes_and_gaps_between_tensors_are_pinned_and_counted() {
 
 #[test]
 fn a_buffer_is_pinned_and_unpinned() {
-    let double = Double::cuda();
-    let device = double.device(1);
+    for (double, device) in both() {
+        pin_and_unpin(&double, device(1));
+    }
+}
+
+fn pin_and_unpin(double: &Double, device: Device) {
     let dir = dir();
     let path = cold(dir.path(), LEN);
     for kind in [Kind::Memfd, Kind::Anon, Kind::fd(common::memfd(LEN as u64))] {
@@ -153,15 +166,15 @@ fn a_buffer_is_pinned_and_unpinned() {
 /// However memory is released, it is unpinned first: the double checks that it is still mapped then.
 #[test]
 fn memory_is_unpinned_before_it_is_unmapped() {
-    let double = Double::cuda();
+    for (double, device) in both() {
+        unpinned_first(&double, device(0));
+    }
+}
+
+fn unpinned_first(double: &Double, device: Device) {
     let dir = dir();
     let path = cold(dir.path(), LEN);
-    let pinned = || {
-        load(&path, Kind::Pinned(double.device(0)))
-            .run()
-            .unwrap()
-            .buffer
-    };
+    let pinned = || load(&path, Kind::Pinned(device)).run().unwrap().buffer;
     drop(pinned());
     assert_eq!(double.left(), Left::default());
     let fd = pinned().into_fd().unwrap();
@@ -172,7 +185,7 @@ fn memory_is_unpinned_before_it_is_unmapped() {
     drop(retired);
     // A load that fails at its end has already pinned the memory.
     let wrong = format!("sha256={}", "2".repeat(64));
-    let load = load(&path, Kind::Pinned(double.device(0))).verify(wrong.parse().unwrap());
+    let load = load(&path, Kind::Pinned(device)).verify(wrong.parse().unwrap());
     let error = load.allocation(Allocation::Ahead).run().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EBADMSG));
     assert_eq!(double.left(), Left::default());
@@ -180,28 +193,37 @@ fn memory_is_unpinned_before_it_is_unmapped() {
 
 #[test]
 fn a_refused_pin_is_one_message() {
-    let Some(double) = Double::only() else {
-        return;
-    };
-    let device = Device::cuda(0);
+    for (double, device) in both_doubles() {
+        pin_is_refused(&double, device(0));
+    }
+}
+
+fn pin_is_refused(double: &Double, device: Device) {
     let dir = dir();
     let path = dir.path().join("file");
     std::fs::write(&path, noise(100_000, 3)).unwrap();
     let mut buffer = load(&path, Kind::Memfd).run().unwrap().buffer;
     buffer.seal().unwrap();
     // Sealed memory is mapped read-only.
-    buffer.pin(device).unwrap();
+    if device.is_cuda() {
+        buffer.pin(device).unwrap();
+    }
     drop(buffer);
     assert_eq!(double.left(), Left::default());
     double.set(0, false);
     let mut buffer = load(&path, Kind::Memfd).run().unwrap().buffer;
     buffer.seal().unwrap();
     let error = buffer.pin(device).unwrap_err();
+    let why = match device.is_cuda() {
+        true => "cuMemHostRegister_v2 failed: operation not supported, error 801",
+        false => "HIP cannot register memory that is mapped read-only",
+    };
     assert_eq!(
         error.to_string(),
-        "cannot pin memory for the device: cuda:0, 102400 bytes: cuMemHostRegister_v2 failed: \
-         operation not supported, error 801 (EOPNOTSUPP); it cannot pin memory that is mapped \
-         read-only: leave it unsealed"
+        format!(
+            "cannot pin memory for the device: {device}, 102400 bytes: {why} (EOPNOTSUPP); it \
+             cannot pin memory that is mapped read-only: leave it unsealed"
+        )
     );
     // A write to a copy-on-write mapping allocates a new page, while a device would keep the old one.
     let copy = buffer.copy_on_write().unwrap();
@@ -217,7 +239,8 @@ fn a_refused_pin_is_one_message() {
             double.fail(call, 1, 2);
             let load = load(&path, Kind::Pinned(device)).allocation(allocation);
             let error = load.run().unwrap_err();
-            assert!(error.to_string().contains(call), "{error}");
+            let name = double.name(call);
+            assert!(error.to_string().contains(&name), "{error}");
             assert_eq!(double.left(), Left::default());
         }
     }
@@ -237,15 +260,18 @@ fn mapped(address: usize) -> Option<String> {
 
 #[test]
 fn unpinning_is_tried_twice() {
-    let Some(double) = Double::only() else {
-        return;
-    };
+    for (double, device) in both_doubles() {
+        unpinned_twice(&double, device(0));
+    }
+}
+
+fn unpinned_twice(double: &Double, device: Device) {
     let dir = dir();
     let path = cold(dir.path(), LEN);
     for call in ["cuMemHostUnregister", "cuCtxPushCurrent_v2"] {
         let pinned = || {
             double.fail("", 0, 0);
-            let load = load(&path, Kind::Pinned(Device::cuda(0)));
+            let load = load(&path, Kind::Pinned(device));
             let buffer = load.run().unwrap().buffer;
             double.fail(call, 1, 999);
             buffer
@@ -268,9 +294,12 @@ fn unpinning_is_tried_twice() {
 /// The driver would use other memory at the same addresses as if it were this one.
 #[test]
 fn memory_that_cannot_be_unpinned_stays_mapped() {
-    let Some(double) = Double::only() else {
-        return;
-    };
+    for (double, device) in both_doubles() {
+        stays_mapped(&double, device(0));
+    }
+}
+
+fn stays_mapped(double: &Double, device: Device) {
     let dir = dir();
     let path = cold(dir.path(), LEN);
     let kept = Left {
@@ -296,7 +325,7 @@ fn memory_that_cannot_be_unpinned_stays_mapped() {
     ];
     for call in ["cuMemHostUnregister", "cuCtxPushCurrent_v2"] {
         for (number, way) in ways.iter().enumerate() {
-            let load = load(&path, Kind::Pinned(Device::cuda(0)));
+            let load = load(&path, Kind::Pinned(device));
             let buffer = load.run().unwrap().buffer;
             let address = buffer.as_ptr().unwrap().addr();
             double.fail(call, -1, 999);
@@ -311,7 +340,7 @@ fn memory_that_cannot_be_unpinned_stays_mapped() {
         }
     }
     // Other code has unregistered it.
-    let load = load(&path, Kind::Pinned(Device::cuda(0)));
+    let load = load(&path, Kind::Pinned(device));
     let buffer = load.run().unwrap().buffer;
     let address = buffer.as_ptr().unwrap().addr();
     double.fail("cuMemHostUnregister", -1, 713);
@@ -324,8 +353,12 @@ fn memory_that_cannot_be_unpinned_stays_mapped() {
 /// Both processes have the same memory, and each one has its own pins.
 #[test]
 fn each_process_pins_shared_memory_itself() {
-    let double = Double::cuda();
-    let device = double.device(0);
+    for (double, device) in both() {
+        each_pins_itself(&double, device(0));
+    }
+}
+
+fn each_pins_itself(double: &Double, device: Device) {
     let dir = dir();
     let path = cold(dir.path(), LEN);
     let buffer = load(&path, Kind::Pinned(device)).run().unwrap().buffer;

@@ -79,8 +79,7 @@ fn a_ring_on_hugetlb_pages_has_its_own_size() {
     }
     let len = 40 * MIB + 5;
     let path = cold(dir.path(), len as usize);
-    let expected = file_digest(&path, 0, len);
-    let run = |load: Load, ring: Ring| {
+    let loaded = |load: Load, ring: Ring, len: u64| {
         let mut bytes = vec![0xee; len as usize];
         let mut sink = Copies {
             to: CopyTo::new(&mut bytes, 0),
@@ -88,9 +87,10 @@ fn a_ring_on_hugetlb_pages_has_its_own_size() {
         };
         let report = load.run_through(ring, &mut sink).unwrap();
         let size = sink.ring;
-        assert_eq!(bytes_digest(&bytes), expected, "{ring:?}");
+        assert_eq!(bytes_digest(&bytes), file_digest(&path, 0, len), "{ring:?}");
         (report, size)
     };
+    let run = |load: Load, ring: Ring| loaded(load, ring, len);
     let load = || Load::new(&path).block(MIB);
     // The last page of the pool is not used completely.
     for slots in [3, 4, 5] {
@@ -98,6 +98,14 @@ fn a_ring_on_hugetlb_pages_has_its_own_size() {
         let (report, bytes) = run(load().pages(Pages::Huge), ring);
         assert_eq!((report.pages.as_str(), bytes), ("huge", ring.bytes));
     }
+    // The file needs less than the ring.
+    let half = 5 * MIB + 1;
+    let (report, bytes) = loaded(
+        load().length(half).pages(Pages::Huge),
+        Ring::new(12 * MIB, 4),
+        half,
+    );
+    assert_eq!((report.pages.as_str(), bytes), ("huge", 5 * MIB + 4096));
     // The pool has room for a ring, although not for the file.
     let (report, _) = run(load(), Ring::new(16 * MIB, 4));
     if grown.before == 0 {

@@ -10,7 +10,12 @@ use dmafile::{
 };
 use std::collections::VecDeque;
 use std::io::Write;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Small, so that small files use each slot of the ring often.
 const BLOCK: u64 = 16 << 10;
@@ -28,6 +33,10 @@ struct Late {
     most: usize,
     begun: u32,
     finished: u32,
+    /// Size of the ring.
+    ring: u64,
+    /// Offset of the first byte in the file.
+    first: u64,
 }
 
 struct Kept {
@@ -45,6 +54,8 @@ impl Late {
             most: 0,
             begun: 0,
             finished: 0,
+            ring: 0,
+            first: 0,
         }
     }
 
@@ -61,14 +72,14 @@ impl Late {
             // SAFETY: the ring keeps the bytes until this sink releases them.
             let now = unsafe { std::slice::from_raw_parts(start as *const u8, len) };
             assert!(now == kept.was, "a slot was filled again too early");
-            self.bytes[kept.at as usize..][..len].copy_from_slice(now);
+            self.bytes[(kept.at - self.first) as usize..][..len].copy_from_slice(now);
         }
     }
 }
 
 impl Sink for Late {
     fn begin(&mut self, ring: Memory<'_>) -> Result<()> {
-        assert!(ring.len() > 0);
+        self.ring = ring.len();
         self.begun += 1;
         Ok(())
     }
@@ -172,6 +183,33 @@ fn a_block_of_any_size_arrives_at_its_offset() {
         load.run_through(Ring::new(3 * block, 3), &mut sink)
             .unwrap();
         assert_eq!(bytes_digest(&memory), file_digest(&path, 0, 300_000));
+    }
+}
+
+#[test]
+fn a_ring_is_no_larger_than_what_passes_through_it() {
+    let dir = dir();
+    for (len, offset) in [
+        (1, 0),
+        (10_000, 0),
+        (10_000, 5_000),
+        (17 << 20, 0),
+        (41 << 20, 9),
+    ] {
+        let path = cold(dir.path(), len as usize);
+        let mut sink = Late::new(len, len - offset);
+        sink.first = offset;
+        let load = Load::new(&path).offset(offset).block(2 << 20);
+        let report = load.run_through(Ring::new(32 << 20, 4), &mut sink).unwrap();
+        assert_eq!(report.bytes, len - offset);
+        assert_eq!(
+            bytes_digest(&sink.bytes),
+            file_digest(&path, offset, len - offset)
+        );
+        // Whole units of direct reads at both ends.
+        let most = len.next_multiple_of(64 << 10).min(32 << 20);
+        assert!(sink.ring <= most, "{} for {len} bytes", sink.ring);
+        assert!(sink.ring >= (len - offset).min(32 << 20));
     }
 }
 
@@ -304,11 +342,76 @@ fn a_panicking_sink_leaves_no_thread_waiting() {
         cancel: None,
         finished: false,
     };
-    let load = std::panic::AssertUnwindSafe(|| {
-        small(&path).run_through(Ring::new(4 * BLOCK, 4), &mut sink)
-    });
-    assert!(std::panic::catch_unwind(load).is_err());
+    let load = AssertUnwindSafe(|| small(&path).run_through(Ring::new(4 * BLOCK, 4), &mut sink));
+    assert!(catch_unwind(load).is_err());
     assert!(sink.finished);
+}
+
+/// A progress function panics in one of the threads that read, while others wait for free slots.
+#[test]
+fn a_panic_in_any_thread_that_reads_reaches_the_caller() {
+    /// So slow that the progress function is called several times before the last read.
+    struct Slow;
+    impl Sink for Slow {
+        fn take(&mut self, _: &Slot<'_>) -> Result<()> {
+            std::thread::sleep(Duration::from_millis(5));
+            Ok(())
+        }
+        fn done(&mut self, _: bool) -> Result<bool> {
+            Ok(true)
+        }
+        fn finish(&mut self) -> Result<()> {
+            Ok(())
+        }
+    }
+    // What is cached is found out per MiB.
+    const LEN: u64 = 2 << 20;
+    let dir = dir();
+    let path = cold(dir.path(), LEN as usize);
+    let panics = |method: Method, threads: &'static [&str], cached: Range<u64>| {
+        evict(&path);
+        let _warm = (!cached.is_empty()).then(|| warm(&path, cached.start, cached.end));
+        let load = small(&path).method(method).queue_depth(4);
+        let over = Arc::new(AtomicBool::new(false));
+        let load = load.progress(move |_| {
+            let thread = std::thread::current();
+            if threads.contains(&thread.name().unwrap()) {
+                over.store(true, Ordering::Relaxed);
+                panic!("the caller's own");
+            }
+            // The next call is in another thread.
+            while !over.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let (ended, end) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let run = || {
+                load.run_through(Ring::new(4 * BLOCK, 4), &mut Slow)
+                    .map(drop)
+            };
+            ended.send(catch_unwind(AssertUnwindSafe(run))).unwrap();
+        });
+        let end = end.recv_timeout(Duration::from_secs(60));
+        let end = end.unwrap_or_else(|_| panic!("{method}, {threads:?}: it hangs"));
+        let panic = end.unwrap_err();
+        let text = panic.downcast_ref::<&str>();
+        assert_eq!(text, Some(&"the caller's own"), "{method}, {threads:?}");
+    };
+    for method in [
+        Method::Uring,
+        Method::Threads,
+        Method::Read,
+        Method::Mmap,
+        Method::Bounce,
+    ] {
+        panics(method, &["dmafile-read"], 0..0);
+    }
+    let others: &[_] = &["dmafile-io-1", "dmafile-io-2", "dmafile-io-3"];
+    panics(Method::Threads, others, 0..0);
+    // Both lanes: the other one waits for the slots after those of this one.
+    panics(Method::Uring, &["dmafile-read"], LEN / 2..LEN);
+    panics(Method::Uring, &["dmafile-copy"], 0..LEN / 2);
 }
 
 #[test]

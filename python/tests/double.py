@@ -55,6 +55,7 @@ KIND = "hip" if REAL and not _has("cuda:0") else "cuda"
 """The vendor of the driver."""
 LAST = int(not REAL or _has(f"{KIND}:1"))
 """The number of the last device that tests use, at most 1."""
+KINDS = [KIND] if REAL else ["cuda", "hip"]
 
 
 def device(number: int) -> str:
@@ -73,6 +74,7 @@ class Double:
     name."""
 
     def __init__(self, hip: bool) -> None:
+        self.api = "hip" if hip else "cuda"
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / ("libamdhip64.so.7" if hip else "libcuda.so.1")
             build = ["cc", "-O2", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{path.name}"]
@@ -82,6 +84,10 @@ class Double:
         self.library.double_adopt.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self.library.double_disown.argtypes = [ctypes.c_void_p]
         self.library.double_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
+
+    def device(self, number: int) -> str:
+        """One of its devices; always the same one on a machine with one GPU."""
+        return f"{self.api}:{min(number, LAST)}"
 
     def reset(self) -> None:
         self.library.double_reset()
@@ -112,6 +118,7 @@ class Real(Double):
     """A real driver, which can neither be made to fail nor say what is left."""
 
     def __init__(self) -> None:
+        self.api = KIND
         # Otherwise PyTorch would copy the tensors, and the tests would pass.
         _dmafile.check_device(f"{KIND}:0")
 

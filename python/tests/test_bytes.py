@@ -4,8 +4,11 @@ import errno
 import gc
 import hashlib
 import os
+import shutil
 import signal
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from typing import Any
 import dmafile
 import pytest
 
-from conftest import write
+from conftest import eventually, write
 
 MIB = 1 << 20
 SIZE = 23 * MIB + 777
@@ -105,6 +108,47 @@ def test_errors_name_the_file_or_the_option(file: Path, tmp_path: Path) -> None:
         dmafile.stream(file, method="magic")
     with pytest.raises(dmafile.Error, match="cuda:99"):
         list(dmafile.stream(file, device="cuda:99"))
+
+
+@pytest.fixture
+def stalling(folder: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """A file on FUSE, and the process that serves it: while that is stopped, reads do not end."""
+    if os.geteuid() or not shutil.which("fuse2fs") or not Path("/dev/fuse").exists():
+        pytest.skip("needs root and fuse2fs")
+    image, place = folder / "image", folder / "mounted"
+    with image.open("wb") as made:
+        made.truncate(64 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    place.mkdir()
+    device = place.stat().st_dev
+    server = subprocess.Popen(["fuse2fs", "-f", image, place], stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: place.stat().st_dev != device)
+        yield write(place / "file", os.urandom(16 * MIB)), server
+    finally:
+        server.send_signal(signal.SIGCONT)
+        subprocess.run(["umount", "--lazy", place], check=False)
+        server.wait()
+        place.rmdir()
+        image.unlink()
+
+
+def test_ctrl_c_ends_the_wait_for_a_read_that_stalls(
+    stalling: tuple[Path, subprocess.Popen[bytes]],
+) -> None:
+    path, server = stalling
+    stream = dmafile.stream(path, method="read", io="buffered", **SMALL)
+    next(stream)
+    server.send_signal(signal.SIGSTOP)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in stream:
+            pass
+        # Everything had been read before the server was stopped.
+        time.sleep(60)
+    timer.join()
+    assert tasks(), "the read did not stall"
 
 
 def test_ctrl_c_in_the_loop_ends_the_load(file: Path) -> None:

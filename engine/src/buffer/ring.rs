@@ -17,8 +17,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// `bytes` bytes, a multiple of the slot size, for `len` bytes that pass through. A slot begins
-    /// where `at + phase` is a multiple of the slot size.
+    /// `bytes` bytes for `len` bytes that pass through: a multiple of the slot size, unless no slot is filled
+    /// twice. A slot begins where `at + phase` is a multiple of the slot size.
     pub(super) fn new(bytes: u64, len: u64, phase: u64, pages: Pages) -> Result<Self> {
         let memory = Anon::sized(bytes, false, pages)?;
         Ok(Self {

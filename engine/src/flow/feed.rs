@@ -229,6 +229,18 @@ impl Feed {
     }
 }
 
+/// Ends the transfer when it is dropped by a panic: other threads must not wait for bytes that this one does
+/// not move any more.
+pub(crate) struct Panics<'a>(pub(crate) &'a Feed);
+
+impl Drop for Panics<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop(None);
+        }
+    }
+}
+
 impl Cut {
     /// The first extent of a range of the file, and where the next one starts.
     fn first(&self, (start, end): FileRange) -> (Extent, u64) {

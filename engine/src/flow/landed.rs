@@ -54,6 +54,15 @@ impl Landed {
     }
 }
 
+/// Calls [`Landed::over`] when dropped, so also if the thread panics that reports bytes.
+pub(crate) struct Over<'a>(pub(crate) &'a Landed);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.over();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,5 +77,19 @@ mod tests {
         assert_eq!(landed.wait(5), Some(20));
         landed.over();
         assert_eq!(landed.wait(20), None);
+    }
+
+    #[test]
+    fn a_wait_ends_if_the_thread_that_reports_bytes_panics() {
+        let landed = Landed::default();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| landed.wait(0));
+            let broken = scope.spawn(|| {
+                let _over = Over(&landed);
+                panic!("on purpose");
+            });
+            assert!(broken.join().is_err());
+            assert_eq!(waiting.join().unwrap(), None);
+        });
     }
 }

@@ -210,9 +210,8 @@ impl Load {
         let mut decided = self.decide(seen, log)?;
         let plan = &mut decided.plan;
         plan.through_ring()?;
-        let (slot, slots) = ring.shape(plan.tuning.block, plan.reach())?;
-        let why = format!("{slots} slots of {slot} bytes, filled again and again");
-        log.add("ring", slots * slot, why);
+        let shape = ring.shape(plan.tuning.block, plan.reach(), plan.end())?;
+        log.add("ring", shape.bytes, shape.words());
         plan.reasons.extend(log.list().pop());
         Ok(decided)
     }

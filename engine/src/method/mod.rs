@@ -18,7 +18,7 @@ mod windows;
 
 use crate::control::CancelToken;
 use crate::error::Error;
-use crate::flow::feed::{Extent, Feed, Lane};
+use crate::flow::feed::{Extent, Feed, Lane, Panics};
 use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace::{ROW_COPIES, ROW_READS};
 use crate::options::Method;
@@ -163,6 +163,7 @@ fn work(
     row: u64,
     step: impl Fn(&Extent) -> Result<bool, Stop>,
 ) -> Result<(), Stop> {
+    let _panics = Panics(job.feed);
     while let Some(extent) = job.feed.wait(lane) {
         let start = job.meter.now();
         job.meter.io_begins();

@@ -4,6 +4,7 @@
 use super::fill::{read_buffered, read_direct};
 use super::{Job, Stop, bounce, work};
 use crate::flow::feed::{Extent, Lane};
+use crate::sync;
 use crate::sys::{file, numa};
 
 /// Moves the main lane with `workers` threads.
@@ -93,8 +94,7 @@ pub(crate) fn crowd(
             .collect();
         let mut end = each(0);
         for other in others {
-            let other = other.join().expect("a thread of ours does not panic");
-            end = match (end, other) {
+            end = match (end, sync::join(other)) {
                 (Err(Stop::Failed(error)), _) | (_, Err(Stop::Failed(error))) => {
                     Err(Stop::Failed(error))
                 }

@@ -7,7 +7,7 @@ use super::premap::{self, Mapped};
 use super::windows::{Map, Windows};
 use super::{Job, Stop};
 use crate::error::Error;
-use crate::flow::feed::{Extent, Lane, Take};
+use crate::flow::feed::{Extent, Lane, Panics, Take};
 use crate::flow::meter::Phase;
 use crate::flow::trace::ROW_READS;
 use crate::options::Method;
@@ -111,6 +111,8 @@ fn pump(
         listening: false,
         stop: None,
     };
+    // Dropped before the ring, which waits for the event.
+    let _panics = Panics(job.feed);
     pump.run();
     if let (true, Some(bell)) = (pump.listening, bell) {
         // When dropped, the ring waits for everything it was given, including the event.

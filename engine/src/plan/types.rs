@@ -177,6 +177,11 @@ impl Plan {
         self.phase() + self.lead + self.bytes
     }
 
+    /// Number of bytes from there to the end of all reads, which may be rounded up.
+    pub(crate) fn end(&self) -> u64 {
+        self.phase() + self.capacity
+    }
+
     /// Adapts the plan to memory that is filled repeatedly: windows that are registered for reads are for
     /// memory that is read into only once.
     ///

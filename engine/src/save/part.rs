@@ -14,7 +14,7 @@ use crate::flow::meter::Meter;
 use crate::options::{Io, Method};
 use crate::plan::Rung;
 use crate::reasons::Reasons;
-use crate::sync::lock;
+use crate::sync::{self, lock};
 use crate::sys::map::{Lent, Mapping, page_size};
 use crate::sys::{Errno, file, memfd, place, retry};
 use crate::verify::Algorithm;
@@ -219,7 +219,7 @@ fn checksum_beside(origin: &Opened, len: u64, write: impl FnOnce() -> Result<()>
         let wrote = write();
         over.store(wrote.is_err(), Ordering::Relaxed);
         let sum = match spawned {
-            Ok(thread) => thread.join().expect("this thread does not panic"),
+            Ok(thread) => sync::join(thread),
             Err(_) => sum(),
         };
         wrote.and(sum)

@@ -20,7 +20,7 @@ use crate::method::Stop;
 use crate::options::{Io, Method};
 use crate::plan::Rung;
 use crate::reasons::Reasons;
-use crate::sync::lock;
+use crate::sync::{self, lock};
 use crate::sys::file;
 use crate::verify::{Check, Verified, Verify};
 use std::sync::Mutex;
@@ -321,7 +321,7 @@ impl Transfer<'_> {
             }
             let digest = match spawned {
                 None => Ok(None),
-                Some(Ok(thread)) => thread.join().expect("this thread does not panic"),
+                Some(Ok(thread)) => sync::join(thread),
                 Some(Err(error)) => Err(Error::new("cannot verify", error.to_string())),
             };
             (wrote, digest)

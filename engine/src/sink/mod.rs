@@ -7,7 +7,7 @@ mod handed;
 
 use crate::error::{Error, Result};
 use crate::message::Opt;
-use crate::sys::map::Region;
+use crate::sys::map::{Region, page_size};
 
 pub use copy::CopyTo;
 pub use device::{Place, ToDevice};
@@ -62,13 +62,49 @@ impl Ring {
         Ok(())
     }
 
-    /// The size of a slot in bytes, which is at least a block, and the number of slots, for `bytes` bytes
-    /// counted from the beginning of a slot.
-    pub(crate) fn shape(self, block: u64, bytes: u64) -> Result<(u64, u64)> {
+    /// The ring for `bytes` bytes, counted from the beginning of a slot, with blocks of this size. If the
+    /// ring has room for all of them, its last slot ends with the page at `end`, where reads end.
+    pub(crate) fn shape(self, block: u64, bytes: u64, end: u64) -> Result<Shape> {
         self.check()?;
         let slot = self.bytes / u64::from(self.slots);
         let slot = (slot - slot % block).max(block);
-        Ok((slot, bytes.div_ceil(slot).min(self.slots.into())))
+        let slots = bytes.div_ceil(slot).min(self.slots.into());
+        let once = bytes <= slots * slot;
+        let needed = if once {
+            end.next_multiple_of(page_size())
+        } else {
+            u64::MAX
+        };
+        Ok(Shape {
+            slot,
+            slots,
+            bytes: needed.min(slots * slot),
+            once,
+        })
+    }
+}
+
+/// A ring for one load.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Size of a slot in bytes; the last one may be smaller.
+    pub(crate) slot: u64,
+    pub(crate) slots: u64,
+    /// Size of the ring in bytes.
+    pub(crate) bytes: u64,
+    /// No slot is filled a second time.
+    once: bool,
+}
+
+impl Shape {
+    /// The slots, in words.
+    pub(crate) fn words(self) -> String {
+        let Self { slot, slots, .. } = self;
+        match (slots, self.once) {
+            (1, _) => "1 slot, filled once".to_string(),
+            (_, true) => format!("{slots} slots of at most {slot} bytes, each filled once"),
+            (_, false) => format!("{slots} slots of {slot} bytes, filled again and again"),
+        }
     }
 }
 

@@ -43,7 +43,7 @@ impl fmt::Display for Api {
 pub(crate) struct Failure {
     /// Name of the function; empty if it failed before any call.
     pub(crate) call: &'static str,
-    /// The driver's error code, or 0.
+    /// The driver's error code, or the one that it would return; or 0.
     pub(crate) code: i32,
     /// The error in words.
     pub(crate) text: String,
@@ -74,7 +74,7 @@ macro_rules! table {
                             Api::Hip => $hip,
                         };
                         // SAFETY: the function has this type in the driver's header (checked by
-                        // tests/double/prototypes.c), and the library is never closed.
+                        // tests/double/prototypes.c and prototypes_hip.c), and the library is never closed.
                         let found = unsafe { library.get(name) };
                         *found.map_err(|error| missing(reason(&error)))?
                     },)+
@@ -356,9 +356,17 @@ impl Registered {
     ) -> Result<Self, Failure> {
         /// The registration applies to all contexts of the driver.
         const PORTABLE: c_uint = 1;
+        /// With HIP, this bit means memory that is coherent only between kernels.
         const READ_ONLY: c_uint = 8;
         let flags = PORTABLE | if read_only { READ_ONLY } else { 0 };
         let start = start.cast_mut().cast();
+        if read_only && context.driver.api == Api::Hip {
+            return Err(Failure {
+                call: "",
+                code: NOT_SUPPORTED,
+                text: "HIP cannot register memory that is mapped read-only".to_string(),
+            });
+        }
         let _entered = context.enter()?;
         // SAFETY: the driver checks that the pages are mapped, and pins them.
         unsafe { context.driver.host_register(start, bytes as usize, flags)? };

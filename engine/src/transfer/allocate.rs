@@ -96,8 +96,7 @@ impl<'a> Steps<'a> {
                 }
             });
             for other in others {
-                let other = other.join().expect("this thread does not panic");
-                refused = refused.or(other);
+                refused = refused.or(sync::join(other));
             }
             refused
         });

@@ -6,6 +6,7 @@ use crate::flow::feed::{Feed, FileRange};
 use crate::message::message;
 use crate::method::{self, Stop};
 use crate::plan::Rung;
+use crate::sync;
 use crate::sys::numa;
 
 /// Which lanes have something to do.
@@ -71,7 +72,7 @@ impl Transfer<'_> {
                     .spawn_scoped(scope, copier);
                 let rung = self.lane_main(feed);
                 match thread {
-                    Ok(thread) => thread.join().expect("this thread does not panic"),
+                    Ok(thread) => sync::join(thread),
                     // No thread can be created: one lane after the other.
                     Err(_) => self.lane_copy(feed),
                 }

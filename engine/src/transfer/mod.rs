@@ -19,6 +19,7 @@ use crate::options::{Allocation, Pages};
 use crate::plan::{Plan, Rung};
 use crate::reasons::Reasons;
 use crate::source::Source;
+use crate::sync;
 use crate::sys::Errno;
 use crate::sys::usage::Bell;
 use crate::verify::{Check, Verified};
@@ -118,13 +119,12 @@ impl Transfer<'_> {
             let over = Over(self, feed);
             let rung = self.read(feed, lanes);
             drop(over);
-            let join = "this thread does not panic";
             if let Some(Ok(thread)) = allocator {
-                thread.join().expect(join);
+                sync::join(thread);
             }
             let digests = match verifier {
                 None => Ok(Vec::new()),
-                Some(Ok(thread)) => thread.join().expect(join),
+                Some(Ok(thread)) => sync::join(thread),
                 Some(Err(_)) => self.work.hash(self.memory, feed),
             };
             (rung, digests)

@@ -145,6 +145,45 @@ fn memory_is_published_without_gaps() {
     assert_eq!(feed.frontier(), end);
 }
 
+/// One of several threads panics at the end of the memory, while the others wait for more.
+#[test]
+fn a_panic_in_a_thread_that_reads_ends_the_waits_of_the_others() {
+    const BLOCK: u64 = 64 << 10;
+    let dir = crate::source::folder_on_disk();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![1; 20 * BLOCK as usize]).unwrap();
+    let load = Load::new(&path).length(8 * BLOCK).block(BLOCK);
+    let mut plan = load
+        .pages(Pages::Small)
+        .method(Method::Threads)
+        .plan()
+        .unwrap();
+    plan.tuning.threads = 3;
+    let parts = Parts::of(&path, plan, Pages::Small);
+    let transfer = parts.transfer();
+    // As if there were memory for the whole file.
+    let cut = Cut {
+        capacity: 20 * BLOCK,
+        ..transfer.work.cut()
+    };
+    let feed = Feed::new([(0, 20 * BLOCK)], [], cut, None);
+    feed.hold();
+    feed.publish(9 * BLOCK);
+    let job = transfer.job(&feed, parts.plan.first());
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let read = std::panic::AssertUnwindSafe(|| method::run(&job));
+            ended.send(std::panic::catch_unwind(read)).unwrap();
+        });
+        let end = end.recv_timeout(std::time::Duration::from_secs(60));
+        feed.stop(None);
+        let panic = end.expect("it hangs").unwrap_err();
+        let text = panic.downcast_ref::<String>().unwrap();
+        assert!(text.contains("is outside a buffer"), "{text}");
+    });
+}
+
 /// A second allocating thread costs CPU time, so it joins only if reads wait for memory.
 #[test]
 fn more_threads_allocate_only_while_reads_wait() {

@@ -8,9 +8,10 @@ use super::{Outcome, Over, Transfer, Work};
 use crate::buffer::{self, CopyOut, Filling};
 use crate::error::{Error, Result};
 use crate::flow::feed::Feed;
-use crate::flow::landed::Landed;
+use crate::flow::landed::{self, Landed};
 use crate::options::Pages;
 use crate::sink::{Memory, Piece, Ring, Sink, Slot};
+use crate::sync;
 use crate::sys::usage::Bell;
 use crate::sys::{Errno, numa};
 use std::collections::VecDeque;
@@ -19,7 +20,7 @@ use std::collections::VecDeque;
 pub(crate) struct Through<'a> {
     work: Work<'a>,
     ring: buffer::Ring,
-    /// Size of a slot in bytes, and number of slots in the ring.
+    /// Size of a slot in bytes, and number of slots in the ring, of which the last one may be smaller.
     slot: u64,
     slots: u64,
     /// Slot `n` begins at offset `n * slot - phase` of the memory that the readers see.
@@ -39,12 +40,12 @@ impl<'a> Through<'a> {
     /// `asked` is the requested page size.
     pub(crate) fn new(work: Work<'a>, ring: Ring, asked: Pages) -> Result<Self> {
         let plan = work.plan;
-        let (slot, slots) = ring.shape(plan.tuning.block, plan.reach())?;
+        let shape = ring.shape(plan.tuning.block, plan.reach(), plan.end())?;
         Ok(Self {
             work,
-            ring: buffer::make_ring(slots * slot, plan, asked, work.log)?,
-            slot,
-            slots,
+            ring: buffer::make_ring(shape.bytes, plan, asked, work.log)?,
+            slot: shape.slot,
+            slots: shape.slots,
             phase: plan.phase(),
         })
     }
@@ -78,10 +79,8 @@ impl<'a> Through<'a> {
             });
             let hasher = hashed.as_ref().map(|hashed| {
                 spawn("dmafile-verify").spawn_scoped(scope, || {
-                    let memory = Watched(&self.ring, hashed);
-                    let digests = work.hash(&memory, &feed);
-                    hashed.over();
-                    digests
+                    let _over = landed::Over(hashed);
+                    work.hash(&Watched(&self.ring, hashed), &feed)
                 })
             });
             let refused = [
@@ -96,16 +95,15 @@ impl<'a> Through<'a> {
                     }
                 }
             }
-            let join = "this thread does not panic";
             let rung = match reader {
-                Ok(thread) => thread.join().expect(join),
+                Ok(thread) => sync::join(thread),
                 Err(_) => {
                     drop(Over(&transfer, &feed));
                     work.plan.first()
                 }
             };
             let digests = match hasher {
-                Some(Ok(thread)) => thread.join().expect(join),
+                Some(Ok(thread)) => sync::join(thread),
                 _ => Ok(Vec::new()),
             };
             (rung, digests)
@@ -151,7 +149,9 @@ impl<'a> Through<'a> {
         for number in 0..self.slots {
             self.look()?;
             let start = self.work.meter.now();
-            match self.ring.populate(number * self.slot, self.slot) {
+            let at = number * self.slot;
+            let len = self.slot.min(self.ring.memory().len() - at);
+            match self.ring.populate(at, len) {
                 // A kernel before 5.14, or a sandbox: the first reads fault them in.
                 Ok(()) | Err(Errno::INVAL | Errno::NOSYS | Errno::PERM) => {}
                 Err(errno) => {
@@ -159,8 +159,7 @@ impl<'a> Through<'a> {
                         .at(format!("a ring of {} bytes", self.ring.memory().len())));
                 }
             }
-            let at = number * self.slot;
-            self.work.meter.allocated(start, at, self.slot);
+            self.work.meter.allocated(start, at, len);
             feed.publish(self.start(number + 1));
         }
         Ok(())

@@ -13,7 +13,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 /// The double of one driver, or a real driver, for one test at a time.
 pub struct Double {
     library: Option<&'static Library>,
-    device: fn(u32) -> Device,
+    hip: bool,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -29,7 +29,7 @@ pub struct Left {
 }
 
 static CUDA: LazyLock<Library> = LazyLock::new(|| open("libcuda.so.1", &[]));
-static HIP: LazyLock<Library> = LazyLock::new(|| open("libamdhip64.so.7", &["-DHIP"]));
+static HIP: LazyLock<Library> = LazyLock::new(|| open("libamdhip64.so.7", &["-DHIP".to_string()]));
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Whether the driver is that of this machine.
@@ -38,7 +38,7 @@ pub fn is_real() -> bool {
 }
 
 /// A folder with a library of this name, built from the double.
-pub fn built(name: &str, flags: &[&str]) -> PathBuf {
+pub fn built(name: &str, flags: &[String]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/double/driver.c");
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     // Kept, because a process may have it open; `cargo clean` removes it.
@@ -55,7 +55,52 @@ pub fn built(name: &str, flags: &[&str]) -> PathBuf {
     place
 }
 
-fn open(name: &str, flags: &[&str]) -> Library {
+/// Both names of all functions that the engine calls.
+pub fn calls() -> Vec<(String, String)> {
+    let table = include_str!("../../src/sys/driver.rs").lines();
+    let names = table.filter_map(|line| line.split_once(" = \"cu"));
+    names
+        .map(|(_, line)| {
+            let mut names = line.split('"');
+            let cuda = format!("cu{}", names.next().unwrap());
+            (cuda, names.nth(1).unwrap().to_string())
+        })
+        .collect()
+}
+
+/// A device of one driver.
+pub type Numbered = fn(u32) -> Device;
+
+/// The double of each driver, one after the other, and its devices; or the real driver.
+pub fn both() -> impl Iterator<Item = (Double, Numbered)> {
+    let all: &[(fn() -> Double, Numbered)] = match is_real() {
+        true => &[(Double::cuda, real_device)],
+        false => &[(Double::cuda, Device::cuda), (Double::hip, Device::hip)],
+    };
+    all.iter().map(|(double, device)| (double(), *device))
+}
+
+/// The same for a test that makes calls fail or counts them: nothing with a real driver.
+pub fn both_doubles() -> impl Iterator<Item = (Double, Numbered)> {
+    let skipped = skipped();
+    both().filter(move |_| !skipped)
+}
+
+fn skipped() -> bool {
+    if is_real() {
+        eprintln!("SKIP: the driver is real, and this test needs the double");
+    }
+    is_real()
+}
+
+/// A device of the real driver, of either vendor; always the same one on a machine with one GPU.
+fn real_device(number: u32) -> Device {
+    let all = Device::cuda(0).all().or_else(|_| Device::hip(0).all());
+    let all = all.expect("DMAFILE_GPU=real needs a driver");
+    all[(number as usize).min(all.len() - 1)]
+}
+
+fn open(name: &str, flags: &[String]) -> Library {
     let folder = built(name, flags);
     // SAFETY: its only initialisers are those of the double.
     let library = unsafe { Library::new(folder.join(name)) }.unwrap();
@@ -68,7 +113,7 @@ pub fn run_as_real() {
     if is_real() {
         return;
     }
-    let folder = built("libcuda.so.1", &["-DVISIBLE=1"]);
+    let folder = built("libcuda.so.1", &["-DVISIBLE=1".to_string()]);
     let ended = Command::new(std::env::current_exe().unwrap())
         .env("DMAFILE_GPU", "real")
         .env("LD_LIBRARY_PATH", &folder)
@@ -81,26 +126,23 @@ pub fn run_as_real() {
 
 impl Double {
     pub fn cuda() -> Self {
-        Self::of(&CUDA, Device::cuda)
+        Self::of(&CUDA, false)
     }
 
     /// The double, for a test that makes calls fail or counts them. None with a real driver.
     pub fn only() -> Option<Self> {
-        if is_real() {
-            eprintln!("SKIP: the driver is real, and this test needs the double");
-        }
-        (!is_real()).then(Self::cuda)
+        (!skipped()).then(Self::cuda)
     }
 
     pub fn hip() -> Self {
-        Self::of(&HIP, Device::hip)
+        Self::of(&HIP, true)
     }
 
-    fn of(library: &'static LazyLock<Library>, device: fn(u32) -> Device) -> Self {
+    fn of(library: &'static LazyLock<Library>, hip: bool) -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let double = Self {
-            device,
             library: (!is_real()).then(|| LazyLock::force(library)),
+            hip,
             _alone: alone,
         };
         double.reset();
@@ -110,27 +152,36 @@ impl Double {
 
     /// A device of the driver; always the same one on a machine with one GPU.
     pub fn device(&self, number: u32) -> Device {
-        if self.library.is_some() {
-            return (self.device)(number);
+        match (&self.library, self.hip) {
+            (None, _) => real_device(number),
+            (_, false) => Device::cuda(number),
+            (_, true) => Device::hip(number),
         }
-        let all = Device::cuda(0).all().or_else(|_| Device::hip(0).all());
-        let all = all.expect("DMAFILE_GPU=real needs a driver");
-        all[(number as usize).min(all.len() - 1)]
     }
 
-    /// A function of it.
+    /// The name that its driver has for a function of CUDA's.
+    pub fn name(&self, cuda: &str) -> String {
+        let named = || calls().into_iter().find(|(name, _)| name == cuda);
+        match self.hip {
+            true => named().map_or_else(|| cuda.to_string(), |(_, hip)| hip),
+            false => cuda.to_string(),
+        }
+    }
+
+    /// A function of it, by CUDA's name if it is one of the driver's.
     pub fn call<T: Copy>(&self, name: &str) -> T {
+        let name = self.name(name);
         let library = self
             .library
             .expect("a real driver has no functions of the double");
         // SAFETY: the caller gives the type from the source of the double.
-        unsafe { *library.get::<T>(name).unwrap() }
+        unsafe { *library.get::<T>(name.as_str()).unwrap() }
     }
 
-    /// Makes the `nth` call of a function return `code`, or every call from the `nth` on if it is
+    /// Makes the `nth` call of a function, by CUDA's name, return `code`, or every call from the `nth` on if it is
     /// negative.
     pub fn fail(&self, name: &str, nth: i32, code: i32) {
-        let name = CString::new(name).unwrap();
+        let name = CString::new(self.name(name)).unwrap();
         type Fail = unsafe extern "C" fn(*const c_char, c_int, c_int);
         // SAFETY: it copies the name.
         unsafe { self.call::<Fail>("double_fail")(name.as_ptr(), nth, code) }
