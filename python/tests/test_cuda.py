@@ -391,7 +391,7 @@ def test_invalid_arguments_are_errors(double: Double, model: Path) -> None:
     # Which of the two depends on the machine.
     why = (
         r"'cufile' is refused: (the module nvidia_fs is not loaded, without which cuFile copies as "
-        r"the ring does|this version loads into a device through its ring alone)"
+        r"the ring does|this version supports loading into a device only through its ring)"
     )
     with pytest.raises(dmafile.UsageError, match=why):
         cuda.load(model, double.device(0), method="cufile")
