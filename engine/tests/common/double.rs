@@ -73,11 +73,14 @@ pub type Numbered = fn(u32) -> Device;
 
 /// The double of each driver, one after the other, and its devices; or the real driver.
 pub fn both() -> impl Iterator<Item = (Double, Numbered)> {
-    let all: &[(fn() -> Double, Numbered)] = match is_real() {
-        true => &[(Double::cuda, real_device)],
-        false => &[(Double::cuda, Device::cuda), (Double::hip, Device::hip)],
+    let all: &[Numbered] = match is_real() {
+        true => &[real_device],
+        false => &[Device::cuda, Device::hip],
     };
-    all.iter().map(|(double, device)| (double(), *device))
+    all.iter().enumerate().map(|(number, device)| match number {
+        0 => (Double::cuda(), *device),
+        _ => (Double::hip(), *device),
+    })
 }
 
 /// The same for a test that makes calls fail or counts them: nothing with a real driver.
