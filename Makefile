@@ -107,17 +107,18 @@ gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memo
 	cargo test --locked -p dmafile-capi --test install -- a_stream a_device
 	@$(PIP) install --quiet --no-deps --upgrade --target $(TARGET)/cuda nvidia-cuda-runtime==13.5.37
 	cc -fsyntax-only -I$(TARGET)/cuda/nvidia/cu13/include tests/double/prototypes.c
-	@rm -rf $(TARGET)/hip && mkdir -p $(TARGET)/hip && cd $(TARGET)/hip && apt-get download -qq libamdhip64-dev 2>/dev/null && \
-		dpkg-deb --extract libamdhip64-dev_*.deb .
+	@rm -rf $(TARGET)/hip && mkdir -p $(TARGET)/hip && cd $(TARGET)/hip && apt-get download -qq libamdhip64-dev && \
+		dpkg-deb --extract libamdhip64-dev_*.deb . || { echo "gpu-test: AMD's header is in Debian's package" \
+		"libamdhip64-dev, which cannot be downloaded" >&2; exit 1; }
 	cc -fsyntax-only -Wno-deprecated-declarations -I$(TARGET)/hip/usr/include tests/double/prototypes_hip.c
 	@VIRTUAL_ENV=$(LOADERS)/torch .venv/bin/maturin develop --quiet --locked
 	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_cuda.py python/tests/test_torch_device.py \
 		python/tests/test_torch.py python/tests/test_stream.py $(ARGS)
 	@echo "gpu-test: with a real driver, and PyTorch of $${GPU_PYTHON:-python3} (GPU_PYTHON names another Python)"
 	@$(PYTHON) -m scripts.gpu_kit python/dmafile $(TARGET)/gpu-test
-	@if $(TARGET)/gpu-test/run --check; then \
+	@$(TARGET)/gpu-test/run --check; case $$? in 0) \
 		DMAFILE_GPU=real cargo test --locked -p dmafile --test device --test pinned && \
-		$(TARGET)/gpu-test/run --rounds 0 --json $(TARGET)/gpu-test.json; fi
+		$(TARGET)/gpu-test/run --rounds 0 --json $(TARGET)/gpu-test.json;; 3) ;; *) exit 1;; esac
 
 # For any machine with a GPU, so it is linked like the wheels of a release.
 KIT = dmafile-gpu-$(VERSION)-$(MACHINE)
@@ -126,7 +127,8 @@ MACHINE ?= $(shell uname -m)
 gpu-kit: need-rust .venv/release licences ## build one archive, in target, that tests and measures loads on a machine with a GPU, which needs only Python (for another machine: MACHINE=aarch64)
 	@echo "gpu-kit: a wheel, tests, and other loaders (38 MB to download) to $(TARGET)/$(KIT).tar.gz"
 	@rm -rf $(TARGET)/gpu-kit
-	@rustup --quiet target add $(MACHINE)-unknown-linux-gnu
+	@[ $(MACHINE) = $$(uname -m) ] || rustup --quiet target add $(MACHINE)-unknown-linux-gnu || \
+		{ echo "gpu-kit: Rust's library is missing; type: rustup target add $(MACHINE)-unknown-linux-gnu" >&2; exit 1; }
 	$(WHEEL) --target $(MACHINE)-unknown-linux-gnu --out $(TARGET)/gpu-kit
 	@$(PYTHON) -m scripts.wheels $(MANYLINUX) $(TARGET)/gpu-kit/*.whl
 	@$(PYTHON) -m scripts.gpu_kit --others $(MACHINE) $(TARGET)/gpu-kit/*.whl $(TARGET)/gpu-kit/$(KIT)
@@ -485,7 +487,7 @@ extension: need-rust .venv/dev
 
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
-msrv: need-rust ## check that everything compiles with the oldest Rust that Cargo.toml names
+msrv: need-rust ## check that the workspace compiles with the oldest Rust that Cargo.toml names
 	rustup toolchain install --profile minimal $(MSRV)
 	cargo +$(MSRV) check --workspace --all-targets --locked --target-dir $(TARGET)/msrv
 

@@ -42,8 +42,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-MOST_SECONDS = 540
-TEST_SECONDS = 180
+NO_GPU = 3
+"""The exit status if there is none."""
 GIB = 1 << 30
 EACH = 64 << 20
 """The size of a tensor."""
@@ -321,7 +321,9 @@ def ended(command: Sequence[str], seconds: float, env: dict[str, str] | None = N
             if child.poll() is None:
                 # With what it has started.
                 os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+                # In a call of a driver that hangs, it cannot end.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(10)
         out.seek(0)
         errors.seek(0)
         return Ended(code, out.read(), errors.read(), states)
@@ -358,14 +360,16 @@ sys.exit(pytest.main([*options, "--rootdir=" + sys.argv[1], sys.argv[1]]))
 """
 
 
-def tested(folder: Path, others: Sequence[str]) -> Sample:
+def tested(folder: Path, others: Sequence[str], seconds: float) -> Sample:
     """Runs the tests that need no double of the driver."""
-    print(f"tests: at most {TEST_SECONDS} seconds", flush=True)
+    print(f"tests: at most {seconds:.0f} seconds", flush=True)
     env = os.environ | {"DMAFILE_GPU": "real", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = ended([sys.executable, "-c", TEST, str(folder), *others], TEST_SECONDS, env)
+    # What is installed comes first.
+    path = [str(folder.parent / "pytest"), *others]
+    done = ended([sys.executable, "-c", TEST, str(folder), *path], seconds, env)
     print(done.out + done.errors, flush=True)
     lines = done.out.splitlines() or [""]
-    result = f"stopped after {TEST_SECONDS} seconds" if done.code is None else lines[-1]
+    result = f"stopped after {seconds:.0f} seconds" if done.code is None else lines[-1]
     return {"passed": done.code == 0, "result": result, "output": done.out + done.errors}
 
 
@@ -409,10 +413,10 @@ def machine() -> dict[str, Any]:
     """Describes this machine."""
     import dmafile
 
-    doctor = subprocess.run(
-        [sys.executable, "-m", "dmafile", "doctor", "--json"], capture_output=True, text=True
-    )
-    checks = json.loads(doctor.stdout)["checks"] if doctor.stdout else []
+    doctor = ended([sys.executable, "-m", "dmafile", "doctor", "--json"], 60)
+    if doctor.code is None or not doctor.out:
+        sys.exit(f"gpu: dmafile doctor failed: {doctor.errors.strip() or 'it hangs'}")
+    checks = json.loads(doctor.out)["checks"]
     checks = [one for one in checks if one["name"] in ("cuda", "hip")]
     try:
         is_double = hasattr(ctypes.CDLL("libcuda.so.1"), "double_reset")
@@ -483,13 +487,18 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="where all figures go")
     parser.add_argument("--tests", type=Path, help="a folder of tests that run first")
     parser.add_argument("--others", type=Path, help="a folder of loaders that are not installed")
-    parser.add_argument("--check", action="store_true", help="only say whether there is a GPU")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help=f"only say whether there is a GPU: exit status {NO_GPU}",
+    )
+    parser.add_argument("--minutes", type=float, default=9, help="stop after this time")
     return parser.parse_args(words)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     args = arguments(words)
-    until = time.monotonic() + MOST_SECONDS
+    until = time.monotonic() + args.minutes * 60
     results: dict[str, list[Sample]] = {}
     refused: dict[str, str] = {}
     # Those for this version of Python, and those for all.
@@ -499,7 +508,8 @@ def main(words: Sequence[str] | None = None) -> None:
     where = machine()
     if not where["gpus"]:
         why = "; ".join(where["refused"])
-        sys.exit(f"gpu: there is no GPU that can be used here: {why}")
+        print(f"gpu: there is no GPU that can be used here: {why}", file=sys.stderr)
+        sys.exit(NO_GPU)
     if args.check:
         print("gpu: there is a GPU:", "; ".join(where["gpus"]))
         return
@@ -507,7 +517,9 @@ def main(words: Sequence[str] | None = None) -> None:
     print(json.dumps(where, indent=1))
     if where["double"]:
         print("THE DRIVER IS A DOUBLE: these times mean nothing")
-    tests = tested(args.tests.resolve(), others) if args.tests else None
+    # None of them must take the time of all others.
+    each = args.minutes * 20
+    tests = tested(args.tests.resolve(), others, each) if args.tests else None
     every: dict[str, Any] = {"machine": where, "tests": tests}
     every |= {"runs": results, "refused": refused}
 
@@ -565,8 +577,7 @@ def measured(
             if left <= 0:
                 refused[label] = "no time left"
                 return
-            # One that hangs must not take the time of all others.
-            limit = min(left, MOST_SECONDS / 3)
+            limit = min(left, args.minutes * 20)
             said = run(way, path, pages, label not in results, limit, there)
             if isinstance(said, str):
                 refused[label] = said

@@ -44,7 +44,7 @@ def main(words: list[str]) -> None:
     if not list((lib / "dmafile").glob("_dmafile*.so")):
         sys.exit(f"gpu_kit: {args.package} has no extension: build it by `make extension`")
     for name in PYTEST:
-        copy(importlib.metadata.distribution(name), lib)
+        copy(importlib.metadata.distribution(name), folder / "pytest")
     if args.others:
         download(folder / "others", args.others)
 

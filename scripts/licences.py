@@ -86,12 +86,14 @@ def document(
         for crate in sorted(crates)
         if not clarified.get(crate.split()[0], set()) <= names[crate]
     ]
+    body = notices.partition("</head>")[2]
+    if "Copyright" not in body:
+        faults.append("Rust's page about its standard library has another form")
     if faults:
         raise SystemExit("\n".join(f"licences: {fault}" for fault in faults))
     index = [f"{crate}: {', '.join(sorted(names[crate]))}" for crate in sorted(crates)]
     parts = [HEAD + "\n" + "\n".join(index)]
     parts += [f"{name}: {', '.join(users)}\n\n{text}" for name, users, text in sorted(texts)]
-    body = notices.partition("</head>")[2]
     parts.append(plain(html.unescape(re.sub(r"<[^>]+>", "", body))))
     return f"\n\n{RULE}\n\n".join(parts) + "\n"
 

@@ -160,8 +160,8 @@ int main(int argc, char **argv)
         return 2;
     refused(argv[1]);
     how.in_flight = 2;
-    /* More than half of what 20 frames take, with pages of 4 or 16 KiB. */
-    how.rotate_bytes = 2000000;
+    /* Room for 11 to 19 frames beside the header and the index, whose blocks may have the size of a page. */
+    how.rotate_bytes = 1500000 + 65 * (uint64_t)sysconf(_SC_PAGESIZE);
     how.sync_every = 4;
     how.flags = DMAFILE_RECORD_NO_INTERVAL;
     CHECK(dmafile_recorder_new(argv[1], &how, &recorder) == 0);

@@ -163,11 +163,11 @@ fn a_range_past_the_end_of_the_file_is_refused() {
         ("--offset 5000", "--offset 5000"),
         ("--offset 5001", "--offset 5001"),
         ("--offset 16E", "--offset 18446744073709551615"),
-        ("--length 5001", "--length 5001"),
-        ("--offset 4999 --length 2", "--length 2"),
+        ("--length 5001", "--length 5001 from byte 0 on"),
+        ("--offset 4999 --length 2", "--length 2 from byte 4999 on"),
         (
             "--offset 1 --length 18446744073709551615",
-            "--length 18446744073709551615",
+            "--length 18446744073709551615 from byte 1 on",
         ),
         (
             "--offset 18446744073709551615 --length 1",

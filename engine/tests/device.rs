@@ -827,7 +827,8 @@ fn fork_and_load(double: &Double, device: Device) {
     let (_dir, path) = file();
     let memory = Arc::new(device.allocate(LEN as u64).unwrap());
     let mut sink = ToDevice::new(device, [Place::new(0, LEN as u64, &memory, 0)]).unwrap();
-    // SAFETY: the only other thread is that of the harness, which holds no lock now.
+    // SAFETY: the other threads are that of the harness, which holds no lock now, and those of the double,
+    // which holds its lock across fork.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let load = Load::new(&path).block(BLOCK);

@@ -100,12 +100,13 @@ fn a_ring_on_hugetlb_pages_has_its_own_size() {
     }
     // The file needs less than the ring.
     let half = 5 * MIB + 1;
+    let page = rustix::param::page_size() as u64;
     let (report, bytes) = loaded(
         load().length(half).pages(Pages::Huge),
         Ring::new(12 * MIB, 4),
         half,
     );
-    assert_eq!((report.pages.as_str(), bytes), ("huge", 5 * MIB + 4096));
+    assert_eq!((report.pages.as_str(), bytes), ("huge", 5 * MIB + page));
     // The pool has room for a ring, although not for the file.
     let (report, _) = run(load(), Ring::new(16 * MIB, 4));
     if grown.before == 0 {

@@ -169,7 +169,9 @@ def _wanted(place: Place, item: Any, target: _Tensor) -> _Wanted:
     sizes, offsets, lengths = place.sizes, item.storage_offsets, item.lengths
     if target.size() != lengths:
         name = item.storage_index.fqn
-        raise ValueError(f"{name}: {list(lengths)} does not fit into {list(target.size())}")
+        raise ValueError(
+            f"{name}: a shape of {list(lengths)} cannot be read into one of {list(target.size())}"
+        )
     if 0 in lengths:
         return _Wanted(item, target, [], None, 0)
     width = place.dtype.itemsize

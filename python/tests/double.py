@@ -58,14 +58,14 @@ LAST = int(not REAL or _has(f"{KIND}:1"))
 KINDS = [KIND] if REAL else ["cuda", "hip"]
 
 
-def device(number: int) -> str:
-    """A device of the driver; always the same one on a machine with one GPU."""
-    return f"{KIND}:{min(number, LAST)}"
-
-
-@cache
 def the_double(*, hip: bool = False) -> "Double":
     """The driver of this process."""
+    return _driver(hip)
+
+
+# The engine uses the library that was opened first, so each is opened only once.
+@cache
+def _driver(hip: bool) -> "Double":
     return Real() if REAL else Double(hip)
 
 

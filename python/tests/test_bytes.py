@@ -1,5 +1,6 @@
 """Files whose bytes come through a ring of slots."""
 
+import contextlib
 import errno
 import gc
 import hashlib
@@ -8,10 +9,9 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dmafile
 import pytest
@@ -110,45 +110,66 @@ def test_errors_name_the_file_or_the_option(file: Path, tmp_path: Path) -> None:
         list(dmafile.stream(file, device="cuda:99"))
 
 
-@pytest.fixture
-def stalling(folder: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+class Stalling(NamedTuple):
     """A file on FUSE, and the process that serves it: while that is stopped, reads do not end."""
+
+    path: Path
+    server: subprocess.Popen[bytes]
+    waiting: Path
+    """Contains how many requests wait for the process."""
+
+
+@pytest.fixture
+def stalling(folder: Path) -> Iterator[Stalling]:
     if os.geteuid() or not shutil.which("fuse2fs") or not Path("/dev/fuse").exists():
         pytest.skip("needs root and fuse2fs")
-    image, place = folder / "image", folder / "mounted"
+    image, place, control = folder / "image", folder / "mounted", folder / "control"
     with image.open("wb") as made:
         made.truncate(64 * MIB)
     subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
     place.mkdir()
+    control.mkdir()
+    subprocess.run(["mount", "-t", "fusectl", "none", control], check=True)
     device = place.stat().st_dev
     server = subprocess.Popen(["fuse2fs", "-f", image, place], stderr=subprocess.DEVNULL)
     try:
         eventually(lambda: place.stat().st_dev != device)
-        yield write(place / "file", os.urandom(16 * MIB)), server
+        waiting = control / str(os.minor(place.stat().st_dev)) / "waiting"
+        yield Stalling(write(place / "file", os.urandom(16 * MIB)), server, waiting)
     finally:
         server.send_signal(signal.SIGCONT)
-        subprocess.run(["umount", "--lazy", place], check=False)
+        subprocess.run(["umount", "--lazy", place, control], check=False)
+        # After a failed test, something may still have the file open.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(60)
+        server.kill()
         server.wait()
         place.rmdir()
+        control.rmdir()
         image.unlink()
 
 
-def test_ctrl_c_ends_the_wait_for_a_read_that_stalls(
-    stalling: tuple[Path, subprocess.Popen[bytes]],
-) -> None:
-    path, server = stalling
-    stream = dmafile.stream(path, method="read", io="buffered", **SMALL)
+def test_ctrl_c_ends_the_wait_for_a_read_that_stalls(stalling: Stalling) -> None:
+    stream = dmafile.stream(stalling.path, method="read", io="buffered", **SMALL)
     next(stream)
-    server.send_signal(signal.SIGSTOP)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    stalling.server.send_signal(signal.SIGSTOP)
+    ended = threading.Event()
+
+    def interrupt() -> None:
+        eventually(lambda: int(stalling.waiting.read_text()) > 0)
+        os.kill(os.getpid(), signal.SIGINT)
+        if not ended.wait(60):
+            stalling.server.send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=interrupt)
     with pytest.raises(KeyboardInterrupt):
+        thread.start()
         for _ in stream:
             pass
-        # Everything had been read before the server was stopped.
-        time.sleep(60)
-    timer.join()
+        thread.join()
     assert tasks(), "the read did not stall"
+    ended.set()
+    thread.join()
 
 
 def test_ctrl_c_in_the_loop_ends_the_load(file: Path) -> None:

@@ -231,12 +231,23 @@ impl Feed {
 
 /// Ends the transfer when it is dropped by a panic: other threads must not wait for bytes that this one does
 /// not move any more.
-pub(crate) struct Panics<'a>(pub(crate) &'a Feed);
+pub(crate) struct Panics<'a> {
+    feed: &'a Feed,
+    /// The whole load may run while a panic of the caller unwinds.
+    already: bool,
+}
+
+impl<'a> Panics<'a> {
+    pub(crate) fn of(feed: &'a Feed) -> Self {
+        let already = std::thread::panicking();
+        Self { feed, already }
+    }
+}
 
 impl Drop for Panics<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.stop(None);
+        if !self.already && std::thread::panicking() {
+            self.feed.stop(None);
         }
     }
 }

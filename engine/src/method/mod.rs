@@ -163,7 +163,7 @@ fn work(
     row: u64,
     step: impl Fn(&Extent) -> Result<bool, Stop>,
 ) -> Result<(), Stop> {
-    let _panics = Panics(job.feed);
+    let _panics = Panics::of(job.feed);
     while let Some(extent) = job.feed.wait(lane) {
         let start = job.meter.now();
         job.meter.io_begins();

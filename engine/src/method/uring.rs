@@ -112,7 +112,7 @@ fn pump(
         stop: None,
     };
     // Dropped before the ring, which waits for the event.
-    let _panics = Panics(job.feed);
+    let _panics = Panics::of(job.feed);
     pump.run();
     if let (true, Some(bell)) = (pump.listening, bell) {
         // When dropped, the ring waits for everything it was given, including the event.

@@ -125,7 +125,7 @@ impl Model {
             };
             let Some(fd) = buffer.as_fd().filter(whole) else {
                 return Err(failed(Errno::OPNOTSUPP)
-                    .with_why("its memory has other bytes before or after those of the file")
+                    .with_why("its memory is not a file of exactly these bytes")
                     .with_remedy(message!["load it ", Opt::To.set(Kind::Memfd)]));
             };
             let twin = file::twin(fd).map_err(failed)?;

@@ -8,7 +8,7 @@ use crate::request::{Reach, Request};
 
 /// The requested range `[start, end)` of a file.
 pub(crate) fn range(request: &Request, file: &File) -> Result<(u64, u64)> {
-    let past = |option: Opt, value: u64| {
+    let past = |option: Opt, value: String| {
         Error::new(
             "cannot load",
             message![
@@ -25,13 +25,13 @@ pub(crate) fn range(request: &Request, file: &File) -> Result<(u64, u64)> {
         Reach::Asked | Reach::Only(_) => (request.offset, request.length),
     };
     if start >= file.size {
-        return Err(past(Opt::Offset, start));
+        return Err(past(Opt::Offset, start.to_string()));
     }
     match length {
         None => Ok((start, file.size)),
         Some(length) => match start.checked_add(length) {
             Some(end) if end <= file.size => Ok((start, end)),
-            _ => Err(past(Opt::Length, length)),
+            _ => Err(past(Opt::Length, format!("{length} from byte {start} on"))),
         },
     }
 }

@@ -608,12 +608,12 @@ fn range(origin: &Origin<'_>, size: u64, start: u64, length: Option<u64>) -> Res
     let bytes = bytes.map(|left| length.unwrap_or(left));
     bytes.ok_or_else(|| {
         let wanted = match length {
-            Some(length) => format!("{length} bytes from byte {start} on"),
-            None => format!("byte {start}"),
+            Some(length) => format!("{length} bytes from byte {start} on are"),
+            None => format!("byte {start} is"),
         };
         Error::new(
             "cannot save",
-            format!("{wanted} are past the end at byte {size}"),
+            format!("{wanted} past the end at byte {size}"),
         )
         .with_errno(Errno::INVAL)
         .at(origin.to_string())

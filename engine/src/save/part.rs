@@ -4,7 +4,7 @@ use super::Wanted;
 use super::hash::Hash;
 use super::origin::{Opened, Origin};
 use super::plan::{self, SavePlan};
-use super::run::Transfer;
+use super::run::{Over, Transfer};
 use super::to::{To, cannot_open, cannot_sync};
 use super::write::Kept;
 use crate::control::CancelToken;
@@ -216,8 +216,13 @@ fn checksum_beside(origin: &Opened, len: u64, write: impl FnOnce() -> Result<()>
         let sum = || checksum(origin, len, || over.load(Ordering::Relaxed));
         let builder = thread::Builder::new().name("dmafile-verify".to_string());
         let spawned = builder.spawn_scoped(scope, sum);
+        // Also if it panics.
+        let failed = Over(&over);
         let wrote = write();
-        over.store(wrote.is_err(), Ordering::Relaxed);
+        match &wrote {
+            Ok(()) => std::mem::forget(failed),
+            Err(_) => drop(failed),
+        }
         let sum = match spawned {
             Ok(thread) => sync::join(thread),
             Err(_) => sum(),

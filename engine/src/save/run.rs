@@ -533,7 +533,7 @@ impl Transfer<'_> {
 }
 
 /// Signals that the checksum is not needed any more.
-struct Over<'a>(&'a AtomicBool);
+pub(super) struct Over<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {

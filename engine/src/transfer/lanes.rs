@@ -2,7 +2,7 @@
 //! in the page cache.
 
 use super::Transfer;
-use crate::flow::feed::{Feed, FileRange};
+use crate::flow::feed::{Feed, FileRange, Panics};
 use crate::message::message;
 use crate::method::{self, Stop};
 use crate::plan::Rung;
@@ -89,6 +89,7 @@ impl Transfer<'_> {
     }
 
     fn lane_copy(&self, feed: &Feed) {
+        let _panics = Panics::of(feed);
         let job = self.job(feed, self.work.plan.first());
         if let Err(stop) = method::copy_cached(&job, self.work.plan.workers_for_copies()) {
             let (Stop::Failed(error) | Stop::Refused(error) | Stop::NotDirect(error)) = stop;
@@ -98,6 +99,7 @@ impl Transfer<'_> {
 
     /// Tries the methods in order.
     fn lane_main(&self, feed: &Feed) -> Rung {
+        let _panics = Panics::of(feed);
         let mut tried = self.work.plan.first();
         let mut rungs = self.work.plan.ladder.iter().copied().peekable();
         while let Some(rung) = rungs.next() {

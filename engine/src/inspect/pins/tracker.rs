@@ -387,7 +387,7 @@ mod tests {
         );
         assert_eq!(
             (one.bytes, one.times, one.pins, one.long),
-            (2 << 20, 5, 3, 1)
+            (crate::sys::map::page_size() << 9, 5, 3, 1)
         );
         assert_eq!(one.region.as_ref().and_then(|region| region.pid), Some(7));
         let short = one.short.unwrap();
