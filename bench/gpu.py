@@ -364,9 +364,10 @@ def tested(folder: Path, others: Sequence[str], seconds: float) -> Sample:
     """Runs the tests that need no double of the driver."""
     print(f"tests: at most {seconds:.0f} seconds", flush=True)
     env = os.environ | {"DMAFILE_GPU": "real", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    # What is installed comes first.
-    path = [str(folder.parent / "pytest"), *others]
-    done = ended([sys.executable, "-c", TEST, str(folder), *path], seconds, env)
+    # For the programs that tests start, too; loads are measured without it.
+    path = [os.environ.get("PYTHONPATH", ""), str(folder.parent / "pytest")]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    done = ended([sys.executable, "-c", TEST, str(folder), *others], seconds, env)
     print(done.out + done.errors, flush=True)
     lines = done.out.splitlines() or [""]
     result = f"stopped after {seconds:.0f} seconds" if done.code is None else lines[-1]

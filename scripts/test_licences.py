@@ -7,7 +7,7 @@ import pytest
 from scripts import licences
 
 CRATES = {"linked 1.0.0", "other 2.0.0"}
-PAGE = "<head><title>Notices</title></head><h1>Library</h1>\n\n\n\n<p>A &lt;name&gt;</p>"
+PAGE = "<head><title>Notices</title></head><h1>Library</h1>\n\n\n\n<p>Copyright &lt;name&gt;</p>"
 
 
 def found(licence: str, text: str, *crates: str, file: str | None = "/place/LICENSE") -> Any:
@@ -29,7 +29,7 @@ def test_texts_of_linked_crates_are_written_in_a_stable_order() -> None:
     assert index.endswith("\n\nlinked 1.0.0: MIT\nother 2.0.0: ISC")
     assert isc == "ISC: other 2.0.0\n\nCopyright B"
     assert mit == "MIT: linked 1.0.0\n\nCopyright A\n\nPermission"
-    assert library == "Library\n\nA <name>\n"
+    assert library == "Library\n\nCopyright <name>\n"
     assert "/place" not in document
 
 
@@ -60,3 +60,9 @@ def test_a_clarified_licence_that_is_left_out_is_refused() -> None:
     with pytest.raises(SystemExit, match=fault):
         licences.document(CRATES, [MIT, ISC], PAGE, {"linked": {"MIT", "Unicode-DFS-2016"}})
     assert licences.document(CRATES, [MIT, ISC], PAGE, {"linked": {"MIT"}})
+
+
+def test_another_form_of_the_notices_of_the_standard_library_is_refused() -> None:
+    for page in ("<p>Copyright A</p>", "<head></head><p>See elsewhere</p>"):
+        with pytest.raises(SystemExit, match=r"^licences: Rust's page .* has another form$"):
+            licences.document(CRATES, [MIT, ISC], page, {})
