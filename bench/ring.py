@@ -74,7 +74,7 @@ def tables(run: Run) -> dict[str, Rows]:
         [what, spread(cpu[way], 3), spread(ratios(cpu[way], cpu["memcpy"]))]
         for way, what in WAYS.items()
     ]
-    name = f"the first less the second (goal: {GOAL} `memcpy` or less)"
+    name = f"the first minus the second (goal: {GOAL} `memcpy` or less)"
     rows.append([name, spread(more, 3), spread(ratios(more, cpu["memcpy"]))])
     return {"ring": (("", "CPU time, s", "in times of `memcpy`"), rows)}
 
