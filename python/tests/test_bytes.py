@@ -129,7 +129,8 @@ def stalling(folder: Path) -> Iterator[Stalling]:
     subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
     place.mkdir()
     control.mkdir()
-    subprocess.run(["mount", "-t", "fusectl", "none", control], check=True)
+    if subprocess.run(["mount", "-t", "fusectl", "none", control], check=False).returncode:
+        pytest.skip("needs the right to mount file systems")
     device = place.stat().st_dev
     server = subprocess.Popen(["fuse2fs", "-f", image, place], stderr=subprocess.DEVNULL)
     try:
