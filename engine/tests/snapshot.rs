@@ -208,10 +208,12 @@ fn holes_stay_holes() {
         .run()
         .unwrap();
     assert_eq!(report.bytes, 65 * MIB + 1);
-    assert_eq!(report.bytes_hole, report.bytes - 8192);
+    // Memory has holes of whole pages.
+    let data = 5000_u64.next_multiple_of(rustix::param::page_size() as u64);
+    assert_eq!(report.bytes_hole, report.bytes - data);
     let file = dir.path().join("sparse.1.dmafile");
     // The data, and one block for an extent tree.
-    assert!(fs::metadata(&file).unwrap().blocks() * 512 <= 8192 + 4096);
+    assert!(fs::metadata(&file).unwrap().blocks() * 512 <= data + 4096);
     let loaded = load(dir.path());
     let want = common::descriptor_digest(fd, 0, 64 * MIB + 1);
     assert_eq!(file_digest(&file, 0, 64 * MIB + 1), want);

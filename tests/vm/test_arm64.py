@@ -43,8 +43,10 @@ NEED_MORE = (
     "documented_reader",
     "many_records_fill_many_blocks",
     "files_are_rotated_by_size_and_read",
+    "holes_in_shards_stay_holes",
+    "every_source_of_every_size_is_loaded_again",
 )
-"""Tests that need a C compiler, or Python and the documents."""
+"""Tests that need a C compiler, Python, the documents, or options that busybox's tools do not have."""
 
 LOADS = """
 set -e
