@@ -46,7 +46,7 @@ NEED_MORE = (
     "holes_in_shards_stay_holes",
     "every_source_of_every_size_is_loaded_again",
 )
-"""Tests that need a C compiler, Python, the documents, or options that busybox's tools do not have."""
+"""Tests that need a C compiler, Python, or options that busybox's programs do not have."""
 
 LOADS = """
 set -e
