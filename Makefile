@@ -127,8 +127,7 @@ MACHINE ?= $(shell uname -m)
 gpu-kit: need-rust .venv/release licences ## build one archive, in target, that tests and measures loads on a machine with a GPU, which needs only Python (for another machine: MACHINE=aarch64)
 	@echo "gpu-kit: a wheel, tests, and other loaders (38 MB to download) to $(TARGET)/$(KIT).tar.gz"
 	@rm -rf $(TARGET)/gpu-kit
-	@[ $(MACHINE) = $$(uname -m) ] || rustup --quiet target add $(MACHINE)-unknown-linux-gnu || \
-		{ echo "gpu-kit: Rust's library is missing; type: rustup target add $(MACHINE)-unknown-linux-gnu" >&2; exit 1; }
+	@[ $(MACHINE) = $$(uname -m) ] || $(call need-target,$(MACHINE))
 	$(WHEEL) --target $(MACHINE)-unknown-linux-gnu --out $(TARGET)/gpu-kit
 	@$(PYTHON) -m scripts.wheels $(MANYLINUX) $(TARGET)/gpu-kit/*.whl
 	@$(PYTHON) -m scripts.gpu_kit --others $(MACHINE) $(TARGET)/gpu-kit/*.whl $(TARGET)/gpu-kit/$(KIT)
@@ -295,12 +294,14 @@ deb wheels sbom: export SOURCE_DATE_EPOCH := $(EPOCH)
 MANYLINUX := manylinux_2_28
 WHEELS    := $(TARGET)/wheels
 MATURIN    = PATH="$(CURDIR)/.venv/bin:$$PATH" maturin
+# Rust's library for another architecture: $(call need-target,ARCHITECTURE).
+need-target = rustup --quiet target add $1-unknown-linux-gnu || \
+	{ echo "$@: Rust's library is missing; type: rustup target add $1-unknown-linux-gnu" >&2; exit 1; }
 WHEEL      = $(MATURIN) build --release --locked --zig --compatibility $(MANYLINUX)
 
 wheels: need-rust .venv/release sbom licences ## build wheels for x86-64 and aarch64, and an sdist, in target/wheels (10 minutes)
 	@echo "wheels: to $(WHEELS)"
-	@rustup --quiet target add aarch64-unknown-linux-gnu || \
-		{ echo "wheels: Rust's library is missing; type: rustup target add aarch64-unknown-linux-gnu" >&2; exit 1; }
+	@$(call need-target,aarch64)
 	@rm -rf $(WHEELS)
 	for machine in x86_64 aarch64; do \
 		$(WHEEL) --target $$machine-unknown-linux-gnu \

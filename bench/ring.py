@@ -33,10 +33,10 @@ GOAL = 1.1
 """What the first one may cost more than the second one, in times of the third one."""
 
 
-def driver(folder: Path) -> Path:
+def driver(folder: Path, define: str) -> Path:
     """Builds the double of CUDA's driver into a folder."""
     name = "libcuda.so.1"
-    build = ["cc", "-O2", "-shared", "-fPIC", "-pthread", "-DUNCHECKED", f"-Wl,-soname,{name}"]
+    build = ["cc", "-O2", "-shared", "-fPIC", "-pthread", f"-D{define}", f"-Wl,-soname,{name}"]
     source = ROOT / "tests" / "double" / "driver.c"
     subprocess.run([*build, str(source), "-o", str(folder / name)], check=True)
     return folder
@@ -87,7 +87,7 @@ def main() -> None:
     with folders(args) as (place, scratch):
         described = facts.described(program(args.program), place, scratch)
         file = model(place, args.mib)
-        samples = measure(file, driver(scratch), args.rounds, random.Random(args.seed))
+        samples = measure(file, driver(scratch, "UNCHECKED"), args.rounds, random.Random(args.seed))
     run = Run(
         {"bench": "ring", "machine": {**described, "mib": args.mib}, "seed": args.seed}, samples
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench import gpu
+from bench import gpu, ring
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -259,10 +259,8 @@ def python3() -> str:
 
 def test_the_kit_runs_without_anything_else(kit: Path, tmp_path: Path) -> None:
     """With the double as the driver of the machine, with one GPU, and no test that controls it."""
-    library, file, report = tmp_path / "libcuda.so.1", tmp_path / "all.json", tmp_path / "report"
-    source = ROOT / "tests" / "double" / "driver.c"
-    build = ["cc", "-O2", "-shared", "-fPIC", "-pthread", "-DVISIBLE=1"]
-    subprocess.run([*build, str(source), "-o", str(library)], check=True)
+    file, report = tmp_path / "all.json", tmp_path / "report"
+    ring.driver(tmp_path, "VISIBLE=1")
     env = ["env", "-i", "PATH=/usr/bin:/bin", f"LD_LIBRARY_PATH={tmp_path}"]
     env += [f"GPU_PYTHON={python3()}", f"DOUBLE_REPORT={report}"]
     options = [f"--dir={tmp_path}", "--gib=0.07", "--rounds=1", f"--json={file}", "--minutes=60"]

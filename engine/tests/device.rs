@@ -766,18 +766,12 @@ fn alone_with(test: &str, without: Option<&str>, fail: Option<&str>) -> Option<D
         };
         let mut flags = Vec::from_iter((device == "hip").then(|| "-DHIP".to_string()));
         flags.extend(without.map(|call| format!("-D{}=another", named(call))));
-        let folder = double::built(library, &flags);
-        let mut run = std::process::Command::new(std::env::current_exe().unwrap());
-        run.args(["--exact", test])
-            .env("DMAFILE_ALONE", device)
-            .env("LD_LIBRARY_PATH", &folder)
-            .env(
-                "DOUBLE_FAIL",
-                format!("{}:1:999", fail.map_or("none".to_string(), named)),
-            );
-        let ended = run.status().unwrap();
-        std::fs::remove_dir_all(folder).unwrap();
-        assert!(ended.success(), "{device}");
+        let failing = format!("{}:1:999", fail.map_or("none".to_string(), named));
+        double::run_again(library, &flags, |run| {
+            run.args(["--exact", test])
+                .env("DMAFILE_ALONE", device)
+                .env("DOUBLE_FAIL", failing);
+        });
     }
     None
 }

@@ -215,14 +215,11 @@ fn checksum_beside(origin: &Opened, len: u64, write: impl FnOnce() -> Result<()>
     thread::scope(|scope| {
         let sum = || checksum(origin, len, || over.load(Ordering::Relaxed));
         let builder = thread::Builder::new().name("dmafile-verify".to_string());
+        // Also on a panic: the scope waits for the other thread.
+        let _over = Over(&over);
         let spawned = builder.spawn_scoped(scope, sum);
-        // Also if it panics.
-        let failed = Over(&over);
         let wrote = write();
-        match &wrote {
-            Ok(()) => std::mem::forget(failed),
-            Err(_) => drop(failed),
-        }
+        over.store(wrote.is_err(), Ordering::Relaxed);
         let sum = match spawned {
             Ok(thread) => sync::join(thread),
             Err(_) => sum(),

@@ -69,16 +69,16 @@ impl Ring {
         let slot = self.bytes / u64::from(self.slots);
         let slot = (slot - slot % block).max(block);
         let slots = bytes.div_ceil(slot).min(self.slots.into());
-        let once = bytes <= slots * slot;
-        let needed = if once {
-            end.next_multiple_of(page_size())
-        } else {
-            u64::MAX
+        let all = slots * slot;
+        let once = bytes <= all;
+        let bytes = match once {
+            true => end.next_multiple_of(page_size()).min(all),
+            false => all,
         };
         Ok(Shape {
             slot,
             slots,
-            bytes: needed.min(slots * slot),
+            bytes,
             once,
         })
     }

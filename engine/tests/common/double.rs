@@ -116,15 +116,20 @@ pub fn run_as_real() {
     if is_real() {
         return;
     }
-    let folder = built("libcuda.so.1", &["-DVISIBLE=1".to_string()]);
-    let ended = Command::new(std::env::current_exe().unwrap())
-        .env("DMAFILE_GPU", "real")
-        .env("LD_LIBRARY_PATH", &folder)
-        .env_remove("DMAFILE_SCHEDULES")
-        .status()
-        .unwrap();
+    run_again("libcuda.so.1", &["-DVISIBLE=1".to_string()], |run| {
+        run.env("DMAFILE_GPU", "real")
+            .env_remove("DMAFILE_SCHEDULES");
+    });
+}
+
+/// Runs this program again, with a double that the engine opens, not the tests.
+pub fn run_again(name: &str, flags: &[String], prepare: impl FnOnce(&mut Command)) {
+    let folder = built(name, flags);
+    let mut run = Command::new(std::env::current_exe().unwrap());
+    prepare(run.env("LD_LIBRARY_PATH", &folder));
+    let ended = run.status().unwrap();
     std::fs::remove_dir_all(folder).unwrap();
-    assert!(ended.success());
+    assert!(ended.success(), "{name}");
 }
 
 impl Double {
