@@ -77,6 +77,19 @@ def file_sha256(path: str | Path) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
 
 
+def load_threads() -> list[str]:
+    """Threads of loads that have not ended."""
+    tasks = Path("/proc/self/task").iterdir()
+    return [name for task in tasks if (name := _comm(task)).startswith("dmafile")]
+
+
+def _comm(task: Path) -> str:
+    try:
+        return (task / "comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 

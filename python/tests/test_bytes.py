@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import dmafile
 import pytest
 
-from conftest import eventually, write
+from conftest import eventually, load_threads, write
 
 MIB = 1 << 20
 SIZE = 23 * MIB + 777
@@ -28,20 +28,11 @@ def file(folder: Path) -> Path:
     return write(folder / "bytes", os.urandom(SIZE))
 
 
-def tasks() -> list[str]:
-    names = (task / "comm" for task in Path("/proc/self/task").iterdir())
-    return [name.read_text() for name in names if name.read_text().startswith("dmafile")]
-
-
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
     gc.collect()
-    for _ in range(1000):
-        if not tasks():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(tasks())
+    eventually(lambda: not load_threads())
 
 
 @pytest.mark.parametrize("ring", [{}, SMALL])
@@ -150,16 +141,25 @@ def stalling(folder: Path) -> Iterator[Stalling]:
         image.unlink()
 
 
+def state(task: Path) -> str:
+    """The state of a thread, a letter of proc(5)."""
+    return (task / "stat").read_text().rpartition(") ")[2][0]
+
+
 def test_ctrl_c_ends_the_wait_for_a_read_that_stalls(stalling: Stalling) -> None:
     stream = dmafile.stream(stalling.path, method="read", io="buffered", **SMALL)
     next(stream)
     stalling.server.send_signal(signal.SIGSTOP)
-    ended = threading.Event()
+    # Until then it may still answer.
+    tasks = Path(f"/proc/{stalling.server.pid}/task")
+    eventually(lambda: all(state(task) == "T" for task in tasks.iterdir()))
+    ended, resumed = threading.Event(), threading.Event()
 
     def interrupt() -> None:
         eventually(lambda: int(stalling.waiting.read_text()) > 0)
         os.kill(os.getpid(), signal.SIGINT)
         if not ended.wait(60):
+            resumed.set()
             stalling.server.send_signal(signal.SIGCONT)
 
     thread = threading.Thread(target=interrupt)
@@ -168,8 +168,9 @@ def test_ctrl_c_ends_the_wait_for_a_read_that_stalls(stalling: Stalling) -> None
         for _ in stream:
             pass
         thread.join()
-    assert tasks(), "the read did not stall"
     ended.set()
+    assert not resumed.is_set(), "the wait ended only with the read"
+    assert load_threads(), "the read did not stall"
     thread.join()
 
 

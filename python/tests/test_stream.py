@@ -15,7 +15,17 @@ from typing import Any
 import dmafile
 import pytest
 
-from conftest import HERE, SLOWLY, Run, bytes_read, eventually, file_sha256, open_files, write
+from conftest import (
+    HERE,
+    SLOWLY,
+    Run,
+    bytes_read,
+    eventually,
+    file_sha256,
+    load_threads,
+    open_files,
+    write,
+)
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 safetensors: Any = pytest.importorskip("safetensors.torch")
@@ -189,24 +199,11 @@ def test_closing_a_stream_early_stops_the_reads_and_frees_memory(
     assert torch.equal(tensor, torch.full_like(tensor, 0)), "the tensor changed"
     with pytest.raises(StopIteration):
         next(stream)
-    eventually(lambda: not mapped_by_loads())
+    eventually(lambda: not load_threads())
     del stream
     gc.collect()
     eventually(lambda: open_files() == before)
     assert threading.active_count() == threads
-
-
-def mapped_by_loads() -> list[str]:
-    """Threads of loads that have not ended."""
-    tasks = Path("/proc/self/task").iterdir()
-    return [name for task in tasks if (name := comm(task)).startswith("dmafile")]
-
-
-def comm(task: Path) -> str:
-    try:
-        return (task / "comm").read_text().strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +254,7 @@ def test_ctrl_c_ends_a_stream(streamed: Any, slow_model: Path) -> None:
         # The stream ended before the timer.
         time.sleep(60)
     timer.join()
-    eventually(lambda: not mapped_by_loads())
+    eventually(lambda: not load_threads())
 
 
 def test_progress_is_reported_to_the_end_and_its_exception_ends_the_stream(
@@ -273,7 +270,7 @@ def test_progress_is_reported_to_the_end_and_its_exception_ends_the_stream(
 
     with pytest.raises(LookupError, match="enough"):
         list(streamed(shards, progress=stop))
-    eventually(lambda: not mapped_by_loads())
+    eventually(lambda: not load_threads())
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "xxh3"])
