@@ -46,6 +46,8 @@ mod error;
 mod exporter;
 pub mod facts;
 mod flow;
+#[doc(hidden)]
+pub mod folder;
 #[cfg(feature = "model")]
 pub mod format;
 #[cfg(feature = "hold")]

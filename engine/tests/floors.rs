@@ -15,6 +15,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("control", &[]),
     ("sync", &[]),
     ("reasons", &["message", "sync"]),
+    ("folder", &["error", "sys"]),
     ("device", &["error", "message", "sys"]),
     // The request and its source.
     ("options", &["device", "error", "message", "sys"]),

@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Named {
     pub kind: FileType,
+    /// The file system's device: major and minor number.
+    pub device: (u32, u32),
     pub inode: u64,
     pub owner: (u32, u32),
     /// Permissions, without the setuid and setgid bits.
@@ -28,14 +30,42 @@ pub(crate) struct Named {
 ///
 /// The second descriptor can be synced; None without permission to list the folder.
 pub(crate) fn folder(path: &Path) -> Result<(OwnedFd, Option<OwnedFd>), Errno> {
+    open_folder(rustix::fs::CWD, path.as_os_str(), OFlags::empty())
+}
+
+/// As [`folder`], for a folder in another one; ENOTDIR for a symbolic link.
+pub(crate) fn folder_in(
+    folder: BorrowedFd<'_>,
+    name: &OsStr,
+) -> Result<(OwnedFd, Option<OwnedFd>), Errno> {
+    open_folder(folder, name, OFlags::NOFOLLOW)
+}
+
+fn open_folder(
+    from: BorrowedFd<'_>,
+    name: &OsStr,
+    more: OFlags,
+) -> Result<(OwnedFd, Option<OwnedFd>), Errno> {
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let open = |more| retry(|| rustix::fs::open(path, flags | more, Mode::empty()));
-    let folder = open(OFlags::PATH)?;
-    match open(OFlags::RDONLY) {
+    let flags_of_path = flags | more | OFlags::PATH;
+    let folder = retry(|| rustix::fs::openat(from, name, flags_of_path, Mode::empty()))?;
+    // The same folder, not the one that has the name by now.
+    let flags = flags | OFlags::RDONLY;
+    match retry(|| rustix::fs::openat(&folder, c".", flags, Mode::empty())) {
         Ok(listed) => Ok((folder, Some(listed))),
         Err(Errno::ACCESS) => Ok((folder, None)),
         Err(errno) => Err(errno),
     }
+}
+
+/// Creates a folder; EEXIST if anything has the name.
+pub(crate) fn make_folder(folder: BorrowedFd<'_>, name: &OsStr, mode: u32) -> Result<(), Errno> {
+    rustix::fs::mkdirat(folder, name, Mode::from_raw_mode(mode))
+}
+
+/// Removes an empty folder.
+pub(crate) fn remove_folder(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+    rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)
 }
 
 /// What a name refers to; None if it does not exist. A symbolic link is not followed.
@@ -62,6 +92,7 @@ fn named(stat: &rustix::fs::Statx) -> Named {
     let fixed = StatxAttributes::IMMUTABLE | StatxAttributes::APPEND;
     Named {
         kind: FileType::from_raw_mode(stat.stx_mode.into()),
+        device: (stat.stx_dev_major, stat.stx_dev_minor),
         inode: stat.stx_ino,
         owner: (stat.stx_uid, stat.stx_gid),
         mode: u32::from(stat.stx_mode) & 0o1777,
