@@ -1,6 +1,7 @@
 //! Names of holds and of their files.
 
 use crate::error::{Error, Result};
+use crate::message::unlisted;
 use std::path::Path;
 
 /// The maximum length of a name in bytes.
@@ -35,12 +36,12 @@ pub(super) fn of(path: &Path) -> Option<String> {
     check(&name).is_ok().then_some(name)
 }
 
-/// Checks that a file's name from a peer is a plain file name.
+/// Checks that a file's name from a peer is a plain file name, as a holder may send it.
 pub(super) fn is_plain(name: &str) -> bool {
     !matches!(name, "" | "." | "..")
         && name.len() <= 255
         && !name.contains('/')
-        && !name.contains(char::is_control)
+        && unlisted(name).is_none()
 }
 
 #[cfg(test)]
@@ -64,7 +65,7 @@ mod tests {
         ] {
             check(bad).unwrap_err();
         }
-        for bad in ["", ".", "..", "a/b", "a\nb", "a\0"] {
+        for bad in ["", ".", "..", "a/b", "a\nb", "a\0", "a,b"] {
             assert!(!is_plain(bad), "{bad:?}");
         }
     }
