@@ -17,12 +17,13 @@ use std::process::Command;
 const LEN: u64 = 3 * MIB + 77;
 const SOCKET: &str = "run/socket";
 
-/// A folder with a subfolder for sockets, which only its owner can write to.
+/// A folder with a subfolder for sockets; only their owner can write to them.
 fn new_dir() -> Dir {
     let dir = Dir::new();
-    let run = dir.path("run");
-    fs::create_dir(&run).unwrap();
-    fs::set_permissions(&run, Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(dir.path("run")).unwrap();
+    for folder in [".", "run"] {
+        fs::set_permissions(dir.path(folder), Permissions::from_mode(0o755)).unwrap();
+    }
     dir
 }
 
