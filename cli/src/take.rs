@@ -117,7 +117,7 @@ fn exec(args: &TakeArgs, held: Held, launcher: &Launcher) -> Result<Failure, Fai
     let command = &args.command;
     let shape = shape(&held);
     let named = held.into_files().into_iter().map(|file| Named {
-        name: file.name.into(),
+        name: file.info.file_name(),
         buffer: file.buffer,
     });
     let named: Vec<_> = named.collect();
