@@ -377,7 +377,7 @@ pub struct HoldArgs {
     #[arg(long)]
     pub name: Option<String>,
 
-    /// The path of the socket, in a folder that not every user can write to
+    /// The path of the socket, in a folder that other users can't write to
     #[arg(long, value_name = "SOCKET", help_heading = SOCKET)]
     pub at: Option<PathBuf>,
 

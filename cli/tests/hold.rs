@@ -547,7 +547,7 @@ fn invalid_requests_are_refused_in_one_line() {
     fs::create_dir(&open).unwrap();
     fs::set_permissions(&open, Permissions::from_mode(0o1777)).unwrap();
     let line = dir.refusal(&mut dir.dmafile("hold file --at open/socket"), 1);
-    assert!(line.contains("every user can put a socket there"), "{line}");
+    assert!(line.contains("every user may write to it"), "{line}");
     let mut notify = dir.dmafile(&format!("hold file --notify --at {SOCKET}"));
     let line = dir.refusal(notify.env_remove("NOTIFY_SOCKET"), 1);
     assert!(
