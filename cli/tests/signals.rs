@@ -6,7 +6,7 @@ use common::{
     Dir, KIB, METHODS, MIB, Running, caught, end, end_with_stdout, ignoring, sha256, start,
 };
 use std::fs::{self, File};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 const SIZE: u64 = 256 * MIB;
