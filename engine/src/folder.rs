@@ -153,8 +153,7 @@ impl Folder {
     /// ENOENT, EACCES, ENOTEMPTY and others of unlinkat(2).
     pub fn remove(&self, name: &OsStr) -> Result<(), Errno> {
         match place::unlink(self.fd(), name) {
-            // POSIX has EPERM for a folder.
-            Err(Errno::ISDIR | Errno::PERM) => place::remove_folder(self.fd(), name),
+            Err(Errno::ISDIR) => place::remove_folder(self.fd(), name),
             done => done,
         }
     }

@@ -179,7 +179,7 @@ impl LinkFolder {
         for member in &set.members {
             let number = member.fds[0].as_raw_fd();
             let memory = format!("/proc/{}/fd/{number}", std::process::id());
-            links.push((OsString::from(&member.info.name), PathBuf::from(memory)));
+            links.push((member.info.file_name(), PathBuf::from(memory)));
         }
         for path in asked {
             let index = path.as_os_str().as_bytes().ends_with(b".index.json");

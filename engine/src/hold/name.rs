@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::message::unlisted;
+use std::ffi::OsStr;
 use std::path::Path;
 
 /// The maximum length of a name in bytes.
@@ -37,11 +38,12 @@ pub(super) fn of(path: &Path) -> Option<String> {
 }
 
 /// Checks that a file's name from a peer is a plain file name, as a holder may send it.
-pub(super) fn is_plain(name: &str) -> bool {
-    !matches!(name, "" | "." | "..")
+pub(super) fn is_plain(name: &OsStr) -> bool {
+    let text = name.to_string_lossy();
+    !matches!(&text[..], "" | "." | "..")
         && name.len() <= 255
-        && !name.contains('/')
-        && unlisted(name).is_none()
+        && !text.contains('/')
+        && unlisted(&text).is_none()
 }
 
 #[cfg(test)]
@@ -66,7 +68,7 @@ mod tests {
             check(bad).unwrap_err();
         }
         for bad in ["", ".", "..", "a/b", "a\nb", "a\0", "a,b"] {
-            assert!(!is_plain(bad), "{bad:?}");
+            assert!(!is_plain(bad.as_ref()), "{bad:?}");
         }
     }
 }
