@@ -3,6 +3,7 @@
 
 use super::set::Set;
 use crate::error::{Error, Result};
+use crate::model::is_hidden;
 use crate::sys::{Errno, errno};
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -59,6 +60,9 @@ impl LinkFolder {
             };
             for entry in fs::read_dir(std::path::absolute(beside)?)? {
                 let entry = entry?;
+                if is_hidden(&entry.file_name()) {
+                    continue;
+                }
                 match symlink(entry.path(), self.0.join(entry.file_name())) {
                     // It is held, or two folders have a file with this name: the first one counts.
                     Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
