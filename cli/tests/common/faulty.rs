@@ -1,4 +1,5 @@
 //! A FUSE file system with one file, whose faults the test chooses.
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use crate::common::{self, content};
 use fuser::{

@@ -8,6 +8,7 @@ use super::set::{Member, Set};
 use super::systemd::Manager;
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
+use crate::model::is_hidden;
 use crate::sys::{Errno, file, memfd};
 use crate::verify::Verify;
 use rustix::fs::SealFlags;
@@ -64,10 +65,9 @@ pub(super) fn roots(paths: &[PathBuf]) -> Option<Roots> {
                 .collect(),
             false => Vec::new(),
         };
-        // A hidden file is no index: it may be one that is still being written.
         indexes.retain(|path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.ends_with(".index.json") && !name.starts_with('.')
+            path.to_string_lossy().ends_with(".index.json")
+                && !path.file_name().is_some_and(is_hidden)
         });
         indexes.sort();
         for index in indexes {
