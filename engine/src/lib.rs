@@ -90,9 +90,9 @@ pub use inspect::doctor::{Check, Health, doctor};
 #[cfg(feature = "inspect")]
 pub use inspect::pins::{self, Pins, pins};
 pub use load::{Extent, Load, Loaded, Report};
-#[doc(hidden)]
-pub use message::one_line;
 pub use message::{Message, Names, Opt, Part};
+#[doc(hidden)]
+pub use message::{one_line, unlisted};
 #[cfg(all(feature = "model", feature = "checksums"))]
 pub use model::Digests;
 #[cfg(feature = "model")]

@@ -61,10 +61,10 @@ impl Member {
         if sealed {
             buffer.seal()?;
         }
-        let (name, name_bytes) = HeldInfo::names_of(path.file_name().unwrap_or_default());
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
         let info = HeldInfo {
-            name,
-            name_bytes,
+            name: name.into_owned(),
+            file_bytes: HeldInfo::bytes_of(&path),
             kind: buffer.kind().to_string(),
             pages: pages.to_string(),
             bytes: buffer.len(),

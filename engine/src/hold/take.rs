@@ -296,12 +296,11 @@ pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) 
         }
     }
     let mut names = HashSet::new();
-    if let Some((_, info)) = files
-        .iter()
-        .find(|(_, info)| !info.is_named() || !names.insert(info.file_name()))
-    {
-        let why = format!("{:?} is not a valid file name, or appears twice", info.name);
-        return Err(talk.unsound(&why));
+    for (_, info) in &mut files {
+        if !info.complete() || !names.insert(info.file_name()) {
+            let why = format!("{:?} is not a valid file name, or appears twice", info.name);
+            return Err(talk.unsound(&why));
+        }
     }
     let from = From {
         at: at.to_path_buf(),
