@@ -8,7 +8,7 @@ use crate::signals::interruptible;
 use crate::snapshot::inherited;
 use crate::text::columns;
 use crate::{Failure, Launcher};
-use dmafile::{CancelToken, Held, HeldFile, one_line};
+use dmafile::{CancelToken, Held, HeldFile, is_hidden, one_line};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -152,7 +152,10 @@ fn shape(held: &Held) -> Shape {
     let others = match &folders[..] {
         [Some(folder)] if trusted => {
             let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-            let is_other = |path: &PathBuf| files.iter().all(|file| file.info.file != *path);
+            let is_other = |path: &PathBuf| {
+                !path.file_name().is_some_and(is_hidden)
+                    && files.iter().all(|file| file.info.file != *path)
+            };
             entries.map(|entry| entry.path()).filter(is_other).collect()
         }
         _ => Vec::new(),

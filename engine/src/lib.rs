@@ -96,6 +96,9 @@ pub use message::{one_line, unlisted};
 #[cfg(all(feature = "model", feature = "checksums"))]
 pub use model::Digests;
 #[cfg(feature = "model")]
+#[doc(hidden)]
+pub use model::is_hidden;
+#[cfg(feature = "model")]
 pub use model::{Model, Pattern, SMALL_READ, Tensor};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,

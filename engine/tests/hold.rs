@@ -644,7 +644,14 @@ fn a_folder_of_links_has_the_bytes_of_the_model() {
         .map(|no| models::tensors(&format!("l{no}"), 3, 9000))
         .collect();
     models::sharded(&model, &shards);
-    fs::write(model.join("config.json"), "{}").unwrap();
+    for name in [
+        "config.json",
+        "._config.json",
+        "._model.safetensors",
+        ".gitattributes",
+    ] {
+        fs::write(model.join(name), "{}").unwrap();
+    }
     let links = dir.path().join("links");
     let at = dir.path().join("socket");
     let hold = || Hold::of([&model]).name("m").at(&at).folder(&links);
@@ -659,7 +666,8 @@ fn a_folder_of_links_has_the_bytes_of_the_model() {
             "model.safetensors.index.json",
         ]
     );
-    for name in common::names(&model) {
+    let visible = |name: &String| !name.starts_with('.');
+    for name in common::names(&model).into_iter().filter(visible) {
         let (link, original) = (links.join(&name), model.join(&name));
         assert_eq!(
             fs::read(&link).unwrap(),

@@ -17,6 +17,8 @@ pub(super) const VERSION: u32 = 1;
 pub(super) const LONGEST_REQUEST: usize = 4 << 10;
 /// The maximum length of an answer in bytes.
 pub(super) const LONGEST_ANSWER: usize = 64 << 10;
+/// The maximum length of the names in [`HeldInfo::superseded`] together: they must fit into an answer, escaped.
+pub(super) const LONGEST_NAMES: usize = 8 << 10;
 /// The maximum number of files in a hold.
 pub(super) const MOST_FILES: usize = 10_000;
 /// The maximum number of descriptors in an answer with several files: descriptors that have been sent but not
@@ -137,6 +139,9 @@ pub struct HeldInfo {
     pub changed: bool,
     /// Number of descriptors of the memory: one, except for several dma-bufs.
     pub descriptors: usize,
+    /// Tensors in it that do not count, because the model's index names another file for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub superseded: Vec<String>,
 }
 
 impl HeldInfo {

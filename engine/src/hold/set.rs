@@ -74,6 +74,7 @@ impl Member {
             digest,
             changed: false,
             descriptors: 0,
+            superseded: Vec::new(),
             file: path,
         };
         Self::of(info, buffer)
