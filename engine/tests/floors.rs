@@ -11,7 +11,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     // The kernel, texts, errors, what a caller holds of a load, the log of choices.
     ("sys", &[]),
     ("message", &[]),
-    ("error", &["message"]),
+    ("error", &["message", "sys"]),
     ("control", &[]),
     ("sync", &[]),
     ("reasons", &["message", "sync"]),

@@ -14,7 +14,7 @@ use crate::request::Reach;
 use crate::source::Source;
 use crate::sys::{Errno, file};
 use crate::verify::{Check, Hasher, Verify};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -89,7 +89,7 @@ impl Wanted {
     /// Opens the files, in the order in which they will be held.
     pub(super) fn open(&self) -> Result<Vec<Open>> {
         let mut all: Vec<Open> = Vec::new();
-        let mut names = HashMap::new();
+        let mut names = BTreeMap::new();
         for path in &self.paths {
             for path in files(path)? {
                 let place = || path.display().to_string();

@@ -1,9 +1,9 @@
 //! Where sockets are, which users could have put them there, and how a socket is placed at its path.
 
 use crate::error::{Error, Result};
-use crate::sys::place::look_up;
-use crate::sys::{Errno, errno, socket};
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, RenameFlags, StatxFlags};
+use crate::sys::place::{exchange, look_up, rename_new};
+use crate::sys::{Errno, errno, host, sandbox, socket};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -96,15 +96,25 @@ fn folder_of(path: &Path) -> &Path {
 /// Checks whether a socket can be created there, before a long load.
 pub(super) fn check(path: &Path, replace: bool) -> Result<()> {
     trust(folder_of(path), user())?;
-    match !replace && answers(path) {
+    match !replace && answers(path)? {
         true => Err(in_use(path)),
         false => Ok(()),
     }
 }
 
+fn cannot_make(errno: Errno, path: &Path) -> Error {
+    let error = Error::os("cannot make the socket", errno).at(path.display().to_string());
+    error.of_calls(&[
+        sandbox::SOCKET,
+        sandbox::BIND,
+        sandbox::LISTEN,
+        sandbox::CONNECT,
+        sandbox::RENAMEAT2,
+    ])
+}
+
 fn in_use(path: &Path) -> Error {
-    Error::os("cannot make the socket", Errno::ADDRINUSE)
-        .at(path.display().to_string())
+    cannot_make(Errno::ADDRINUSE, path)
         .with_why("another holder serves there")
         .with_remedy("release it, replace it, or use another name")
 }
@@ -137,6 +147,7 @@ pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
             .with_remedy("check the path"),
         _ => error,
     }
+    .of_calls(&[sandbox::SOCKET, sandbox::CONNECT])
 }
 
 /// A listening socket; its file is removed when this is dropped.
@@ -177,8 +188,7 @@ impl Bound {
         access: Access,
         replace: bool,
     ) -> Result<(Self, Option<Beside>)> {
-        let failed =
-            |errno| Error::os("cannot make the socket", errno).at(path.display().to_string());
+        let failed = |errno| cannot_make(errno, path);
         let folder = folder_of(path);
         trust(folder, user())?;
         let Some(name) = path.file_name() else {
@@ -203,8 +213,7 @@ impl Bound {
             listener,
             inode,
         };
-        let rename = |flags| rustix::fs::renameat_with(&folder_fd, own, &folder_fd, name, flags);
-        match rename(RenameFlags::NOREPLACE) {
+        match rename_new(folder_fd.as_fd(), own, name) {
             Ok(()) => return Ok((bound(path, listener), None)),
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(failed(errno)),
@@ -213,14 +222,15 @@ impl Bound {
         if there.is_some_and(|there| there.kind != FileType::Socket) {
             return Err(failed(Errno::EXIST).with_remedy("remove it, or name another socket"));
         }
-        if !replace && answers(path) {
+        if !replace && answers(path)? {
             return Err(in_use(path));
         }
         // An exchange, so that a socket that another process has put there in between is not lost.
-        rename(RenameFlags::EXCHANGE).map_err(failed)?;
-        let alive = answers(&beside.0);
+        let swap = || exchange(folder_fd.as_fd(), own, name);
+        swap().map_err(failed)?;
+        let alive = answers(&beside.0)?;
         if alive && !replace {
-            let _ = rename(RenameFlags::EXCHANGE);
+            let _ = swap();
             return Err(in_use(path));
         }
         Ok((bound(path, listener), alive.then_some(beside)))
@@ -235,20 +245,23 @@ impl Drop for Bound {
     fn drop(&mut self) {
         // Another holder may have replaced it.
         let stat = || {
-            let flags = AtFlags::SYMLINK_NOFOLLOW;
-            rustix::fs::statx(CWD, &self.path, flags, StatxFlags::INO).ok()
+            let own = look_up(CWD, self.path.as_os_str()).ok()??;
+            Some(own.inode)
         };
-        if self.inode.is_some() && stat().map(|stat| stat.stx_ino) == self.inode {
+        if self.inode.is_some() && stat() == self.inode {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Whether a process listens on it.
-fn answers(path: &Path) -> bool {
+/// Whether a process listens on it. An error if that cannot be found out in a sandbox.
+fn answers(path: &Path) -> Result<bool> {
     match socket::connect(path) {
-        Ok(_) => true,
-        Err(errno) => !matches!(errno, Errno::NOENT | Errno::CONNREFUSED),
+        Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(false),
+        Err(errno) if sandbox::SOCKET.refuses(errno) || sandbox::CONNECT.refuses(errno) => {
+            Err(cannot_make(errno, path))
+        }
+        _ => Ok(true),
     }
 }
 
@@ -257,9 +270,8 @@ pub(super) struct Beside(pub PathBuf);
 
 impl Beside {
     fn new(folder: &Path, name: &OsStr) -> Self {
-        use std::hash::{BuildHasher, RandomState};
         // Only this user can write to the folder, but two of its processes may do so at once.
-        let random = RandomState::new().hash_one(std::process::id());
+        let random = u64::from_ne_bytes(host::random());
         let mut own = OsString::from(".");
         own.push(name);
         own.push(format!(".{random:016x}"));

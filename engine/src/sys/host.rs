@@ -2,10 +2,11 @@
 //!
 //! `None` means that it cannot be read: a container may hide any of it.
 
-use super::process;
-use rustix::process::{Resource, getrlimit};
+use super::{Errno, last_errno, process};
 use rustix::thread::capabilities;
+use std::ffi::CStr;
 use std::fs;
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 
 /// The first word of a file, as a number.
@@ -46,12 +47,17 @@ pub(crate) fn uptime() -> f64 {
 
 /// The first two numbers of this kernel's version.
 pub(crate) fn release() -> Option<(u64, u64)> {
-    let name = rustix::system::uname();
-    let mut numbers = name
-        .release()
-        .to_str()
-        .ok()?
-        .split(|c: char| !c.is_ascii_digit());
+    let mut name = MaybeUninit::<libc::utsname>::uninit();
+    // Not rustix's, which panics if a sandbox refuses the call.
+    // SAFETY: memory of the type that the call fills.
+    if unsafe { libc::uname(name.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: the call has filled it.
+    let name = unsafe { name.assume_init() };
+    // SAFETY: the kernel ends it with NUL.
+    let release = unsafe { CStr::from_ptr(name.release.as_ptr()) };
+    let mut numbers = release.to_str().ok()?.split(|c: char| !c.is_ascii_digit());
     let mut number = || numbers.next()?.parse().ok();
     Some((number()?, number()?))
 }
@@ -83,15 +89,49 @@ pub(crate) fn vmstat(name: &str) -> Option<u64> {
         .ok()
 }
 
-/// The soft limit on locked and pinned memory, in bytes; None if there is no limit
-/// (RLIMIT_MEMLOCK).
-pub(crate) fn memlock() -> Option<u64> {
-    getrlimit(Resource::Memlock).current
+/// A limit of getrlimit(2); None means that there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub soft: Option<u64>,
+    pub hard: Option<u64>,
 }
 
-/// The soft limit on address space, in bytes; None if there is no limit (RLIMIT_AS).
+/// A limit of this process, for a resource of getrlimit(2).
+pub(crate) fn limits(resource: libc::__rlimit_resource_t) -> Result<Limits, Errno> {
+    let mut told = MaybeUninit::<libc::rlimit64>::uninit();
+    // Not rustix's, which panics if a sandbox refuses the call. That of the C library is prlimit64(2); older
+    // profiles only know the older call.
+    // SAFETY: both calls fill memory of this type; on 64-bit systems they have one layout.
+    let failed = unsafe {
+        libc::getrlimit64(resource, told.as_mut_ptr()) != 0
+            && libc::syscall(libc::SYS_getrlimit, resource, told.as_mut_ptr()) != 0
+    };
+    if failed {
+        return Err(last_errno());
+    }
+    // SAFETY: a call has filled it.
+    let told = unsafe { told.assume_init() };
+    let limit = |limit| (limit != libc::RLIM64_INFINITY).then_some(limit);
+    Ok(Limits {
+        soft: limit(told.rlim_cur),
+        hard: limit(told.rlim_max),
+    })
+}
+
+/// The soft limit on locked and pinned memory, in bytes; None if there is no limit, or if a sandbox hides it
+/// (RLIMIT_MEMLOCK).
+pub(crate) fn memlock() -> Option<u64> {
+    limits(libc::RLIMIT_MEMLOCK).ok()?.soft
+}
+
+/// The limit on open files (RLIMIT_NOFILE).
+pub(crate) fn open_files() -> Result<Limits, Errno> {
+    limits(libc::RLIMIT_NOFILE)
+}
+
+/// The soft limit on address space, in bytes; None if there is no limit, or if a sandbox hides it (RLIMIT_AS).
 pub(crate) fn address_space() -> Option<u64> {
-    getrlimit(Resource::As).current
+    limits(libc::RLIMIT_AS).ok()?.soft
 }
 
 /// Whether RLIMIT_MEMLOCK does not apply to this process.
