@@ -1,6 +1,6 @@
 //! COMMAND: what it inherits, and a path with which it can open that.
 
-use crate::{Failure, Launcher, folder};
+use crate::{Failure, Launcher, folder, limits};
 use dmafile::{Buffer, one_line};
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -16,6 +16,8 @@ use std::process::Command;
 const PLACE: &[u8] = b"{}";
 /// The variable that has the path.
 const PATH: &str = "DMAFILE_PATH";
+/// The variable that has the numbers of the descriptors.
+pub(crate) const FD: &str = "DMAFILE_FD";
 
 /// A buffer, and the name of its file or of its source in a snapshot.
 pub(crate) struct Named {
@@ -89,7 +91,7 @@ pub(crate) fn hand_over_by_path(
             fds.push(fd);
         }
     }
-    variables.push(("DMAFILE_FD", numbers(&fds)));
+    variables.push((FD, numbers(&fds)));
     let words: Vec<_> = command.iter().map(|word| with_path(word, &path)).collect();
     variables.push((PATH, path.into()));
     Ok(become_command(&words, variables))
@@ -197,6 +199,18 @@ fn with_path(word: &OsStr, path: &Path) -> OsString {
 
 /// Execs a command with these variables in its environment; returns only on failure.
 pub(crate) fn become_command(command: &[OsString], variables: Variables) -> Failure {
+    let inherited = variables.iter().find(|variable| variable.0 == FD);
+    let inherited = inherited.and_then(|(_, numbers)| numbers.to_str());
+    let inherited: Vec<_> = inherited
+        .into_iter()
+        .flat_map(|all| all.split(','))
+        .collect();
+    limits::restore(
+        &inherited
+            .iter()
+            .filter_map(|one| one.parse().ok())
+            .collect::<Vec<_>>(),
+    );
     let error = Command::new(&command[0])
         .args(&command[1..])
         // Those of an enclosing dmafile.

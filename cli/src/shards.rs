@@ -36,6 +36,8 @@ pub(crate) fn load(
     let shape = shape(&knobs.file, &shards)?;
     // Checks that there is room for all of them, before the first one is loaded.
     knobs.tune(model.load(), &args.tuning)?.plan()?;
+    // Its descriptors are not needed any more.
+    drop(model);
     let (mut named, mut files) = (Vec::new(), Vec::new());
     for shard in shards {
         out.detail(|| text::file_head(&shard.file))?;

@@ -13,6 +13,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("message", &[]),
     ("error", &["message", "sys"]),
     ("control", &[]),
+    ("open_files", &["sys"]),
     ("sync", &[]),
     ("reasons", &["message", "sync"]),
     ("folder", &["error", "sys"]),

@@ -3,7 +3,7 @@
 
 use super::set::Set;
 use crate::error::{Error, Result};
-use crate::sys::{Errno, errno};
+use crate::sys::{Errno, errno, process};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
@@ -23,6 +23,12 @@ impl LinkFolder {
         let failed = |error: io::Error| {
             Error::os("cannot make the folder", errno(error)).at(path.display().to_string())
         };
+        if !process::folder(std::process::id()).exists() {
+            return Err(failed(ErrorKind::NotFound.into())
+                .with_errno(Errno::NOENT)
+                .with_why("its links lead to /proc, which is not mounted")
+                .with_remedy("mount /proc, or do without the folder"));
+        }
         let path = std::path::absolute(path).map_err(failed)?;
         match fs::DirBuilder::new().mode(0o700).create(&path) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {

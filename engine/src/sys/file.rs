@@ -56,6 +56,15 @@ pub(crate) fn twin(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(fd, 3)
 }
 
+/// The same descriptor by the lowest number that is free: other programs may have a low limit on open files, or use
+/// select(2).
+pub(crate) fn lowest(fd: OwnedFd) -> OwnedFd {
+    match twin(fd.as_fd()) {
+        Ok(twin) if twin.as_raw_fd() < fd.as_raw_fd() => twin,
+        _ => fd,
+    }
+}
+
 /// Duplicates a descriptor by a number that was passed to the process.
 pub(crate) fn duplicate(number: i32) -> Result<OwnedFd, Errno> {
     // Not rustix's, which requires an open descriptor: this may be any number.
