@@ -853,7 +853,7 @@ void dmafile_held_free(struct dmafile_held *held);
  * dmafile_shared.
  *
  * Returns 0 and stores a handle in `*holder`. On failure stores NULL and returns a negative errno: as
- * dmafile_load; -EADDRINUSE if another holder serves there; -EPERM for a folder that every user can write
+ * dmafile_load; -EADDRINUSE if another holder serves there; -EPERM for a folder that other users can write
  * to; -EEXIST for two files with the same name; -EINVAL for an invalid name.
  *
  * Thread-safe. In a child of fork(2) the handle does nothing.

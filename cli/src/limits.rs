@@ -14,12 +14,14 @@ pub(crate) fn raise() {
     }
 }
 
-/// Before COMMAND is executed, which inherits these descriptors. If the limit were below their numbers, it could
-/// open no file at all.
-pub(crate) fn restore(inherited: &[u64]) {
-    let before = BEFORE.get();
-    let before = before.filter(|before| inherited.iter().all(|number| before.allows(*number)));
-    if let Some(before) = before {
+/// Before COMMAND is executed, which inherits the descriptors in these lists of numbers. If the limit were below
+/// them, it could open no file at all.
+pub(crate) fn restore<'n>(lists: impl Iterator<Item = &'n str>) {
+    let mut numbers = lists.flat_map(|list| list.split(','));
+    let allows = |before: &&OpenFiles| {
+        numbers.all(|number| number.parse().is_ok_and(|number| before.allows(number)))
+    };
+    if let Some(before) = BEFORE.get().filter(allows) {
         before.restore();
     }
 }

@@ -34,6 +34,8 @@ pub(crate) fn load(
     let shards = model.shards();
     refuse(args, shards.len())?;
     let shape = shape(&knobs.file, &shards)?;
+    // Checked before a load that would be useless.
+    command::names(shards.iter().filter_map(|shard| shard.file.file_name()))?;
     // Checks that there is room for all of them, before the first one is loaded.
     knobs.tune(model.load(), &args.tuning)?.plan()?;
     // Its descriptors are not needed any more.

@@ -100,8 +100,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "hold",
         &[
-            "buffer", "control", "error", "load", "message", "model", "options", "request",
-            "source", "sys", "verify",
+            "buffer", "control", "error", "folder", "load", "message", "model", "options",
+            "request", "source", "sys", "verify",
         ],
     ),
     (

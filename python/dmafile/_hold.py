@@ -129,8 +129,8 @@ def hold(
     Raises:
         UsageError: A value is out of range, or options exclude each other (also a ValueError).
         Error: As `load`; EADDRINUSE if another holder serves there, EPERM for a socket in a folder
-            that every user can write to, EEXIST for two files with the same name and for a `folder`
-            that is not empty, ENOENT if XDG_RUNTIME_DIR is not set, except for root.
+            that other users can write to, EBUSY if another holder has the `folder`, EEXIST for two
+            files with the same name and for a `folder` that is not empty, ENOENT if XDG_RUNTIME_DIR is not set, except for root.
         KeyboardInterrupt: Ctrl-C.
     """
     how = {

@@ -116,6 +116,13 @@ pub(crate) fn create(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Er
     retry(|| rustix::fs::openat(folder, name, flags, new_mode()))
 }
 
+/// As [`create`], for a file that only this user may open.
+pub(crate) fn create_private(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    retry(|| rustix::fs::openat(folder, name, flags, mode))
+}
+
 /// Restricted by umask(2) and the folder's default ACL.
 fn new_mode() -> Mode {
     Mode::from_raw_mode(0o666)
@@ -212,32 +219,79 @@ pub(crate) fn rename(folder: BorrowedFd<'_>, from: &OsStr, to: &OsStr) -> Result
     }
 }
 
-/// As [`rename`], but EEXIST if the new name exists (renameat2(2)).
-#[cfg(feature = "hold")]
+/// Renames within a folder; EEXIST if anything has the new name.
 pub(crate) fn rename_new(folder: BorrowedFd<'_>, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
     match rustix::fs::renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE) {
-        Err(errno) if sandbox::RENAMEAT2.refuses(errno) => {
-            rustix::fs::linkat(folder, from, folder, to, AtFlags::empty())?;
-            unlink(folder, from)
-        }
-        done => done,
+        Err(errno) if is_unknown(errno) => {}
+        done => return done,
+    }
+    match rustix::fs::linkat(folder, from, folder, to, AtFlags::empty()) {
+        Ok(()) => return unlink(folder, from),
+        Err(Errno::PERM) => {}
+        Err(errno) => return Err(errno),
+    }
+    // A folder has no other links. An empty folder that has got the name since would be replaced.
+    match look_up(folder, to)? {
+        None => rename(folder, from, to),
+        Some(_) => Err(Errno::EXIST),
     }
 }
 
-/// Exchanges two files of a folder (renameat2(2)).
-#[cfg(feature = "hold")]
-pub(crate) fn exchange(folder: BorrowedFd<'_>, own: &OsStr, other: &OsStr) -> Result<(), Errno> {
-    match rustix::fs::renameat_with(folder, own, folder, other, RenameFlags::EXCHANGE) {
-        // In three steps, between which both names exist.
-        Err(errno) if sandbox::RENAMEAT2.refuses(errno) => {
-            let mut third = own.to_os_string();
-            third.push("~");
-            rustix::fs::linkat(folder, other, folder, &third, AtFlags::empty())?;
-            rename(folder, own, other)?;
-            rename(folder, &third, own)
-        }
-        done => done,
+/// Exchanges two names in a folder (renameat2(2)): atomically, unless the kernel, a sandbox or the file system does
+/// not support that. Then the second name does not exist for a moment.
+pub(crate) fn exchange(folder: BorrowedFd<'_>, one: &OsStr, other: &OsStr) -> Result<(), Errno> {
+    match rustix::fs::renameat_with(folder, one, folder, other, RenameFlags::EXCHANGE) {
+        Err(errno) if is_unknown(errno) => {}
+        done => return done,
     }
+    let mut aside = one.to_os_string();
+    aside.push(".old");
+    rename_new(folder, other, &aside)?;
+    rename(folder, one, other).inspect_err(|_| {
+        let _ = rename(folder, &aside, other);
+    })?;
+    rename(folder, &aside, one)
+}
+
+/// The errors of renameat2(2) for flags that are not supported, or for a call that a sandbox refuses.
+fn is_unknown(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSYS | Errno::INVAL | Errno::PERM) || sandbox::RENAMEAT2.refuses(errno)
+}
+
+/// Sets the group and the permissions of a socket that this process has just made, and returns what it is. A symbolic
+/// link is not followed.
+pub(crate) fn permit_socket(
+    folder: BorrowedFd<'_>,
+    name: &OsStr,
+    group: Option<u32>,
+    mode: u32,
+) -> Result<Named, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = retry(|| rustix::fs::openat(folder, name, flags, Mode::empty()))?;
+    let found = look_at(fd.as_fd())?;
+    if found.kind != FileType::Socket || found.owner.0 != rustix::process::geteuid().as_raw() {
+        return Err(Errno::PERM);
+    }
+    if let Some(group) = group.map(Gid::from_raw) {
+        rustix::fs::chownat(&fd, c"", None, Some(group), AtFlags::EMPTY_PATH)?;
+    }
+    let mode = Mode::from_raw_mode(mode);
+    match has_link(fd.as_fd()) {
+        true => rustix::fs::chmod(link_of(fd.as_fd()), mode)?,
+        false => rustix::fs::chmodat(folder, name, mode, AtFlags::empty())?,
+    }
+    Ok(found)
+}
+
+/// Creates a symbolic link; EEXIST if anything has the name.
+pub(crate) fn symlink(folder: BorrowedFd<'_>, name: &OsStr, target: &Path) -> Result<(), Errno> {
+    rustix::fs::symlinkat(target, folder, name)
+}
+
+/// The target of a symbolic link.
+pub(crate) fn read_link(folder: BorrowedFd<'_>, name: &OsStr) -> Result<PathBuf, Errno> {
+    let target = rustix::fs::readlinkat(folder, name, Vec::new())?;
+    Ok(OsString::from_vec(target.into_bytes()).into())
 }
 
 pub(crate) fn unlink(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
