@@ -1,7 +1,7 @@
 //! COMMAND: what it inherits, and a path with which it can open that.
 
 use crate::folder::Private;
-use crate::{Failure, Launcher};
+use crate::{Failure, Launcher, limits};
 use dmafile::{Buffer, one_line, unlisted};
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -208,10 +208,11 @@ fn opened_again(fd: &OwnedFd) -> Result<PathBuf, Failure> {
 
 /// This process in the proc file system, without which nothing opens the memory by a path.
 pub(crate) fn this_process() -> Result<PathBuf, Failure> {
-    let own = "/proc/self";
+    // Not by the link, because some sandboxes refuse readlink(2).
+    let own = "/proc/self/stat";
     let remedy = "the proc file system is missing there: mount it, or use DMAFILE_FD";
-    fs::read_link(own)
-        .map(|number| Path::new("/proc").join(number))
+    fs::read_to_string(own)
+        .map(|text| Path::new("/proc").join(text.split(' ').next().unwrap_or_default()))
         .map_err(|error| Failure::os("cannot give COMMAND a path", own, &error, remedy))
 }
 
@@ -247,6 +248,8 @@ fn with_path(word: &OsStr, path: &Path) -> OsString {
 
 /// Execs a command with these variables in its environment; returns only on failure.
 pub(crate) fn become_command(command: &[OsString], variables: Variables) -> Failure {
+    let fds = variables.iter().filter(|one| matches!(one.0, Variable::Fd));
+    limits::restore(fds.filter_map(|(_, numbers)| numbers.to_str()));
     let mut program = Command::new(&command[0]);
     // Those of an enclosing dmafile describe memory that this COMMAND is not given.
     for variable in Variable::ALL {

@@ -59,6 +59,8 @@ mod message;
 mod method;
 #[cfg(feature = "model")]
 mod model;
+#[doc(hidden)]
+pub mod open_files;
 mod options;
 mod plan;
 mod reasons;
