@@ -85,7 +85,7 @@ pub use flow::clock::Cpu;
 #[cfg(feature = "hold")]
 pub use hold::{
     Digest, Ended, FileIdentity, Found, Held, HeldFile, HeldInfo, Hold, Holder, Holding, Shared,
-    Take, Taker, Vacant, holds, release,
+    Take, Taker, Vacant, holds, look_for_holder, release,
 };
 #[cfg(feature = "inspect")]
 pub use inspect::doctor::{Check, Health, doctor};
