@@ -353,18 +353,28 @@ fn one(verb: Verb, root: &Path, target: &Path, number: usize) -> io::Result<()> 
         None => Ok(()),
         Some(_) => fs::rename(target, target.with_file_name(format!("{ASIDE}.{number}"))),
     };
+    // Made first under another name, so that nothing has changed if it cannot be made.
+    let own = target.with_file_name(format!("{ASIDE}.new.{number}"));
+    let put = |made: io::Result<()>| {
+        made?;
+        aside()
+            .and_then(|()| fs::rename(&own, target))
+            .inspect_err(|_| {
+                let _ = fs::remove_file(&own);
+            })
+    };
     let is_dir = there.as_ref().is_some_and(fs::Metadata::is_dir);
     match verb {
         Verb::Unlink if is_dir => aside(),
         Verb::Unlink => fs::remove_file(target),
-        Verb::Link => aside().and_then(|()| symlink(root.join("outside/secret"), target)),
-        Verb::DirLink => aside().and_then(|()| symlink(root.join("outside/links"), target)),
-        Verb::Dangling => aside().and_then(|()| symlink(root.join("outside/absent"), target)),
-        Verb::HardLink => aside().and_then(|()| fs::hard_link(root.join("outside/secret"), target)),
-        Verb::Fifo => aside().and_then(|()| {
+        Verb::Link => put(symlink(root.join("outside/secret"), &own)),
+        Verb::DirLink => put(symlink(root.join("outside/links"), &own)),
+        Verb::Dangling => put(symlink(root.join("outside/absent"), &own)),
+        Verb::HardLink => put(fs::hard_link(root.join("outside/secret"), &own)),
+        Verb::Fifo => {
             let mode = nix::sys::stat::Mode::from_bits_truncate(0o666);
-            Ok(nix::unistd::mkfifo(target, mode)?)
-        }),
+            put(nix::unistd::mkfifo(&own, mode).map_err(Into::into))
+        }
         Verb::Evil if is_dir => {
             let inner: Vec<_> = fs::read_dir(target)?.flatten().collect();
             aside()?;

@@ -18,9 +18,11 @@ use operation::{Kind, Operation, Tools};
 use report::Report;
 use run::{Case, Point};
 use std::ffi::OsString;
+use std::fs::Permissions;
 use std::io;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -58,7 +60,7 @@ struct Args {
     #[arg(long)]
     seed: Option<u64>,
     /// How often two instances take turns, for each operation that has such runs
-    #[arg(long, default_value_t = 150)]
+    #[arg(long, default_value_t = 300)]
     weaves: u64,
     /// Runs at the same time [default: the number of CPUs]
     #[arg(long)]
@@ -156,8 +158,8 @@ impl Planned<'_> {
 
 fn test(args: &Args) -> io::Result<bool> {
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
-    let tools = tools(args)?;
     let base = args.base.clone().unwrap_or_else(std::env::temp_dir);
+    let (tools, _folder) = tools(args, &base)?;
     let jobs = args
         .jobs
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into));
@@ -317,24 +319,29 @@ fn each<T: Sync>(jobs: usize, plan: &[T], until: Option<Instant>, run: impl Fn(u
     });
 }
 
-fn tools(args: &Args) -> io::Result<Tools> {
-    let dmafile: Vec<OsString> = match &args.dmafile {
-        Some(path) => vec![path.canonicalize()?.into()],
-        None => vec!["/proc/self/exe".into(), "dmafile".into()],
-    };
-    let program = match &args.dmafile {
-        Some(_) => dmafile[0].clone(),
-        None => std::env::current_exe()?.into(),
-    };
-    let help = std::process::Command::new(program)
+/// The command that is tested, in a folder from which the other user can start it, too.
+fn tools(args: &Args, base: &Path) -> io::Result<(Tools, tempfile::TempDir)> {
+    let folder = tempfile::Builder::new()
+        .prefix("interference.")
+        .permissions(Permissions::from_mode(0o755))
+        .tempdir_in(base)?;
+    let own = std::env::current_exe()?;
+    let program = folder.path().join("program");
+    std::fs::copy(args.dmafile.as_ref().unwrap_or(&own), &program)?;
+    let mut dmafile: Vec<OsString> = vec![program.into()];
+    dmafile.extend(args.dmafile.is_none().then(|| "dmafile".into()));
+    let mut command = Command::new(&dmafile[0]);
+    let help = command
         .args(&dmafile[1..])
         .args(["save", "--help"])
         .output()?;
     let has_suffix = !String::from_utf8_lossy(&help.stdout).contains("--offset");
-    Ok(Tools {
+    let tools = Tools {
         dmafile,
+        own: own.into(),
         has_suffix,
-    })
+    };
+    Ok((tools, folder))
 }
 
 /// A fault that is expected: the begin of an operation's name, and its kind.

@@ -81,8 +81,12 @@ pub fn works() -> Result<(), String> {
         loop {
             match session.next(Duration::from_secs(60))? {
                 crate::trace::Next::Call(task, _) => session.go(task),
-                crate::trace::Next::Over => return Ok(session.exit(0)),
-                crate::trace::Next::Quiet => return Err(io::Error::other("it does not end")),
+                crate::trace::Next::Quiet if session.exit(0).is_none() => {
+                    return Err(io::Error::other("it does not end"));
+                }
+                crate::trace::Next::Over | crate::trace::Next::Quiet => {
+                    return Ok(session.exit(0));
+                }
             }
         }
     });

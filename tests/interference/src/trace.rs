@@ -43,11 +43,13 @@ pub struct Call {
     pub key: String,
     /// The paths that it names in the scratch folder.
     pub paths: Vec<PathBuf>,
+    /// It changes a name or a lock.
+    pub changes: bool,
 }
 
 pub enum Next {
     Call(Pid, Call),
-    /// Nothing happened in the given time.
+    /// Nothing happened in the given time, or a command has ended.
     Quiet,
     /// All processes have ended.
     Over,
@@ -163,10 +165,19 @@ impl Session {
                 status => status?,
             };
             pause = Duration::from_micros(20);
+            let running = self.running();
             if let Some(next) = self.handle(status)? {
                 return Ok(next);
             }
+            if self.running() < running {
+                return Ok(Next::Quiet);
+            }
         }
+    }
+
+    fn running(&self) -> usize {
+        let running = self.roots.iter().filter(|root| root.exit.is_none());
+        running.count()
     }
 
     fn handle(&mut self, status: WaitStatus) -> io::Result<Option<Next>> {
@@ -310,6 +321,7 @@ impl Session {
             root,
             key: format!("{label} #{count}"),
             paths,
+            changes: CHANGES.iter().any(|begin| known.name.starts_with(begin)),
         })
     }
 
@@ -405,6 +417,11 @@ impl Session {
         Err(io::Error::other("processes do not end"))
     }
 }
+
+/// How the names of calls begin that change names or locks.
+const CHANGES: [&str; 7] = [
+    "flock", "unlink", "rename", "link", "rmdir", "symlink", "bind",
+];
 
 /// What an argument names.
 enum Named {

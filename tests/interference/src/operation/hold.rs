@@ -36,6 +36,7 @@ pub fn all() -> Vec<Operation> {
         judge,
         again: Some(again),
         second_ends: false,
+        fails: false,
         follows: false,
         weaves: false,
     };
@@ -70,12 +71,14 @@ pub fn all() -> Vec<Operation> {
             peers: one,
             judge: judge_refused,
             again: None,
+            fails: true,
             ..hold("hold-replace-refused", replace_refused)
         },
         Operation {
             trusts: &[Trust::Own],
             finals: &["m", "links"],
             script: replaced,
+            judge: judge_replaced,
             again: None,
             ..hold("hold-replaced", old_with_folder)
         },
@@ -313,6 +316,10 @@ fn replaced(stage: &mut Stage, mut out: BufReader<ChildStdout>) -> Log {
                 ));
             }
             stage.peers.push(peer);
+            if !serves || plants(stage.action) || stage.action.moves_folder() {
+                // Perhaps it was not reached.
+                let _ = kill(Pid::from_raw(stage.pid), Signal::SIGTERM);
+            }
             // Until the first one has ended.
             let _ = out.read_to_end(&mut log.out);
             if serves {
@@ -416,6 +423,22 @@ fn judge_peers(seen: &mut Seen, faults: &mut Vec<Fault>) {
             "neither the old nor the new holder serves",
         ));
     }
+}
+
+/// It was replaced by another one, which serves now.
+fn judge_replaced(seen: &mut Seen) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    judge_got(seen, &mut faults, false);
+    faults.extend(seen.log.notes.iter().cloned());
+    if seen.log.serves && matches!(seen.exit, Exit::Status(code) if code != 0) {
+        let what = format!("{} after it served: {}", seen.exit, seen.errors.trim());
+        faults.push(fault(Kind::Status, what));
+    }
+    let serves = seen.peers.iter_mut().any(Peer::is_alive);
+    if serves && matches!(seen.exit, Exit::Status(_)) {
+        faults.extend(seen.leftovers(|name| name == "m" || name == "links"));
+    }
+    faults
 }
 
 /// It must fail, and the old one must serve on.

@@ -111,6 +111,8 @@ use args;
 pub struct Tools {
     /// The command dmafile: a program and its first arguments.
     pub dmafile: Vec<OsString>,
+    /// This program.
+    pub own: OsString,
     /// Whether a save into a file is `FILE@OFFSET`, as it once was.
     pub has_suffix: bool,
 }
@@ -118,8 +120,8 @@ pub struct Tools {
 impl Tools {
     /// The program and the arguments of a command line.
     pub fn line(&self, run: &Run) -> Vec<OsString> {
-        let own = ["/proc/self/exe".into()];
-        let first = if run.is_own { &own[..] } else { &self.dmafile };
+        let own = std::slice::from_ref(&self.own);
+        let first = if run.is_own { own } else { &self.dmafile };
         first.iter().chain(&run.args).cloned().collect()
     }
 
@@ -264,6 +266,8 @@ pub struct Seen<'a> {
     pub log: &'a Log,
     pub errors: &'a str,
     pub peers: &'a mut Vec<Peer>,
+    /// It must fail.
+    pub fails: bool,
 }
 
 pub struct Operation {
@@ -283,6 +287,8 @@ pub struct Operation {
     pub again: Option<fn(&Tools, &World) -> Vec<Fault>>,
     /// A second instance ends by itself.
     pub second_ends: bool,
+    /// It must fail.
+    pub fails: bool,
     /// A link at its final name is followed.
     pub follows: bool,
     /// Two instances can take turns.
@@ -337,7 +343,8 @@ impl Seen<'_> {
                 format!("{}: {}", self.exit, self.errors),
             ));
         }
-        if self.action.is_harmless() && self.exit != Exit::Status(0) && !self.may_refuse() {
+        let good = Exit::Status(self.fails.into());
+        if self.action.is_harmless() && self.exit != good && !self.may_refuse() {
             faults.push(fault(
                 Kind::Failed,
                 format!("{}: {}", self.exit, self.errors.trim()),

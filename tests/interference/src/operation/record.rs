@@ -28,6 +28,7 @@ pub fn all() -> Vec<Operation> {
         judge,
         again: None,
         second_ends: true,
+        fails: false,
         follows: false,
         weaves: true,
     }]

@@ -31,6 +31,7 @@ pub fn all() -> Vec<Operation> {
         judge,
         again: Some(again),
         second_ends: true,
+        fails: false,
         follows: true,
         weaves: true,
     };

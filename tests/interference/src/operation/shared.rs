@@ -29,6 +29,7 @@ pub fn all() -> Vec<Operation> {
         judge,
         again: Some(again),
         second_ends: false,
+        fails: false,
         follows: false,
         weaves: true,
     }]

@@ -27,6 +27,7 @@ pub fn all() -> Vec<Operation> {
         judge,
         again: Some(again),
         second_ends: true,
+        fails: false,
         follows: false,
         weaves: true,
     };
