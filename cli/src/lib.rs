@@ -119,6 +119,7 @@ impl Names for Options {
         let name = match option {
             Opt::Patterns => "tensor",
             Opt::CheckMemory => "no-memory-check",
+            Opt::InPlace => "offset",
             _ => option.name(),
         };
         format!("--{}", name.replace('_', "-"))

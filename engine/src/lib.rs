@@ -46,6 +46,8 @@ mod error;
 mod exporter;
 pub mod facts;
 mod flow;
+#[doc(hidden)]
+pub mod folder;
 #[cfg(feature = "model")]
 pub mod format;
 #[cfg(feature = "hold")]
@@ -93,6 +95,9 @@ pub use message::one_line;
 pub use message::{Message, Names, Opt, Part};
 #[cfg(all(feature = "model", feature = "checksums"))]
 pub use model::Digests;
+#[cfg(feature = "model")]
+#[doc(hidden)]
+pub use model::is_hidden;
 #[cfg(feature = "model")]
 pub use model::{Model, Pattern, SMALL_READ, Tensor};
 pub use options::{

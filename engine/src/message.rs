@@ -35,6 +35,8 @@ pub enum Opt {
     CheckMemory,
     /// The [`Origin`](crate::Origin) of a save.
     From,
+    /// [`Save::in_place`](crate::Save::in_place).
+    InPlace,
     /// The [`Ring`](crate::Ring) of [`Load::run_through`](crate::Load::run_through).
     Ring,
     /// A [`Device`](crate::Device).
@@ -60,6 +62,7 @@ impl Opt {
             Self::Patterns => "patterns",
             Self::CheckMemory => "check_memory",
             Self::From => "from",
+            Self::InPlace => "in_place",
             Self::Ring => "ring",
             Self::Device => "device",
         }

@@ -15,6 +15,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("control", &[]),
     ("sync", &[]),
     ("reasons", &["message", "sync"]),
+    ("folder", &["error", "sys"]),
     ("device", &["error", "message", "sys"]),
     // The request and its source.
     ("options", &["device", "error", "message", "sys"]),
@@ -98,8 +99,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "hold",
         &[
-            "buffer", "control", "error", "load", "message", "model", "options", "request",
-            "source", "sys", "verify",
+            "buffer", "control", "error", "folder", "load", "message", "model", "options",
+            "request", "source", "sys", "verify",
         ],
     ),
     (

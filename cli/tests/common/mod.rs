@@ -447,6 +447,17 @@ pub fn interruptible(command: &mut Command) -> &mut Command {
     }
 }
 
+/// Makes a command start with a signal ignored.
+pub fn ignoring(command: &mut Command, signal: i32) -> &mut Command {
+    // SAFETY: signal(2) may be called between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            libc::signal(signal, libc::SIG_IGN);
+            Ok(())
+        })
+    }
+}
+
 /// A user ID for this process and `number` only: limits per user would also count other runs of these
 /// tests.
 pub fn own_user(number: u32) -> u32 {

@@ -1,7 +1,7 @@
 //! Loads files for a hold.
 
 use super::identity::FileIdentity;
-use super::protocol::{Digest, HeldInfo, MOST_FILES};
+use super::protocol::{Digest, HeldInfo, LONGEST_NAMES, MOST_FILES};
 use super::set::{Member, Set, now};
 use crate::buffer::Buffer;
 use crate::control::{CancelToken, Progress, ProgressFn};
@@ -40,6 +40,8 @@ pub(super) struct Open {
     pub path: PathBuf,
     pub identity: FileIdentity,
     fd: OwnedFd,
+    /// Its tensors that do not count.
+    superseded: Vec<String>,
 }
 
 impl Wanted {
@@ -91,7 +93,7 @@ impl Wanted {
         let mut all: Vec<Open> = Vec::new();
         let mut names = HashMap::new();
         for path in &self.paths {
-            for path in files(path)? {
+            for (path, superseded) in files(path)? {
                 let place = || path.display().to_string();
                 let failed = |errno| Error::os("cannot open", errno).at(place());
                 // Resolved now: later, a link may point elsewhere and a folder may be replaced.
@@ -107,7 +109,22 @@ impl Wanted {
                         .at(place())
                         .with_remedy("hold them under two names"));
                 }
-                all.push(Open { path, identity, fd });
+                if superseded.iter().map(String::len).sum::<usize>() > LONGEST_NAMES {
+                    let why = format!(
+                        "another file replaces {} of its tensors, which are too many to list",
+                        superseded.len()
+                    );
+                    return Err(Error::new("cannot hold", why)
+                        .with_errno(Errno::TOOBIG)
+                        .at(place())
+                        .with_remedy("save the model again, without the old copies"));
+                }
+                all.push(Open {
+                    path,
+                    identity,
+                    fd,
+                    superseded,
+                });
             }
         }
         if all.len() > MOST_FILES {
@@ -137,7 +154,13 @@ impl Wanted {
         let tell = self.progress.take().map(Arc::new);
         let before = Arc::new(AtomicU64::new(0));
         let mut members = Vec::new();
-        for Open { path, identity, fd } in files {
+        for file in files {
+            let Open {
+                path,
+                identity,
+                fd,
+                superseded,
+            } = file;
             if self.cancel.is_set() {
                 return Err(Error::cancelled(path.display().to_string()));
             }
@@ -163,7 +186,8 @@ impl Wanted {
             before.fetch_add(identity.size, Ordering::Relaxed);
             let digest = loaded.report.verify.first().map(Digest::of);
             let (buffer, pages) = (&mut loaded.buffer, &loaded.report.pages);
-            let member = Member::new(path, identity, buffer, pages, digest, self.writable)?;
+            let mut member = Member::new(path, identity, buffer, pages, digest, self.writable)?;
+            member.info.superseded = superseded;
             keep(loaded.buffer, member.info.clone());
             members.push(member);
         }
@@ -180,7 +204,13 @@ impl Wanted {
     ) -> Result<Vec<Member>> {
         let mut members = Vec::new();
         let mut memory = memory.into_iter();
-        for Open { path, identity, fd } in files {
+        for file in files {
+            let Open {
+                path,
+                identity,
+                fd,
+                superseded,
+            } = file;
             let failed = |errno| Error::os("cannot share", errno).at(path.display().to_string());
             let own: Vec<_> = memory.next().into_iter().collect();
             let kind = Kind::Memfd.to_string();
@@ -194,7 +224,9 @@ impl Wanted {
             let source = Source::of(&path, fd)?;
             let digest = self.digest(&source, &buffer)?;
             let pages = "existing";
-            let member = Member::new(path, identity, &mut buffer, pages, digest, self.writable)?;
+            let mut member =
+                Member::new(path, identity, &mut buffer, pages, digest, self.writable)?;
+            member.info.superseded = superseded;
             keep(buffer, member.info.clone());
             members.push(member);
         }
@@ -235,11 +267,16 @@ impl Wanted {
     }
 }
 
-/// The files that a path stands for.
-fn files(path: &Path) -> Result<Vec<PathBuf>> {
+/// The files that a path stands for, and the tensors in each that do not count.
+fn files(path: &Path) -> Result<Vec<(PathBuf, Vec<String>)>> {
     if !Model::is_collection(path) {
-        return Ok(vec![path.to_path_buf()]);
+        return Ok(vec![(path.to_path_buf(), Vec::new())]);
     }
     let model = Model::open(path)?;
-    Ok(model.shards().into_iter().map(|shard| shard.file).collect())
+    let shards = model.shards().into_iter().enumerate();
+    let described = shards.map(|(number, shard)| {
+        let superseded = model.superseded(number).map(str::to_string).collect();
+        (shard.file, superseded)
+    });
+    Ok(described.collect())
 }

@@ -4,8 +4,11 @@
 //! not all fit, the taker requests the remaining ones.
 
 use super::identity::FileIdentity;
+use super::name;
 use crate::verify::Verified;
 use serde::{Deserialize, Serialize};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 /// The version of these messages.
@@ -14,6 +17,8 @@ pub(super) const VERSION: u32 = 1;
 pub(super) const LONGEST_REQUEST: usize = 4 << 10;
 /// The maximum length of an answer in bytes.
 pub(super) const LONGEST_ANSWER: usize = 64 << 10;
+/// The maximum length of the names in [`HeldInfo::superseded`] together: they must fit into an answer, escaped.
+pub(super) const LONGEST_NAMES: usize = 8 << 10;
 /// The maximum number of files in a hold.
 pub(super) const MOST_FILES: usize = 10_000;
 /// The maximum number of descriptors in an answer with several files: descriptors that have been sent but not
@@ -108,8 +113,11 @@ impl Answer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HeldInfo {
-    /// Its name, without a folder; unique in its hold.
+    /// Its name, without a folder. Parts that are not UTF-8 are replaced; [`HeldInfo::file_name`] has them.
     pub name: String,
+    /// All of it, if it is not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) name_bytes: Option<Vec<u8>>,
     /// The path it was loaded from; in JSON, parts that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub file: PathBuf,
@@ -131,6 +139,32 @@ pub struct HeldInfo {
     pub changed: bool,
     /// Number of descriptors of the memory: one, except for several dma-bufs.
     pub descriptors: usize,
+    /// Tensors in it that do not count, because the model's index names another file for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub superseded: Vec<String>,
+}
+
+impl HeldInfo {
+    /// Its name as in the file system; unique in its hold.
+    pub fn file_name(&self) -> OsString {
+        match &self.name_bytes {
+            Some(bytes) => OsString::from_vec(bytes.clone()),
+            None => self.name.clone().into(),
+        }
+    }
+
+    /// Whether it has the name of a file, and the same one as text and as bytes.
+    pub(super) fn is_named(&self) -> bool {
+        let name = self.file_name();
+        name::is_plain(&name)
+            && Self::names_of(&name) == (self.name.clone(), self.name_bytes.clone())
+    }
+
+    /// Its name as text, and as bytes if it is not text.
+    pub(super) fn names_of(name: &OsStr) -> (String, Option<Vec<u8>>) {
+        let bytes = name.to_str().is_none().then(|| name.as_bytes().to_vec());
+        (name.to_string_lossy().into_owned(), bytes)
+    }
 }
 
 /// A digest of a file's bytes.

@@ -61,9 +61,10 @@ impl Member {
         if sealed {
             buffer.seal()?;
         }
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let (name, name_bytes) = HeldInfo::names_of(path.file_name().unwrap_or_default());
         let info = HeldInfo {
-            name: name.into_owned(),
+            name,
+            name_bytes,
             kind: buffer.kind().to_string(),
             pages: pages.to_string(),
             bytes: buffer.len(),
@@ -73,6 +74,7 @@ impl Member {
             digest,
             changed: false,
             descriptors: 0,
+            superseded: Vec::new(),
             file: path,
         };
         Self::of(info, buffer)

@@ -298,7 +298,7 @@ pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) 
     let mut names = HashSet::new();
     if let Some((_, info)) = files
         .iter()
-        .find(|(_, info)| !name::is_plain(&info.name) || !names.insert(info.name.clone()))
+        .find(|(_, info)| !info.is_named() || !names.insert(info.file_name()))
     {
         let why = format!("{:?} is not a valid file name, or appears twice", info.name);
         return Err(talk.unsound(&why));

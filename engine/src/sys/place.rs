@@ -2,8 +2,8 @@
 
 use super::{Errno, retry};
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, FlockOperation, Gid, Mode, OFlags, StatxAttributes,
-    StatxFlags, Uid, XattrFlags,
+    AtFlags, FallocateFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags,
+    StatxAttributes, StatxFlags, Uid, XattrFlags,
 };
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Named {
     pub kind: FileType,
+    /// The file system's device: major and minor number.
+    pub device: (u32, u32),
     pub inode: u64,
     pub owner: (u32, u32),
     /// Permissions, without the setuid and setgid bits.
@@ -28,14 +30,42 @@ pub(crate) struct Named {
 ///
 /// The second descriptor can be synced; None without permission to list the folder.
 pub(crate) fn folder(path: &Path) -> Result<(OwnedFd, Option<OwnedFd>), Errno> {
+    open_folder(rustix::fs::CWD, path.as_os_str(), OFlags::empty())
+}
+
+/// As [`folder`], for a folder in another one; ENOTDIR for a symbolic link.
+pub(crate) fn folder_in(
+    folder: BorrowedFd<'_>,
+    name: &OsStr,
+) -> Result<(OwnedFd, Option<OwnedFd>), Errno> {
+    open_folder(folder, name, OFlags::NOFOLLOW)
+}
+
+fn open_folder(
+    from: BorrowedFd<'_>,
+    name: &OsStr,
+    more: OFlags,
+) -> Result<(OwnedFd, Option<OwnedFd>), Errno> {
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let open = |more| retry(|| rustix::fs::open(path, flags | more, Mode::empty()));
-    let folder = open(OFlags::PATH)?;
-    match open(OFlags::RDONLY) {
+    let flags_of_path = flags | more | OFlags::PATH;
+    let folder = retry(|| rustix::fs::openat(from, name, flags_of_path, Mode::empty()))?;
+    // The same folder, not the one that has the name by now.
+    let flags = flags | OFlags::RDONLY;
+    match retry(|| rustix::fs::openat(&folder, c".", flags, Mode::empty())) {
         Ok(listed) => Ok((folder, Some(listed))),
         Err(Errno::ACCESS) => Ok((folder, None)),
         Err(errno) => Err(errno),
     }
+}
+
+/// Creates a folder; EEXIST if anything has the name.
+pub(crate) fn make_folder(folder: BorrowedFd<'_>, name: &OsStr, mode: u32) -> Result<(), Errno> {
+    rustix::fs::mkdirat(folder, name, Mode::from_raw_mode(mode))
+}
+
+/// Removes an empty folder.
+pub(crate) fn remove_folder(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+    rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)
 }
 
 /// What a name refers to; None if it does not exist. A symbolic link is not followed.
@@ -62,6 +92,7 @@ fn named(stat: &rustix::fs::Statx) -> Named {
     let fixed = StatxAttributes::IMMUTABLE | StatxAttributes::APPEND;
     Named {
         kind: FileType::from_raw_mode(stat.stx_mode.into()),
+        device: (stat.stx_dev_major, stat.stx_dev_minor),
         inode: stat.stx_ino,
         owner: (stat.stx_uid, stat.stx_gid),
         mode: u32::from(stat.stx_mode) & 0o1777,
@@ -89,6 +120,13 @@ pub(crate) fn nameless(folder: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 pub(crate) fn create(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     retry(|| rustix::fs::openat(folder, name, flags, new_mode()))
+}
+
+/// As [`create`], for a file that only this user may open.
+pub(crate) fn create_private(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    retry(|| rustix::fs::openat(folder, name, flags, mode))
 }
 
 /// Restricted by umask(2) and the folder's default ACL.
@@ -169,6 +207,81 @@ pub(crate) fn link_of(fd: BorrowedFd<'_>) -> PathBuf {
 /// Renames a file within a folder, and atomically replaces the file that has the new name (rename(2)).
 pub(crate) fn rename(folder: BorrowedFd<'_>, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
     rustix::fs::renameat(folder, from, folder, to)
+}
+
+/// Renames within a folder; EEXIST if anything has the new name.
+pub(crate) fn rename_new(folder: BorrowedFd<'_>, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
+    match rustix::fs::renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE) {
+        Err(errno) if is_unknown(errno) => {}
+        done => return done,
+    }
+    match rustix::fs::linkat(folder, from, folder, to, AtFlags::empty()) {
+        Ok(()) => return unlink(folder, from),
+        Err(Errno::PERM) => {}
+        Err(errno) => return Err(errno),
+    }
+    // A folder has no other links. An empty folder that has got the name since would be replaced.
+    match look_up(folder, to)? {
+        None => rename(folder, from, to),
+        Some(_) => Err(Errno::EXIST),
+    }
+}
+
+/// Exchanges two names in a folder (renameat2(2)): atomically, unless the kernel, a sandbox or the file system does
+/// not support that. Then the second name does not exist for a moment.
+pub(crate) fn exchange(folder: BorrowedFd<'_>, one: &OsStr, other: &OsStr) -> Result<(), Errno> {
+    match rustix::fs::renameat_with(folder, one, folder, other, RenameFlags::EXCHANGE) {
+        Err(errno) if is_unknown(errno) => {}
+        done => return done,
+    }
+    let mut aside = one.to_os_string();
+    aside.push(".old");
+    rename_new(folder, other, &aside)?;
+    rename(folder, one, other).inspect_err(|_| {
+        let _ = rename(folder, &aside, other);
+    })?;
+    rename(folder, &aside, one)
+}
+
+/// The errors of renameat2(2) for flags that are not supported, or for a call that a sandbox refuses.
+fn is_unknown(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSYS | Errno::INVAL | Errno::PERM)
+}
+
+/// Sets the group and the permissions of a socket that this process has just made, and returns what it is. A symbolic
+/// link is not followed.
+pub(crate) fn permit_socket(
+    folder: BorrowedFd<'_>,
+    name: &OsStr,
+    group: Option<u32>,
+    mode: u32,
+) -> Result<Named, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = retry(|| rustix::fs::openat(folder, name, flags, Mode::empty()))?;
+    let found = look_at(fd.as_fd())?;
+    if found.kind != FileType::Socket || found.owner.0 != rustix::process::geteuid().as_raw() {
+        return Err(Errno::PERM);
+    }
+    if let Some(group) = group.map(Gid::from_raw) {
+        rustix::fs::chownat(&fd, c"", None, Some(group), AtFlags::EMPTY_PATH)?;
+    }
+    let mode = Mode::from_raw_mode(mode);
+    match has_link(fd.as_fd()) {
+        true => rustix::fs::chmod(link_of(fd.as_fd()), mode)?,
+        false => rustix::fs::chmodat(folder, name, mode, AtFlags::empty())?,
+    }
+    Ok(found)
+}
+
+/// Creates a symbolic link; EEXIST if anything has the name.
+pub(crate) fn symlink(folder: BorrowedFd<'_>, name: &OsStr, target: &Path) -> Result<(), Errno> {
+    rustix::fs::symlinkat(target, folder, name)
+}
+
+/// The target of a symbolic link.
+pub(crate) fn read_link(folder: BorrowedFd<'_>, name: &OsStr) -> Result<PathBuf, Errno> {
+    let target = rustix::fs::readlinkat(folder, name, Vec::new())?;
+    Ok(OsString::from_vec(target.into_bytes()).into())
 }
 
 pub(crate) fn unlink(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {

@@ -49,6 +49,17 @@ pub(crate) fn exists(pid: u32) -> bool {
     pid.is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)))
 }
 
+/// What distinguishes a process from others that get its number later: this PID namespace, and when it started (proc(5)).
+/// None if it has ended, or without `/proc`.
+pub(crate) fn identity(pid: u32) -> Option<String> {
+    let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
+    let stat = fs::read_to_string(folder(pid).join("stat")).ok()?;
+    // The name before it may contain anything.
+    let fields = stat.rsplit_once(')')?.1;
+    let started = fields.split_whitespace().nth(19)?;
+    Some(format!("{} {started}", namespace.display()))
+}
+
 /// The file `status` of this folder.
 pub(crate) fn status(folder: &Path) -> Result<Status, Errno> {
     // A process that ends during the read leaves an empty file.
