@@ -159,7 +159,7 @@ impl Wanted {
                     tell(Progress { done, total });
                 });
             }
-            let mut loaded = load.run()?;
+            let mut loaded = load.run_to_seal()?;
             before.fetch_add(identity.size, Ordering::Relaxed);
             let digest = loaded.report.verify.first().map(Digest::of);
             let (buffer, pages) = (&mut loaded.buffer, &loaded.report.pages);
@@ -184,7 +184,7 @@ impl Wanted {
             let failed = |errno| Error::os("cannot share", errno).at(path.display().to_string());
             let own: Vec<_> = memory.next().into_iter().collect();
             let kind = Kind::Memfd.to_string();
-            let mut buffer = Buffer::of_peer(own, &kind, (0, identity.size), false)
+            let mut buffer = Buffer::of_peer_to_seal(own, &kind, (0, identity.size))
                 .map_err(|why| failed(Errno::PROTO).with_why(why))?;
             if FileIdentity::at(&path) != Ok(identity) {
                 return Err(failed(Errno::STALE)
