@@ -854,7 +854,7 @@ void dmafile_held_free(struct dmafile_held *held);
  * dmafile_shared.
  *
  * Returns 0 and stores a handle in `*holder`. On failure stores NULL and returns a negative errno: as
- * dmafile_load; -EADDRINUSE if another holder serves there; -EPERM for a folder that every user can write
+ * dmafile_load; -EADDRINUSE if another holder serves there; -EPERM for a folder that other users can write
  * to; -EEXIST for two files with the same name; -EINVAL for an invalid name.
  *
  * Thread-safe. In a child of fork(2) the handle does nothing.
@@ -929,10 +929,11 @@ int64_t dmafile_load_into(const char *path,
 
 /**
  * Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
- * GGUF (`...-00001-of-0000N.gguf`), or a folder with one of these. Only headers are read.
+ * GGUF (`...-00001-of-0000N.gguf`), or a folder with one of these, in which hidden files do not count.
+ * Only headers are read. If several files have a tensor, the index says which one counts.
  *
  * Returns 0 and stores the model in `*model`; free it with dmafile_model_free. On failure stores NULL
- * and returns -EBADMSG for files that are not a valid model or do not belong together, -ENOENT if the
+ * and returns -EBADMSG for files that are not a valid model or do not belong together, -EISDIR if the
  * folder contains no model, otherwise as dmafile_load.
  *
  * Thread-safe.
@@ -950,7 +951,8 @@ const char *dmafile_model_format(const struct dmafile_model *model);
 
 /**
  * Everything in the headers of a model, metadata included, as one JSON object: the output of
- * `dmafile show --json`. It belongs to the model; NULL with errno EINVAL for NULL.
+ * `dmafile show --json`. Texts of a GGUF file that are not UTF-8 have `\xNN` in place of each other byte.
+ * It belongs to the model; NULL with errno EINVAL for NULL.
  *
  * Thread-safe.
  */

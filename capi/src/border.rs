@@ -54,6 +54,7 @@ impl Names for Header {
     fn option(&self, option: Opt) -> String {
         match option {
             Opt::From => "sources".to_string(),
+            Opt::InPlace => "DMAFILE_SAVE_IN_PLACE".to_string(),
             _ => option.name().to_string(),
         }
     }

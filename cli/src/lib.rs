@@ -9,6 +9,7 @@ mod doctor;
 mod explain;
 mod folder;
 mod hold;
+mod limits;
 mod load;
 mod output;
 mod pins;
@@ -48,6 +49,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
 /// program and its first arguments.
 pub fn run_as(launcher: &[OsString], args: impl IntoIterator<Item = OsString>) -> u8 {
     let args: Vec<_> = args.into_iter().collect();
+    limits::raise();
     match dispatch(&Launcher(launcher), &args) {
         Ok(status) => status,
         Err(failure) => {
@@ -119,6 +121,7 @@ impl Names for Options {
         let name = match option {
             Opt::Patterns => "tensor",
             Opt::CheckMemory => "no-memory-check",
+            Opt::InPlace => "offset",
             _ => option.name(),
         };
         format!("--{}", name.replace('_', "-"))

@@ -224,6 +224,7 @@ fn usage_errors_have_status_2() {
         "save --from x=a/b to",
         "save --from x=a --from x=a to",
         "save --from x=a to --length 1",
+        "save --from x=a to --offset 1",
         "save --from x=a to --verify crc32c=00000000",
         "save --from x=a to --trace t.json",
         "save --from x=a to --method mmap",

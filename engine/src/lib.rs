@@ -46,6 +46,8 @@ mod error;
 mod exporter;
 pub mod facts;
 mod flow;
+#[doc(hidden)]
+pub mod folder;
 #[cfg(feature = "model")]
 pub mod format;
 #[cfg(feature = "hold")]
@@ -57,6 +59,8 @@ mod message;
 mod method;
 #[cfg(feature = "model")]
 mod model;
+#[doc(hidden)]
+pub mod open_files;
 mod options;
 mod plan;
 mod reasons;
@@ -88,11 +92,14 @@ pub use inspect::doctor::{Check, Health, doctor};
 #[cfg(feature = "inspect")]
 pub use inspect::pins::{self, Pins, pins};
 pub use load::{Extent, Load, Loaded, Report};
-#[doc(hidden)]
-pub use message::one_line;
 pub use message::{Message, Names, Opt, Part};
+#[doc(hidden)]
+pub use message::{one_line, unlisted};
 #[cfg(all(feature = "model", feature = "checksums"))]
 pub use model::Digests;
+#[cfg(feature = "model")]
+#[doc(hidden)]
+pub use model::is_hidden;
 #[cfg(feature = "model")]
 pub use model::{Model, Pattern, SMALL_READ, Tensor};
 pub use options::{

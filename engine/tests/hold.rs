@@ -644,7 +644,14 @@ fn a_folder_of_links_has_the_bytes_of_the_model() {
         .map(|no| models::tensors(&format!("l{no}"), 3, 9000))
         .collect();
     models::sharded(&model, &shards);
-    fs::write(model.join("config.json"), "{}").unwrap();
+    for name in [
+        "config.json",
+        "._config.json",
+        "._model.safetensors",
+        ".gitattributes",
+    ] {
+        fs::write(model.join(name), "{}").unwrap();
+    }
     let links = dir.path().join("links");
     let at = dir.path().join("socket");
     let hold = || Hold::of([&model]).name("m").at(&at).folder(&links);
@@ -659,7 +666,8 @@ fn a_folder_of_links_has_the_bytes_of_the_model() {
             "model.safetensors.index.json",
         ]
     );
-    for name in common::names(&model) {
+    let visible = |name: &String| !name.starts_with('.');
+    for name in common::names(&model).into_iter().filter(visible) {
         let (link, original) = (links.join(&name), model.join(&name));
         assert_eq!(
             fs::read(&link).unwrap(),
@@ -676,19 +684,15 @@ fn a_folder_of_links_has_the_bytes_of_the_model() {
     }
     drop(holder);
     assert!(!links.exists());
-    // The folder of a killed holder is replaced, any other is not.
+    // An empty folder is used, any other is not, also with a mark that does not list what is in it.
     fs::create_dir(&links).unwrap();
-    fs::write(links.join(".dmafile-hold"), "").unwrap();
-    std::os::unix::fs::symlink(
-        "/proc/1/fd/3",
-        links.join("model-00001-of-00002.safetensors"),
-    )
-    .unwrap();
     drop(hold().start().unwrap());
     fs::create_dir(&links).unwrap();
-    fs::write(links.join("mine"), "x").unwrap();
-    let error = hold().start().unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::EEXIST), "{error}");
-    assert_eq!(common::names(&links), ["mine"]);
-    assert!(!at.exists());
+    for left in [vec!["mine"], vec![".dmafile-hold", "mine"]] {
+        fs::write(links.join(left[0]), "").unwrap();
+        let error = hold().start().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EEXIST), "{error}");
+        assert_eq!(common::names(&links), left);
+        assert!(!at.exists());
+    }
 }

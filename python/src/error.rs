@@ -15,6 +15,7 @@ impl Names for Keywords {
         match option {
             Opt::Patterns => "tensors".to_string(),
             Opt::CheckMemory => "memory_check".to_string(),
+            Opt::InPlace => "offset".to_string(),
             _ => option.name().to_string(),
         }
     }

@@ -398,6 +398,28 @@ def test_safetensors_reads_the_folder_of_links(model: Path, arrays: Arrays, plac
     assert not links.exists()
 
 
+def test_the_index_decides_between_copies_of_a_held_tensor(folder: Path, place: Path) -> None:
+    model = folder / "replaced tensors"
+    model.mkdir()
+    old: Arrays = {name: np.arange(9, dtype=np.int32) for name in ("a", "b")}
+    new: Arrays = {"b": np.arange(7, dtype=np.int64)}
+    safetensors.numpy.save_file(old, model / "1.safetensors")
+    safetensors.numpy.save_file(new, model / "2.safetensors")
+    index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    want = {"a": old["a"], "b": new["b"]}
+    at = place / "socket"
+    with dmafile.hold(model, name="replaced", at=at):
+        told = [one.get("superseded") for one in dmafile.holds(at=at)[0]["files"]]
+        assert told == [["b"], None]
+        for path in (f"held:replaced@{at}", model):
+            loaded = dmafile.numpy.load_file(path)
+            assert loaded.keys() == want.keys()
+            assert all(np.array_equal(loaded[name], array) for name, array in want.items())
+        with dmafile.open_tensors(f"held:replaced@{at}") as lazy:
+            assert np.array_equal(lazy.get_tensor("b"), new["b"])
+
+
 def test_takers_of_a_writable_hold_see_each_others_writes(place: Path, folder: Path) -> None:
     path = write(folder / "writable.bin", bytes(100_000))
     at = place / "socket"

@@ -197,7 +197,8 @@ impl Buffer {
     /// # Errors
     /// As [`Buffer::into_fds`].
     pub fn into_inherited_fds(self) -> Result<Vec<OwnedFd>> {
-        let fds = self.into_fds()?;
+        let fds = self.into_fds()?.into_iter().map(file::lowest);
+        let fds: Vec<_> = fds.collect();
         for fd in &fds {
             file::inherit(fd.as_fd())
                 .map_err(|errno| Error::os("cannot pass the buffer on", errno))?;

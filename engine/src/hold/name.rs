@@ -1,6 +1,7 @@
 //! Names of holds and of their files.
 
 use crate::error::{Error, Result};
+use std::ffi::OsStr;
 use std::path::Path;
 
 /// The maximum length of a name in bytes.
@@ -36,11 +37,12 @@ pub(super) fn of(path: &Path) -> Option<String> {
 }
 
 /// Checks that a file's name from a peer is a plain file name.
-pub(super) fn is_plain(name: &str) -> bool {
-    !matches!(name, "" | "." | "..")
+pub(super) fn is_plain(name: &OsStr) -> bool {
+    let text = name.to_string_lossy();
+    !matches!(&text[..], "" | "." | "..")
         && name.len() <= 255
-        && !name.contains('/')
-        && !name.contains(char::is_control)
+        && !text.contains('/')
+        && !text.contains(char::is_control)
 }
 
 #[cfg(test)]
@@ -65,7 +67,7 @@ mod tests {
             check(bad).unwrap_err();
         }
         for bad in ["", ".", "..", "a/b", "a\nb", "a\0"] {
-            assert!(!is_plain(bad), "{bad:?}");
+            assert!(!is_plain(bad.as_ref()), "{bad:?}");
         }
     }
 }

@@ -4,9 +4,12 @@
 //! not all fit, the taker requests the remaining ones.
 
 use super::identity::FileIdentity;
+use super::name;
 use crate::verify::Verified;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 /// The version of these messages.
 pub(super) const VERSION: u32 = 1;
@@ -14,6 +17,8 @@ pub(super) const VERSION: u32 = 1;
 pub(super) const LONGEST_REQUEST: usize = 4 << 10;
 /// The maximum length of an answer in bytes.
 pub(super) const LONGEST_ANSWER: usize = 64 << 10;
+/// The maximum length of the names in [`HeldInfo::superseded`] together: they must fit into an answer, escaped.
+pub(super) const LONGEST_NAMES: usize = 8 << 10;
 /// The maximum number of files in a hold.
 pub(super) const MOST_FILES: usize = 10_000;
 /// The maximum number of descriptors in an answer with several files: descriptors that have been sent but not
@@ -108,11 +113,14 @@ impl Answer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HeldInfo {
-    /// Its name, without a folder; unique in its hold.
+    /// Its name, without a folder. Parts that are not UTF-8 are replaced; [`HeldInfo::file_name`] has them.
     pub name: String,
     /// The path it was loaded from; in JSON, parts that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub file: PathBuf,
+    /// All bytes of that path, if it is not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_bytes: Option<Vec<u8>>,
     /// The kind of memory, as the command line names it.
     pub kind: String,
     /// Its page size, as in [`Report::pages`](crate::Report::pages).
@@ -131,6 +139,38 @@ pub struct HeldInfo {
     pub changed: bool,
     /// Number of descriptors of the memory: one, except for several dma-bufs.
     pub descriptors: usize,
+    /// Tensors in it that do not count, because the model's index names another file for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub superseded: Vec<String>,
+}
+
+impl HeldInfo {
+    /// Its name as in the file system; unique in its hold.
+    pub fn file_name(&self) -> OsString {
+        let own = self.file.file_name();
+        match own.filter(|own| own.to_string_lossy() == self.name) {
+            Some(own) => own.into(),
+            None => self.name.clone().into(),
+        }
+    }
+
+    /// The bytes of a path, if it is not UTF-8.
+    pub(super) fn bytes_of(path: &Path) -> Option<Vec<u8>> {
+        let bytes = path.to_str().is_none().then_some(path.as_os_str());
+        bytes.map(|bytes| bytes.as_bytes().to_vec())
+    }
+
+    /// Completes what a holder sent by the path that text could not carry; false if the name is not that of a file.
+    pub(super) fn complete(&mut self) -> bool {
+        if let Some(bytes) = &self.file_bytes {
+            let path = PathBuf::from(OsString::from_vec(bytes.clone()));
+            if path.to_string_lossy() != self.file.to_string_lossy() {
+                return false;
+            }
+            self.file = path;
+        }
+        name::is_plain(&self.file_name())
+    }
 }
 
 /// A digest of a file's bytes.

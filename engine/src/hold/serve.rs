@@ -3,9 +3,8 @@
 use super::peer::{Around, Peer, Step};
 use super::place::Bound;
 use super::set::Set;
-use crate::sys::{Errno, socket};
+use crate::sys::{Errno, host, socket};
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::Resource;
 use rustix::time::Timespec;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -48,7 +47,7 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn new(set: Set, bound: Bound, stop: OwnedFd, idle: Option<Duration>) -> Self {
-        let open = rustix::process::getrlimit(Resource::Nofile).current;
+        let open = host::open_files().ok().and_then(|limits| limits.soft);
         Self {
             set,
             bound,

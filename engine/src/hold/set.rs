@@ -65,6 +65,7 @@ impl Member {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let info = HeldInfo {
             name: name.into_owned(),
+            file_bytes: HeldInfo::bytes_of(&path),
             kind: buffer.kind().to_string(),
             pages: pages.to_string(),
             bytes: buffer.len(),
@@ -74,6 +75,7 @@ impl Member {
             digest,
             changed: false,
             descriptors: 0,
+            superseded: Vec::new(),
             file: path,
         };
         Self::of(info, buffer)

@@ -142,7 +142,7 @@ impl Shared {
         let key = self.key(&files);
         let folder = match self.at.take() {
             Some(folder) => folder,
-            None => place::own_folder()?.join("shared"),
+            None => place::own_folder()?.place("shared"),
         };
         place::make(&folder, 0o700)?;
         let folder = folder.join(&key);
@@ -266,13 +266,14 @@ fn pass_on(place: &Path, key: &str, members: Vec<Member>) -> Result<Holder> {
         mode: 0o600,
         group: None,
     };
-    let (bound, _) = Bound::new(place, access, false)?;
+    let mut bound = Bound::beside(place, access)?;
+    bound.put(false)?;
     let set = Set {
         name: key.to_string(),
         members,
         since: now(),
     };
-    Holder::serve(set, bound, None, None, None)
+    Holder::serve(set, bound)
 }
 
 /// Takes the files from a process that has them. Removes sockets of processes that have ended.

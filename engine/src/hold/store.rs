@@ -8,6 +8,7 @@ use super::set::{Member, Set};
 use super::systemd::Manager;
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
+use crate::model::is_hidden;
 use crate::sys::{Errno, file, memfd};
 use crate::verify::Verify;
 use rustix::fs::SealFlags;
@@ -54,7 +55,10 @@ fn roots(paths: &[PathBuf]) -> Option<Vec<(PathBuf, FileIdentity)>> {
                 .collect(),
             false => Vec::new(),
         };
-        indexes.retain(|path| path.to_string_lossy().ends_with(".index.json"));
+        indexes.retain(|path| {
+            path.to_string_lossy().ends_with(".index.json")
+                && !path.file_name().is_some_and(is_hidden)
+        });
         indexes.sort();
         for index in indexes {
             add(&index)?;

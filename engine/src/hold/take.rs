@@ -8,9 +8,9 @@ use crate::buffer::Buffer;
 use crate::control::CancelToken;
 use crate::error::{Error, Result};
 use crate::sys::socket::{self, Credentials};
-use crate::sys::{Errno, file};
+use crate::sys::{Errno, file, sandbox};
 use rustix::process::{Pid, PidfdFlags};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -295,13 +295,12 @@ pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) 
             return Err(talk.unsound("it does not have as many files as it claims"));
         }
     }
-    let mut names = HashSet::new();
-    if let Some((_, info)) = files
-        .iter()
-        .find(|(_, info)| !name::is_plain(&info.name) || !names.insert(info.name.clone()))
-    {
-        let why = format!("{:?} is not a valid file name, or appears twice", info.name);
-        return Err(talk.unsound(&why));
+    let mut names = BTreeSet::new();
+    for (_, info) in &mut files {
+        if !info.complete() || !names.insert(info.file_name()) {
+            let why = format!("{:?} is not a valid file name, or appears twice", info.name);
+            return Err(talk.unsound(&why));
+        }
     }
     let from = From {
         at: at.to_path_buf(),
@@ -393,6 +392,7 @@ impl Talk {
             serde_json::to_vec(&request).map_err(|error| self.unsound(&error.to_string()))?;
         let failed = |errno| {
             let error = Error::os(self.what, errno).at(self.at.display().to_string());
+            let error = error.of_calls(&[sandbox::SENDMSG, sandbox::RECVMSG]);
             match errno {
                 Errno::MFILE => error.with_why("not all of its descriptors could be received"),
                 Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => {

@@ -4,7 +4,7 @@
 
 use super::to::{cannot_open, cannot_sync};
 use crate::error::{Error, Result, errno_name};
-use crate::message::Message;
+use crate::message::{Message, Opt, message};
 use crate::reasons::Reasons;
 use crate::sys::{Errno, place};
 use rustix::fs::FileType;
@@ -71,7 +71,7 @@ impl Beside {
 
     /// Checks that this process may replace the existing file.
     fn may_replace(&self, old: &place::Named) -> Result<()> {
-        let refuse = |why: &str, errno, remedy: &str| {
+        let refuse = |why: &str, errno, remedy: Message| {
             Err(Error::os("cannot replace", errno)
                 .with_why(why)
                 .at(self.place())
@@ -80,17 +80,20 @@ impl Beside {
         match old.kind {
             FileType::RegularFile => {}
             FileType::Directory => {
-                return refuse("it is a folder", Errno::ISDIR, "name a file in it");
+                return refuse("it is a folder", Errno::ISDIR, "name a file in it".into());
             }
             FileType::BlockDevice => {
-                let remedy = "write into it, from an offset on: FILE@0";
+                let remedy = message!["to write into it, use ", Opt::InPlace];
                 return refuse("it is a block device", Errno::INVAL, remedy);
             }
-            _ => return refuse("it is not a regular file", Errno::INVAL, "name a file"),
+            _ => {
+                let why = "it is not a regular file";
+                return refuse(why, Errno::INVAL, "name a file".into());
+            }
         }
         if old.immutable {
             let remedy = "remove its flag: chattr -i -a";
-            return refuse("it is immutable or append-only", Errno::PERM, remedy);
+            return refuse("it is immutable or append-only", Errno::PERM, remedy.into());
         }
         place::may_write(self.folder.as_fd(), &self.name)
             .map_err(|errno| cannot_open(errno).at(self.place()))
@@ -99,15 +102,23 @@ impl Beside {
     /// Creates the file.
     fn open(&mut self, log: &Reasons) -> Result<OwnedFd> {
         let refused = match place::nameless(self.folder.as_fd()) {
-            Ok(file) if place::has_link(file.as_fd()) => {
-                log.add(
-                    "file",
-                    "without a name",
-                    "it gets one when it is complete (O_TMPFILE)",
-                );
-                return Ok(file);
-            }
-            Ok(_) => "without /proc an unnamed file cannot be given a name".to_string(),
+            Ok(file) => match place::can_link(file.as_fd()) {
+                Ok(()) => {
+                    log.add(
+                        "file",
+                        "without a name",
+                        "it gets one when it is complete (O_TMPFILE)",
+                    );
+                    return Ok(file);
+                }
+                Err(Errno::NOENT) => {
+                    "without /proc an unnamed file cannot be given a name".to_string()
+                }
+                Err(errno) => {
+                    let name = errno_name(errno.raw_os_error());
+                    format!("an unnamed file cannot be given a name: linkat is refused ({name})")
+                }
+            },
             Err(errno @ (Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT)) => {
                 let name = errno_name(errno.raw_os_error());
                 format!("the file system does not support unnamed files ({name})")

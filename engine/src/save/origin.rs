@@ -11,6 +11,7 @@ use crate::sync::lock;
 use crate::sys::map::{Lent, Mapping, Region, page_size};
 use crate::sys::{self, Errno, dmabuf, file, memfd, retry};
 use rustix::fs::FileType;
+use std::ffi::OsStr;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -75,9 +76,17 @@ impl fmt::Display for Origin<'_> {
 impl FromStr for Origin<'_> {
     type Err = Error;
 
+    /// As [`Origin::parse`].
+    fn from_str(text: &str) -> Result<Self> {
+        Self::parse(text.as_ref())
+    }
+}
+
+impl Origin<'_> {
     /// `fd:N`, `fd:N@OFFSET` (in bytes), `-`, or the path of a file. A descriptor is duplicated; EBADF if
     /// it is not open.
-    fn from_str(text: &str) -> Result<Self> {
+    pub fn parse(word: &OsStr) -> Result<Self> {
+        let text = &*word.to_string_lossy();
         let duplicate = |number| {
             file::duplicate(number).map(Arc::new).map_err(|errno| {
                 Error::os("cannot use the descriptor", errno)
@@ -91,7 +100,7 @@ impl FromStr for Origin<'_> {
             return duplicate(0).map(Self::Stream);
         }
         let Some(number) = text.strip_prefix("fd:") else {
-            return Ok(Self::File(text.into()));
+            return Ok(Self::File(word.into()));
         };
         let bad = || {
             let why = format!("'{text}' is not a descriptor; for a file of this name use ./{text}");

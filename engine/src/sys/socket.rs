@@ -1,6 +1,7 @@
 //! Unix sockets: send descriptors and a few bytes (SCM_RIGHTS, unix(7)), and identify the other end.
 
 use super::{Errno, last_errno, retry};
+use rustix::fs::Mode;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -103,9 +104,12 @@ fn seqpacket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Creates a socket with this path; connecting is possible only after [`listen`].
-pub(crate) fn bind(path: &Path) -> Result<OwnedFd, Errno> {
+/// Creates a socket with this path, whose file has at most the permissions `mode`; connecting is possible only after
+/// [`listen`].
+pub(crate) fn bind(path: &Path, mode: u32) -> Result<OwnedFd, Errno> {
     let socket = seqpacket()?;
+    // The file gets the permissions of the socket, less umask(2).
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
     at(path, |address| rustix::net::bind(&socket, address))?;
     Ok(socket)
 }
