@@ -192,7 +192,7 @@ impl Wanted {
                     tell(Progress { done, total });
                 });
             }
-            let mut loaded = load.run()?;
+            let mut loaded = load.run_to_seal()?;
             if FileIdentity::of(source.buffered(0).0) != Ok(identity) {
                 return Err(changed("cannot hold", &path));
             }
@@ -227,7 +227,7 @@ impl Wanted {
             let failed = |errno| Error::os("cannot share", errno).at(path.display().to_string());
             let own: Vec<_> = memory.next().into_iter().collect();
             let kind = Kind::Memfd.to_string();
-            let mut buffer = Buffer::of_peer(own, &kind, (0, identity.size), false)
+            let mut buffer = Buffer::of_peer_to_seal(own, &kind, (0, identity.size))
                 .map_err(|why| failed(Errno::PROTO).with_why(why))?;
             if FileIdentity::at(&path) != Ok(identity) {
                 return Err(changed("cannot share", &path));

@@ -58,8 +58,9 @@ impl Member {
     ) -> Result<Self> {
         let is_memfd = buffer.kind() == Kind::Memfd.to_string();
         let sealed = is_memfd && !writable;
-        if sealed {
-            buffer.seal()?;
+        match sealed {
+            true => buffer.seal()?,
+            false => buffer.enter_forks(),
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let info = HeldInfo {
