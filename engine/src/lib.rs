@@ -78,6 +78,12 @@ mod transfer;
 mod verify;
 
 pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
+/// System calls of the command that a sandbox may refuse.
+#[doc(hidden)]
+pub mod sandbox {
+    pub use crate::sys::sandbox::{Call, FLOCK, READLINK, READLINKAT, refused};
+}
+
 pub use control::{CancelToken, Progress};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result, errno_name};

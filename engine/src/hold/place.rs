@@ -167,7 +167,7 @@ pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
             .with_remedy("check the path"),
         _ => error,
     }
-    .of_calls(&[sandbox::SOCKET, sandbox::CONNECT])
+    .of_calls(&[sandbox::SOCKET, sandbox::CONNECT, sandbox::READLINK])
 }
 
 /// A listening socket; its file is removed when this is dropped.
