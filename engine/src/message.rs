@@ -196,7 +196,8 @@ pub(crate) use message;
 
 /// Why a name cannot be in a list with commas, as in the variables that COMMAND gets; None if it can. The text goes
 /// on after the name.
-pub(crate) fn unlisted(name: &str) -> Option<&'static str> {
+#[doc(hidden)]
+pub fn unlisted(name: &str) -> Option<&'static str> {
     match name {
         _ if name.contains(',') => Some("has a comma"),
         _ if name.contains(char::is_control) => Some("has a control character"),

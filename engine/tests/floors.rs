@@ -11,8 +11,9 @@ const ROOMS: &[(&str, &[&str])] = &[
     // The kernel, texts, errors, what a caller holds of a load, the log of choices.
     ("sys", &[]),
     ("message", &[]),
-    ("error", &["message"]),
+    ("error", &["message", "sys"]),
     ("control", &[]),
+    ("open_files", &["sys"]),
     ("sync", &[]),
     ("reasons", &["message", "sync"]),
     ("folder", &["error", "sys"]),

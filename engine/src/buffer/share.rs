@@ -124,6 +124,21 @@ impl Buffer {
         (offset, len): (u64, u64),
         sealed: bool,
     ) -> Result<Self, String> {
+        let buffer = Self::of_peer_to_seal(fds, kind, (offset, len))?;
+        if sealed && buffer.memory.bytes().is_none() {
+            return Err("it is not sealed, although its holder claims so".to_string());
+        }
+        buffer.enter_forks();
+        Ok(buffer)
+    }
+
+    /// The same for memory that will be sealed here; children that are forked before then do not get it.
+    #[cfg(feature = "hold")]
+    pub(crate) fn of_peer_to_seal(
+        fds: Vec<OwnedFd>,
+        kind: &str,
+        (offset, len): (u64, u64),
+    ) -> Result<Self, String> {
         let end = offset.checked_add(len).filter(|_| len > 0);
         let end = end.ok_or("its range is empty or has no end")?;
         let is_memfd = kind == Kind::Memfd.to_string();
@@ -136,10 +151,7 @@ impl Buffer {
                 "it is a {found}, and not of the kind that its holder claims"
             ));
         }
-        if sealed && memory.bytes().is_none() {
-            return Err("it is not sealed, although its holder claims so".to_string());
-        }
-        Ok(Self::new(memory, found.to_string(), offset, len))
+        Ok(Self::unforked(memory, found.to_string(), offset, len))
     }
 }
 

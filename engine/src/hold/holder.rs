@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::load::Load;
 use crate::message::{Names, Opt};
 use crate::options::{Kind, Pages};
-use crate::sys::{Errno, errno, file, socket};
+use crate::sys::{Errno, errno, file, sandbox, socket};
 use crate::verify::Verify;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -362,7 +362,8 @@ struct Waiting {
 
 impl Waiting {
     fn start(set: &Set, looker: Option<Command>) -> Result<Self> {
-        let failed = |errno| Error::os("cannot serve", errno);
+        let calls = [sandbox::PIPE2, sandbox::CLONE3];
+        let failed = |errno| Error::os("cannot serve", errno).of_calls(&calls);
         let flags = rustix::pipe::PipeFlags::CLOEXEC;
         let (stopped, stop) = rustix::pipe::pipe_with(flags).map_err(failed)?;
         let watch = Watch::start(set, looker).map_err(failed)?;

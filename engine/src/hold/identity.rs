@@ -1,7 +1,7 @@
 //! The identity of a file, for detecting changes.
 
-use crate::sys::{Errno, file, retry};
-use rustix::fs::{AtFlags, CWD, Statx, StatxFlags};
+use crate::sys::stat::{self, Inode};
+use crate::sys::{Errno, file};
 use serde::{Deserialize, Serialize};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -27,8 +27,7 @@ pub struct FileIdentity {
 impl FileIdentity {
     /// The identity of an open file.
     pub(super) fn of(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
-        rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
-            .map(|stat| Self::from(&stat))
+        stat::of(fd).map(|inode| Self::from(&inode))
     }
 
     /// As [`of`](Self::of), after everything that was written to the file through a mapping has been written back,
@@ -56,7 +55,7 @@ impl FileIdentity {
         const LONGEST: Duration = Duration::from_millis(100);
         let tick = || {
             let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-            ns(now.tv_sec, now.tv_nsec)
+            stat::ns(now.tv_sec, now.tv_nsec)
         };
         let begin = Instant::now();
         while tick() <= self.ctime_ns && begin.elapsed() < LONGEST {
@@ -67,24 +66,18 @@ impl FileIdentity {
     /// The identity of the file that a path refers to. A network file system may answer
     /// from its cache.
     pub(super) fn at(path: &Path) -> Result<Self, Errno> {
-        let flags = AtFlags::STATX_DONT_SYNC;
-        retry(|| rustix::fs::statx(CWD, path, flags, StatxFlags::BASIC_STATS))
-            .map(|stat| Self::from(&stat))
+        stat::path(path).map(|inode| Self::from(&inode))
     }
 }
 
-fn ns(seconds: i64, more: i64) -> i64 {
-    seconds.saturating_mul(1_000_000_000).saturating_add(more)
-}
-
-impl From<&Statx> for FileIdentity {
-    fn from(stat: &Statx) -> Self {
+impl From<&Inode> for FileIdentity {
+    fn from(inode: &Inode) -> Self {
         Self {
-            device: (stat.stx_dev_major, stat.stx_dev_minor),
-            inode: stat.stx_ino,
-            size: stat.stx_size,
-            mtime_ns: ns(stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec.into()),
-            ctime_ns: ns(stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec.into()),
+            device: inode.device,
+            inode: inode.number,
+            size: inode.size,
+            mtime_ns: inode.mtime_ns,
+            ctime_ns: inode.ctime_ns,
         }
     }
 }

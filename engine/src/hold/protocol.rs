@@ -7,9 +7,9 @@ use super::identity::FileIdentity;
 use super::name;
 use crate::verify::Verified;
 use serde::{Deserialize, Serialize};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The version of these messages.
 pub(super) const VERSION: u32 = 1;
@@ -138,12 +138,12 @@ impl Answer {
 pub struct HeldInfo {
     /// Its name, without a folder. Parts that are not UTF-8 are replaced; [`HeldInfo::file_name`] has them.
     pub name: String,
-    /// All of it, if it is not UTF-8.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) name_bytes: Option<Vec<u8>>,
     /// The path it was loaded from; in JSON, parts that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub file: PathBuf,
+    /// All bytes of that path, if it is not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_bytes: Option<Vec<u8>>,
     /// The kind of memory, as the command line names it.
     pub kind: String,
     /// Its page size, as in [`Report::pages`](crate::Report::pages).
@@ -171,23 +171,29 @@ pub struct HeldInfo {
 impl HeldInfo {
     /// Its name as in the file system; unique in its hold.
     pub fn file_name(&self) -> OsString {
-        match &self.name_bytes {
-            Some(bytes) => OsString::from_vec(bytes.clone()),
+        let own = self.file.file_name();
+        match own.filter(|own| own.to_string_lossy() == self.name) {
+            Some(own) => own.into(),
             None => self.name.clone().into(),
         }
     }
 
-    /// Whether it has the name of a file, and the same one as text and as bytes.
-    pub(super) fn is_named(&self) -> bool {
-        let name = self.file_name();
-        name::is_plain(&name)
-            && Self::names_of(&name) == (self.name.clone(), self.name_bytes.clone())
+    /// The bytes of a path, if it is not UTF-8.
+    pub(super) fn bytes_of(path: &Path) -> Option<Vec<u8>> {
+        let bytes = path.to_str().is_none().then_some(path.as_os_str());
+        bytes.map(|bytes| bytes.as_bytes().to_vec())
     }
 
-    /// Its name as text, and as bytes if it is not text.
-    pub(super) fn names_of(name: &OsStr) -> (String, Option<Vec<u8>>) {
-        let bytes = name.to_str().is_none().then(|| name.as_bytes().to_vec());
-        (name.to_string_lossy().into_owned(), bytes)
+    /// Completes what a holder sent by the path that text could not carry; false if the name is not that of a file.
+    pub(super) fn complete(&mut self) -> bool {
+        if let Some(bytes) = &self.file_bytes {
+            let path = PathBuf::from(OsString::from_vec(bytes.clone()));
+            if path.to_string_lossy() != self.file.to_string_lossy() {
+                return false;
+            }
+            self.file = path;
+        }
+        name::is_plain(&self.file_name())
     }
 }
 

@@ -5,9 +5,8 @@ use super::peer::{Around, Peer, Step};
 use super::place::Bound;
 use super::set::Set;
 use super::watch::Watch;
-use crate::sys::{Errno, socket};
+use crate::sys::{Errno, host, socket};
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::Resource;
 use rustix::time::Timespec;
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -60,7 +59,7 @@ impl Server {
         stop: OwnedFd,
         idle: Option<Duration>,
     ) -> Self {
-        let open = rustix::process::getrlimit(Resource::Nofile).current;
+        let open = host::open_files().ok().and_then(|limits| limits.soft);
         let held = set.members.iter().map(|member| member.fds.len()).sum();
         let room = |open| {
             usize::try_from(open)

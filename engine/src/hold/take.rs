@@ -8,9 +8,9 @@ use crate::buffer::Buffer;
 use crate::control::CancelToken;
 use crate::error::{Error, Result};
 use crate::sys::socket::{self, Credentials};
-use crate::sys::{Errno, file};
+use crate::sys::{Errno, file, sandbox};
 use rustix::process::{Pid, PidfdFlags};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -315,13 +315,12 @@ pub(super) fn receive(talk: Talk, name: &str) -> Result<Held> {
         }
         talk.request(Op::Take, Some(name), files.len())?;
     }
-    let mut names = HashSet::new();
-    if let Some((_, info)) = files
-        .iter()
-        .find(|(_, info)| !info.is_named() || !names.insert(info.file_name()))
-    {
-        let why = format!("{:?} is not a valid file name, or appears twice", info.name);
-        return Err(talk.unsound(&why));
+    let mut names = BTreeSet::new();
+    for (_, info) in &mut files {
+        if !info.complete() || !names.insert(info.file_name()) {
+            let why = format!("{:?} is not a valid file name, or appears twice", info.name);
+            return Err(talk.unsound(&why));
+        }
     }
     let from = From { at, who: talk.who };
     let kept = Arc::new(Kept::Connection {
@@ -434,6 +433,7 @@ impl Talk {
 
     fn failed(&self, errno: Errno) -> Error {
         let error = Error::os(self.what, errno).at(self.at.display().to_string());
+        let error = error.of_calls(&[sandbox::SENDMSG, sandbox::RECVMSG]);
         match errno {
             Errno::MFILE => error.with_why("not all of its descriptors could be received"),
             Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => {

@@ -1,8 +1,10 @@
 //! memfd: memory with a descriptor, and its seals (memfd_create(2), fcntl(2)).
 
-use super::{Errno, file, retry};
+use super::{Errno, file, last_errno, retry, sandbox};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use std::ffi::CString;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
 /// A sealable memfd named `name`; `huge` takes its pages from the hugetlb pool.
@@ -23,7 +25,22 @@ pub(crate) fn resize(fd: BorrowedFd<'_>, size: u64) -> Result<(), Errno> {
     if file::size_limit().is_some_and(|limit| size > limit) {
         return Err(Errno::FBIG);
     }
-    retry(|| rustix::fs::ftruncate(fd, size))
+    match retry(|| rustix::fs::ftruncate(fd, size)) {
+        Err(errno) if sandbox::FTRUNCATE.refuses(errno) => {
+            let link = super::place::link_of(fd).into_os_string().into_vec();
+            let link = CString::new(link).map_err(|_| Errno::INVAL)?;
+            retry(|| {
+                // SAFETY: a string that ends with NUL.
+                match unsafe { libc::truncate64(link.as_ptr(), size as libc::off64_t) } {
+                    0 => Ok(()),
+                    _ => Err(last_errno()),
+                }
+            })
+            // Not that /proc is missing: what has to be allowed is ftruncate.
+            .map_err(|_| errno)
+        }
+        done => done,
+    }
 }
 
 /// Whether the descriptor can be mapped for writing: it must be open for reading and writing.

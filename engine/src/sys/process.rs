@@ -33,14 +33,18 @@ pub(crate) fn folder(pid: u32) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}"))
 }
 
-/// The visible processes, in no order.
+/// The visible processes, in no order. ENOENT if `/proc` is not mounted.
 pub(crate) fn all() -> Result<Vec<u32>, Errno> {
     let mut pids = Vec::new();
     for entry in fs::read_dir("/proc").map_err(errno)? {
         let name = entry.map_err(errno)?.file_name();
         pids.extend(name.to_str().and_then(|name| name.parse::<u32>().ok()));
     }
-    Ok(pids)
+    match pids.is_empty() {
+        // At least this process would be visible.
+        true => Err(Errno::NOENT),
+        false => Ok(pids),
+    }
 }
 
 /// Whether a process exists, even if `/proc` hides it.
