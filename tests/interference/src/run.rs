@@ -340,6 +340,10 @@ impl Actions<'_> {
                     if let Some(turns) = &mut turns {
                         turns.quiet(&self.session);
                     }
+                    if self.session.exit(0).is_some() {
+                        // Others may wait for it.
+                        self.session.end_copies();
+                    }
                     if Instant::now() >= until {
                         self.is_late = true;
                         return Ok(());
