@@ -702,8 +702,9 @@ int dmafile_buffer_write_at(struct dmafile_buffer *buffer,
  * Permanently forbids every process to change the contents and size of a buffer (F_SEAL_WRITE, see
  * fcntl(2)). dmafile_buffer_data works from then on.
  *
- * Returns 0; -EBUSY while it is mapped for writing or pinned, and for a "udmabuf"; -EOPNOTSUPP for private
- * memory and for other dma-bufs; -EPERM for an "fd:N" that may not be sealed; -EINVAL for NULL.
+ * Returns 0; -EBUSY while it is mapped for writing, as in a child that was forked since the load, or pinned, and
+ * for a "udmabuf"; -EOPNOTSUPP for private memory and for other dma-bufs; -EPERM for an "fd:N" that may not be
+ * sealed; -EINVAL for NULL.
  *
  * No other thread may be using the buffer.
  */
@@ -1023,7 +1024,8 @@ void dmafile_model_free(struct dmafile_model *model);
  * recorder is writing to it; -ENOENT, -EACCES, -EROFS, -ENOSPC, and any other error of the kernel.
  *
  * Thread-safe. The recorder runs `in_flight` + 1 threads until dmafile_recorder_finish or
- * dmafile_recorder_free; a forked child cannot use it.
+ * dmafile_recorder_free. A forked child cannot use it: there the functions return -EINVAL, and freeing it does
+ * not finish the recording.
  */
 int dmafile_recorder_new(const char *path,
                          const struct dmafile_recorder_options *options,
@@ -1342,7 +1344,8 @@ void dmafile_snapshot_free(struct dmafile_snapshot *snapshot);
  * word, or a number out of range; -EAGAIN if no thread can be created. Errors of the file or of the
  * device are returned by dmafile_stream_next.
  *
- * Thread-safe.
+ * Thread-safe. A forked child cannot use the stream: there the functions return -EINVAL, and closing it does
+ * nothing.
  */
 int dmafile_stream_open(const char *path,
                         const struct dmafile_options *options,

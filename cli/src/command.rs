@@ -1,8 +1,8 @@
 //! COMMAND: what it inherits, and a path with which it can open that.
 
 use crate::folder::Private;
-use crate::{Failure, Launcher};
-use dmafile::{Buffer, one_line};
+use crate::{Failure, Launcher, limits};
+use dmafile::{Buffer, one_line, unlisted};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
@@ -127,18 +127,20 @@ pub(crate) fn names<'n>(
     names: impl Iterator<Item = &'n OsStr>,
 ) -> Result<(Variable, OsString), Failure> {
     let names: Vec<_> = names.collect();
-    match names.iter().find(|name| name.as_bytes().contains(&b',')) {
-        Some(name) => Err(Failure {
-            line: format!(
-                "cannot list the files for COMMAND: {}: its name contains a comma, which separates names in {} \
-                 (EINVAL); rename it",
-                one_line(&name.to_string_lossy()),
-                Variable::Names.name(),
-            ),
-            status: 1,
-        }),
-        None => Ok((Variable::Names, names.join(OsStr::new(",")))),
+    for name in &names {
+        let name = name.to_string_lossy();
+        if let Some(why) = unlisted(&name) {
+            let (name, list) = (one_line(&name), Variable::Names.name());
+            return Err(Failure {
+                line: format!(
+                    "cannot list the files for COMMAND: {name}: the name {why}, and {list} is a list with commas \
+                     (EINVAL); rename the file"
+                ),
+                status: 1,
+            });
+        }
     }
+    Ok((Variable::Names, names.join(OsStr::new(","))))
 }
 
 /// Where the bytes are in their descriptors.
@@ -206,10 +208,11 @@ fn opened_again(fd: &OwnedFd) -> Result<PathBuf, Failure> {
 
 /// This process in the proc file system, without which nothing opens the memory by a path.
 pub(crate) fn this_process() -> Result<PathBuf, Failure> {
-    let own = "/proc/self";
+    // Not by the link, because some sandboxes refuse readlink(2).
+    let own = "/proc/self/stat";
     let remedy = "the proc file system is missing there: mount it, or use DMAFILE_FD";
-    fs::read_link(own)
-        .map(|number| Path::new("/proc").join(number))
+    fs::read_to_string(own)
+        .map(|text| Path::new("/proc").join(text.split(' ').next().unwrap_or_default()))
         .map_err(|error| Failure::os("cannot give COMMAND a path", own, &error, remedy))
 }
 
@@ -245,6 +248,8 @@ fn with_path(word: &OsStr, path: &Path) -> OsString {
 
 /// Execs a command with these variables in its environment; returns only on failure.
 pub(crate) fn become_command(command: &[OsString], variables: Variables) -> Failure {
+    let fds = variables.iter().filter(|one| matches!(one.0, Variable::Fd));
+    limits::restore(fds.filter_map(|(_, numbers)| numbers.to_str()));
     let mut program = Command::new(&command[0]);
     // Those of an enclosing dmafile describe memory that this COMMAND is not given.
     for variable in Variable::ALL {

@@ -6,15 +6,14 @@
 //! left.
 
 use crate::{Failure, Launcher};
-use dmafile::folder::Folder;
-use dmafile::one_line;
+use dmafile::folder::{Folder, random};
+use dmafile::{one_line, sandbox};
 use rustix::fs::{AtFlags, FileType, FlockOperation, flock, fstat, readlink, statat, symlinkat};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::process::{child_subreaper, getpid, setsid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
@@ -72,7 +71,7 @@ impl Private {
         let place = Folder::open(&real).map_err(failed)?;
         let mut made = Err(Errno::AGAIN);
         for _ in 0..TRIES {
-            let random = RandomState::new().hash_one(std::process::id());
+            let random = random();
             let name = OsString::from(format!("{}{random:016x}", prefix(boot)));
             made = locked(&place, &name).map(|top| (name, top));
             if !matches!(made, Err(Errno::AGAIN | Errno::EXIST | Errno::NOENT)) {
@@ -193,11 +192,13 @@ fn is_private(folder: &Folder) -> Result<bool, Errno> {
 }
 
 fn cannot(place: &Path, error: &io::Error) -> Failure {
-    Failure::os(
+    let calls = [sandbox::READLINK, sandbox::READLINKAT, sandbox::FLOCK];
+    Failure::of_calls(
         "cannot make a folder for COMMAND's path",
         &one_line(&place.to_string_lossy()),
         error,
         "set TMPDIR to a folder that only this user may write to",
+        &calls,
     )
 }
 

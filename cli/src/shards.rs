@@ -38,6 +38,8 @@ pub(crate) fn load(
     command::names(shards.iter().filter_map(|shard| shard.file.file_name()))?;
     // Checks that there is room for all of them, before the first one is loaded.
     knobs.tune(model.load(), &args.tuning)?.plan()?;
+    // Its descriptors are not needed any more.
+    drop(model);
     let (mut named, mut files) = (Vec::new(), Vec::new());
     for shard in shards {
         out.detail(|| text::file_head(&shard.file))?;

@@ -205,7 +205,7 @@ fn several_files_are_taken_as_a_folder() {
 }
 
 #[test]
-fn names_of_files_are_bytes_and_no_lists() {
+fn names_of_files_are_bytes() {
     let dir = new_dir();
     let names = [b"\xe9", b"\xff"].map(|name| OsStr::from_bytes(name));
     for (name, byte) in names.iter().zip(["a", "b"]) {
@@ -224,11 +224,6 @@ fn names_of_files_are_bytes_and_no_lists() {
         assert_eq!(linked, byte);
     }
     drop(holder);
-
-    dir.file("a,b", 5000);
-    let mut command = dir.dmafile(&format!("hold --at {SOCKET} --name comma a,b"));
-    let line = dir.refusal(&mut command, 1);
-    assert!(line.contains("comma"), "{line}");
 }
 
 #[test]

@@ -27,6 +27,11 @@ pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// A random number, for a name that nothing else has.
+pub fn random() -> u64 {
+    u64::from_ne_bytes(crate::sys::host::random())
+}
+
 /// The folder of a path, and its last name, if it has one.
 pub fn split(path: &Path) -> (&Path, Option<&OsStr>) {
     let folder = path

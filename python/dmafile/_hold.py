@@ -26,7 +26,8 @@ class HeldFile(NamedTuple):
     """Its bytes. While this is in use, the holder counts this process as a user."""
     info: dict[str, Any]
     """Its description by the holder, as in `dmafile take --json`: `file`, `bytes`, `pages`,
-    `sealed`, `digest`, `changed` (on the disk, since it was loaded), ...; and `huge`: whether this
+    `sealed`, `digest`, `changed` (on the disk, since it was loaded; None if its file system does not
+    answer), ...; and `huge`: whether this
     process maps its huge pages as such, None if it has none or the kernel does not report it."""
 
 

@@ -1,6 +1,7 @@
 """Loads of a model in parts, in the order of its bytes, some parts ahead of their consumer."""
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -164,7 +165,9 @@ class Ahead:
 
     def close(self) -> None:
         """Cancels what is in flight, and waits until it has been freed."""
-        if os.getpid() != self._process:
+        # When the interpreter shuts down, it stops threads at any place, maybe with the lock; and
+        # whatever is in flight is cancelled when it is deleted.
+        if os.getpid() != self._process or sys.is_finalizing():
             return
         with self._lock:
             self._waiting.clear()

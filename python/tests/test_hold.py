@@ -236,6 +236,43 @@ assert len(dmafile.take("model", at={str(at)!r})) == 2
     assert done.returncode == 0, done.stderr
 
 
+def test_forks_do_not_keep_memory_from_being_sealed(folder: Path, place: Path, python: Run) -> None:
+    path = write(folder / "forked.bin", np.random.default_rng(5).bytes(32 << 20))
+    # The children live longer than the loads.
+    program = """
+import os, signal, sys, threading, dmafile
+path, place = sys.argv[1:]
+children = []
+
+def fork(done, total):
+    # A child that is forked after a load has its buffer.
+    if done == total:
+        return
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        signal.pause()
+    children.append(child)
+
+def forked(load, *args, **options):
+    before = len(children)
+    made = load(*args, method="read", io="direct", block=4096, progress=fork, **options)
+    assert len(children) > before
+    return made
+
+try:
+    held = forked(dmafile.hold, path, name="a", at=f"{place}/a")
+    shared = forked(dmafile.shared, path, at=f"{place}/b")
+    forked(dmafile.load, path).seal()
+finally:
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+"""
+    done = python(program, path, place)
+    assert done.returncode == 0, done.stderr
+
+
 SHARE = """
 import hashlib, os, sys, dmafile
 held = dmafile.shared(sys.argv[1], at=sys.argv[2], wait=60)

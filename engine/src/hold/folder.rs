@@ -61,6 +61,11 @@ impl Spot {
     /// EEXIST for a folder with other files, EBUSY for that of another holder, EPERM if other users could change it.
     pub(super) fn check(path: &Path, at: &Path, replace: bool) -> Result<Self> {
         let cannot = |errno| cannot_make(errno).at(path.display().to_string());
+        if !process::folder(std::process::id()).exists() {
+            return Err(cannot(Errno::NOENT)
+                .with_why("its links lead to /proc, which is not mounted")
+                .with_remedy("mount /proc, or do without the folder"));
+        }
         let path = std::path::absolute(path).map_err(|error| cannot(errno(error)))?;
         let (parent, Some(name)) = split(&path) else {
             return Err(cannot(Errno::EXIST).with_remedy("name a folder in it"));

@@ -7,14 +7,14 @@ use crate::buffer::Buffer;
 use crate::control::{CancelToken, Progress, ProgressFn};
 use crate::error::{Error, Result};
 use crate::load::Load;
-use crate::message::{Builder, Names, Opt, message};
+use crate::message::{Builder, Names, Opt, message, unlisted};
 use crate::model::Model;
 use crate::options::{Kind, Pages};
 use crate::request::Reach;
 use crate::source::Source;
-use crate::sys::{Errno, file};
+use crate::sys::{Errno, file, host};
 use crate::verify::{Check, Hasher, Verify};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) struct Wanted {
     pub writable: bool,
     pub each: EachFn,
     pub cancel: CancelToken,
-    pub progress: Option<ProgressFn>,
+    pub progress: Option<Arc<ProgressFn>>,
     pub names: &'static dyn Names,
 }
 
@@ -91,41 +91,51 @@ impl Wanted {
     /// Opens the files, in the order in which they will be held.
     pub(super) fn open(&self) -> Result<Vec<Open>> {
         let mut all: Vec<Open> = Vec::new();
-        let mut names = HashMap::new();
+        let mut names = BTreeMap::new();
+        let mut paths = Vec::new();
         for path in &self.paths {
-            for (path, superseded) in files(path)? {
-                let place = || path.display().to_string();
-                let failed = |errno| Error::os("cannot open", errno).at(place());
-                // Resolved now: later, a link may point elsewhere and a folder may be replaced.
-                let path =
-                    std::path::absolute(&path).map_err(|error| failed(crate::sys::errno(error)))?;
-                let fd = file::open(&path, false).map_err(failed)?;
-                let identity = FileIdentity::of(fd.as_fd()).map_err(failed)?;
-                let name = path.file_name().unwrap_or_default().to_owned();
-                if let Some(other) = names.insert(name, path.clone()) {
-                    let why = format!("it has the same name as {}", other.display());
-                    return Err(Error::new("cannot hold", why)
-                        .with_errno(Errno::EXIST)
-                        .at(place())
-                        .with_remedy("hold them under two names"));
-                }
-                if superseded.iter().map(String::len).sum::<usize>() > LONGEST_NAMES {
-                    let why = format!(
-                        "another file replaces {} of its tensors, which are too many to list",
-                        superseded.len()
-                    );
-                    return Err(Error::new("cannot hold", why)
-                        .with_errno(Errno::TOOBIG)
-                        .at(place())
-                        .with_remedy("save the model again, without the old copies"));
-                }
-                all.push(Open {
-                    path,
-                    identity,
-                    fd,
-                    superseded,
-                });
+            paths.extend(files(path)?);
+        }
+        // All are open at first; each is read by two descriptors and leaves one of memory.
+        let _ = host::room_for_files(2 * paths.len() as u64);
+        for (path, superseded) in paths {
+            let place = || path.display().to_string();
+            let failed = |errno| Error::os("cannot open", errno).at(place());
+            // Resolved now: later, a link may point elsewhere and a folder may be replaced.
+            let path =
+                std::path::absolute(&path).map_err(|error| failed(crate::sys::errno(error)))?;
+            let fd = file::open(&path, false).map_err(failed)?;
+            let identity = FileIdentity::settled(fd.as_fd()).map_err(failed)?;
+            let name = path.file_name().unwrap_or_default().to_owned();
+            if let Some(why) = unlisted(&name.to_string_lossy()) {
+                return Err(Error::new("cannot hold", format!("its name {why}"))
+                    .with_errno(Errno::INVAL)
+                    .at(place())
+                    .with_remedy("hold it under another name, by a link"));
             }
+            if let Some(other) = names.insert(name, path.clone()) {
+                let why = format!("it has the same name as {}", other.display());
+                return Err(Error::new("cannot hold", why)
+                    .with_errno(Errno::EXIST)
+                    .at(place())
+                    .with_remedy("hold them under two names"));
+            }
+            if superseded.iter().map(String::len).sum::<usize>() > LONGEST_NAMES {
+                let why = format!(
+                    "another file replaces {} of its tensors, which are too many to list",
+                    superseded.len()
+                );
+                return Err(Error::new("cannot hold", why)
+                    .with_errno(Errno::TOOBIG)
+                    .at(place())
+                    .with_remedy("save the model again, without the old copies"));
+            }
+            all.push(Open {
+                path,
+                identity,
+                fd,
+                superseded,
+            });
         }
         if all.len() > MOST_FILES {
             let why = format!("{} files are more than {MOST_FILES}", all.len());
@@ -151,7 +161,7 @@ impl Wanted {
         mut keep: impl FnMut(Buffer, HeldInfo),
     ) -> Result<Vec<Member>> {
         let total: u64 = files.iter().map(|file| file.identity.size).sum();
-        let tell = self.progress.take().map(Arc::new);
+        let tell = self.progress.clone();
         let before = Arc::new(AtomicU64::new(0));
         let mut members = Vec::new();
         for file in files {
@@ -165,7 +175,7 @@ impl Wanted {
                 return Err(Error::cancelled(path.display().to_string()));
             }
             let source = Arc::new(Source::of(&path, fd)?);
-            let load = Load::of(source, Reach::Asked)
+            let load = Load::of(Arc::clone(&source), Reach::Asked)
                 .names(self.names)
                 .to(self.kind.clone())
                 .pages(self.pages)
@@ -182,7 +192,10 @@ impl Wanted {
                     tell(Progress { done, total });
                 });
             }
-            let mut loaded = load.run()?;
+            let mut loaded = load.run_to_seal()?;
+            if FileIdentity::of(source.buffered(0).0) != Ok(identity) {
+                return Err(changed("cannot hold", &path));
+            }
             before.fetch_add(identity.size, Ordering::Relaxed);
             let digest = loaded.report.verify.first().map(Digest::of);
             let (buffer, pages) = (&mut loaded.buffer, &loaded.report.pages);
@@ -214,12 +227,10 @@ impl Wanted {
             let failed = |errno| Error::os("cannot share", errno).at(path.display().to_string());
             let own: Vec<_> = memory.next().into_iter().collect();
             let kind = Kind::Memfd.to_string();
-            let mut buffer = Buffer::of_peer(own, &kind, (0, identity.size), false)
+            let mut buffer = Buffer::of_peer_to_seal(own, &kind, (0, identity.size))
                 .map_err(|why| failed(Errno::PROTO).with_why(why))?;
             if FileIdentity::at(&path) != Ok(identity) {
-                return Err(failed(Errno::STALE)
-                    .with_why("the file changed during the load")
-                    .with_remedy("try again"));
+                return Err(changed("cannot share", &path));
             }
             let source = Source::of(&path, fd)?;
             let digest = self.digest(&source, &buffer)?;
@@ -265,6 +276,14 @@ impl Wanted {
             since: now(),
         })
     }
+}
+
+/// The error for a file of which no state is in memory.
+fn changed(what: &str, path: &Path) -> Error {
+    Error::os(what, Errno::STALE)
+        .at(path.display().to_string())
+        .with_why("the file changed during the load")
+        .with_remedy("try again")
 }
 
 /// The files that a path stands for, and the tensors in each that do not count.

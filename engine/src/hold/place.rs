@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::folder::{self, Folder, split};
 use crate::sys::place::{self, Named};
-use crate::sys::{Errno, errno, socket};
+use crate::sys::{Errno, errno, sandbox, socket};
 use rustix::fs::FileType;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -41,6 +41,15 @@ pub(super) fn make(path: &Path, mode: u32) -> Result<Folder> {
     };
     folder.trust()?;
     Ok(folder)
+}
+
+/// As [`make`], in a folder that is held open.
+pub(super) fn make_in(folder: &Folder, name: &OsStr, mode: u32) -> Result<Folder> {
+    let made = folder.make_or_open(name, mode);
+    let made =
+        made.map_err(|errno| cannot_make(errno).at(folder.place(name).display().to_string()))?;
+    made.trust()?;
+    Ok(made)
 }
 
 fn cannot_make(errno: Errno) -> Error {
@@ -86,7 +95,7 @@ fn folder_of(path: &Path) -> Result<(Folder, OsString)> {
 /// Checks whether a socket can be created there, before a long load.
 pub(super) fn check(path: &Path, replace: bool) -> Result<()> {
     let (folder, name) = folder_of(path)?;
-    match !replace && answers(&folder, &name) {
+    match !replace && answers(&folder, &name)? {
         true => Err(in_use(path)),
         false => Ok(()),
     }
@@ -100,7 +109,16 @@ fn in_use(path: &Path) -> Error {
 
 fn failed(path: &Path) -> impl Fn(Errno) -> Error {
     let place = path.display().to_string();
-    move |errno| Error::os("cannot make the socket", errno).at(&place)
+    move |errno| {
+        let error = Error::os("cannot make the socket", errno).at(&place);
+        error.of_calls(&[
+            sandbox::SOCKET,
+            sandbox::FCHMOD,
+            sandbox::BIND,
+            sandbox::LISTEN,
+            sandbox::CONNECT,
+        ])
+    }
 }
 
 /// Connects to a socket, after checking who could have put it there: its owner and that of its folder must be the
@@ -149,6 +167,7 @@ pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
             .with_remedy("check the path"),
         _ => error,
     }
+    .of_calls(&[sandbox::SOCKET, sandbox::CONNECT, sandbox::READLINK])
 }
 
 /// A listening socket; its file is removed when this is dropped.
@@ -244,13 +263,13 @@ impl Bound {
         if there.is_some_and(|there| there.kind != FileType::Socket) {
             return Err(failed(Errno::EXIST).with_remedy("remove it, or name another socket"));
         }
-        if !replace && answers(&file.folder, name) {
+        if !replace && answers(&file.folder, name)? {
             return Err(in_use(&self.path));
         }
         // An exchange, so that a socket that another process has put there in between is not lost.
         place::exchange(folder, &file.name, name).map_err(&failed)?;
         let other = std::mem::replace(&mut file.name, name.to_os_string());
-        match answers(&file.folder, &other) {
+        match answers(&file.folder, &other)? {
             true => file.replaced = Some(other),
             false => drop(file.folder.remove(&other)),
         }
@@ -320,18 +339,20 @@ impl Drop for Replaced {
 }
 
 /// Whether a process listens on a socket.
-fn answers(folder: &Folder, name: &OsStr) -> bool {
+fn answers(folder: &Folder, name: &OsStr) -> Result<bool> {
     match socket::connect(&folder.reach(name)) {
-        Ok(_) => true,
-        Err(errno) => !matches!(errno, Errno::NOENT | Errno::CONNREFUSED),
+        Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(false),
+        Err(errno) if sandbox::SOCKET.refuses(errno) || sandbox::CONNECT.refuses(errno) => {
+            Err(failed(&folder.place(name))(errno))
+        }
+        _ => Ok(true),
     }
 }
 
 /// A temporary name next to that of a socket.
 fn beside(name: &OsStr) -> OsString {
-    use std::hash::{BuildHasher, RandomState};
     // Only this user can write to the folder, but two of its processes may do so at once.
-    let random = RandomState::new().hash_one(std::process::id());
+    let random = folder::random();
     let mut own = OsString::from(".");
     own.push(name);
     own.push(format!(".{random:016x}"));

@@ -102,15 +102,23 @@ impl Beside {
     /// Creates the file.
     fn open(&mut self, log: &Reasons) -> Result<OwnedFd> {
         let refused = match place::nameless(self.folder.as_fd()) {
-            Ok(file) if place::has_link(file.as_fd()) => {
-                log.add(
-                    "file",
-                    "without a name",
-                    "it gets one when it is complete (O_TMPFILE)",
-                );
-                return Ok(file);
-            }
-            Ok(_) => "without /proc an unnamed file cannot be given a name".to_string(),
+            Ok(file) => match place::can_link(file.as_fd()) {
+                Ok(()) => {
+                    log.add(
+                        "file",
+                        "without a name",
+                        "it gets one when it is complete (O_TMPFILE)",
+                    );
+                    return Ok(file);
+                }
+                Err(Errno::NOENT) => {
+                    "without /proc an unnamed file cannot be given a name".to_string()
+                }
+                Err(errno) => {
+                    let name = errno_name(errno.raw_os_error());
+                    format!("an unnamed file cannot be given a name: linkat is refused ({name})")
+                }
+            },
             Err(errno @ (Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT)) => {
                 let name = errno_name(errno.raw_os_error());
                 format!("the file system does not support unnamed files ({name})")

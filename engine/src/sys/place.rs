@@ -1,9 +1,10 @@
 //! Names in a folder, files without names, and making both durable.
 
-use super::{Errno, retry};
+use super::stat::{self, Inode};
+use super::{Errno, retry, sandbox};
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags,
-    StatxAttributes, StatxFlags, Uid, XattrFlags,
+    AtFlags, FallocateFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, Uid,
+    XattrFlags,
 };
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -70,13 +71,8 @@ pub(crate) fn remove_folder(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), 
 
 /// What a name refers to; None if it does not exist. A symbolic link is not followed.
 pub(crate) fn look_up(folder: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Named>, Errno> {
-    match rustix::fs::statx(
-        folder,
-        name,
-        AtFlags::SYMLINK_NOFOLLOW,
-        StatxFlags::BASIC_STATS,
-    ) {
-        Ok(stat) => Ok(Some(named(&stat))),
+    match stat::name(folder, name) {
+        Ok(inode) => Ok(Some(named(&inode))),
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno),
     }
@@ -84,20 +80,18 @@ pub(crate) fn look_up(folder: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Nam
 
 /// What a descriptor refers to.
 pub(crate) fn look_at(fd: BorrowedFd<'_>) -> Result<Named, Errno> {
-    rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
-        .map(|stat| named(&stat))
+    stat::of(fd).map(|inode| named(&inode))
 }
 
-fn named(stat: &rustix::fs::Statx) -> Named {
-    let fixed = StatxAttributes::IMMUTABLE | StatxAttributes::APPEND;
+fn named(inode: &Inode) -> Named {
     Named {
-        kind: FileType::from_raw_mode(stat.stx_mode.into()),
-        device: (stat.stx_dev_major, stat.stx_dev_minor),
-        inode: stat.stx_ino,
-        owner: (stat.stx_uid, stat.stx_gid),
-        mode: u32::from(stat.stx_mode) & 0o1777,
-        links: stat.stx_nlink,
-        immutable: stat.stx_attributes.intersects(fixed),
+        kind: inode.kind,
+        device: inode.device,
+        inode: inode.number,
+        owner: inode.owner,
+        mode: inode.mode & 0o1777,
+        links: inode.links,
+        immutable: inode.immutable,
     }
 }
 
@@ -194,9 +188,20 @@ pub(crate) fn link(fd: BorrowedFd<'_>, folder: BorrowedFd<'_>, name: &OsStr) -> 
     )
 }
 
-/// Whether [`link`] and [`reopen_direct`] work: they need `/proc`.
+/// Whether there is a link to what a descriptor refers to: it needs `/proc`.
 pub(crate) fn has_link(fd: BorrowedFd<'_>) -> bool {
-    std::fs::symlink_metadata(link_of(fd)).is_ok()
+    stat::link(&link_of(fd)).is_ok()
+}
+
+/// Whether [`link`] works: ENOENT without `/proc`, or what a sandbox returns.
+pub(crate) fn can_link(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    if !has_link(fd) {
+        return Err(Errno::NOENT);
+    }
+    match sandbox::LINKAT.refusal() {
+        Some(errno) => Err(errno),
+        None => Ok(()),
+    }
 }
 
 /// A path to what a descriptor refers to, valid while it is open (proc(5)).
@@ -206,7 +211,12 @@ pub(crate) fn link_of(fd: BorrowedFd<'_>) -> PathBuf {
 
 /// Renames a file within a folder, and atomically replaces the file that has the new name (rename(2)).
 pub(crate) fn rename(folder: BorrowedFd<'_>, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
-    rustix::fs::renameat(folder, from, folder, to)
+    match rustix::fs::renameat(folder, from, folder, to) {
+        Err(errno) if sandbox::RENAMEAT.refuses(errno) => {
+            rustix::fs::renameat_with(folder, from, folder, to, RenameFlags::empty())
+        }
+        done => done,
+    }
 }
 
 /// Renames within a folder; EEXIST if anything has the new name.
@@ -245,7 +255,7 @@ pub(crate) fn exchange(folder: BorrowedFd<'_>, one: &OsStr, other: &OsStr) -> Re
 
 /// The errors of renameat2(2) for flags that are not supported, or for a call that a sandbox refuses.
 fn is_unknown(errno: Errno) -> bool {
-    matches!(errno, Errno::NOSYS | Errno::INVAL | Errno::PERM)
+    matches!(errno, Errno::NOSYS | Errno::INVAL | Errno::PERM) || sandbox::RENAMEAT2.refuses(errno)
 }
 
 /// Sets the group and the permissions of a socket that this process has just made, and returns what it is. A symbolic
@@ -294,6 +304,15 @@ pub(crate) fn mark(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     retry(|| rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive))
 }
 
+/// Locks a file that is open for writing, for this process: until it ends, or closes any descriptor of the file
+/// (F_SETLK in fcntl(2)). EAGAIN if another process has locked it.
+pub(crate) fn lock(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    match rustix::fs::fcntl_lock(fd, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::ACCESS) => Err(Errno::AGAIN),
+        done => done,
+    }
+}
+
 /// Removes a mark immediately: a child that was forked since has the descriptor, too.
 pub(crate) fn unmark(fd: BorrowedFd<'_>) {
     // Does not fail for a marked descriptor.
@@ -303,11 +322,29 @@ pub(crate) fn unmark(fd: BorrowedFd<'_>) {
 /// Sets permissions and owner of a file.
 pub(crate) fn own(fd: BorrowedFd<'_>, owner: (u32, u32), mode: u32) -> Result<(), Errno> {
     let now = look_at(fd)?;
+    let link = || (rustix::fs::CWD, link_of(fd));
     if now.owner != owner {
-        let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
-        rustix::fs::fchown(fd, Some(user), Some(group))?;
+        let (user, group) = (Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1)));
+        match rustix::fs::fchown(fd, user, group) {
+            Err(errno) if sandbox::FCHOWN.refuses(errno) => {
+                let (folder, link) = link();
+                rustix::fs::chownat(folder, link, user, group, AtFlags::empty())?;
+            }
+            done => done?,
+        }
     }
-    rustix::fs::fchmod(fd, Mode::from_raw_mode(mode))
+    // A change of the owner may have changed it.
+    if look_at(fd)?.mode == mode {
+        return Ok(());
+    }
+    let mode = Mode::from_raw_mode(mode);
+    match rustix::fs::fchmod(fd, mode) {
+        Err(errno) if sandbox::FCHMOD.refuses(errno) => {
+            let (folder, link) = link();
+            rustix::fs::chmodat(folder, link, mode, AtFlags::empty())
+        }
+        done => done,
+    }
 }
 
 /// The extended attributes of what has a name, each with its value. Empty if the file system does not
@@ -319,18 +356,39 @@ pub(crate) fn attributes(
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = retry(|| rustix::fs::openat(folder, name, flags, Mode::empty()))?;
     let link = link_of(fd.as_fd());
+    let by_link = attributes_by(
+        |list| rustix::fs::listxattr(&link, list),
+        |name, value| rustix::fs::getxattr(&link, name, value),
+    );
+    match by_link {
+        // Without /proc, or in a sandbox: this requires permission to read the file.
+        Err(errno) if errno == Errno::NOENT || sandbox::may_return(errno) => {
+            let fd = open_to_read(folder, name)?;
+            attributes_by(
+                |list| rustix::fs::flistxattr(&fd, list),
+                |name, value| rustix::fs::fgetxattr(&fd, name, value),
+            )
+        }
+        done => done,
+    }
+}
+
+fn attributes_by(
+    list: impl Fn(&mut [u8]) -> Result<usize, Errno>,
+    get: impl Fn(&[u8], &mut [u8]) -> Result<usize, Errno>,
+) -> Result<Vec<(OsString, Vec<u8>)>, Errno> {
     // xattr(7): no list and no value is larger.
-    let mut list = vec![0_u8; 64 << 10];
-    let len = match rustix::fs::listxattr(&link, &mut list[..]) {
+    let mut names = vec![0_u8; 64 << 10];
+    let len = match list(&mut names) {
         Ok(len) => len,
         Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
         Err(errno) => return Err(errno),
     };
-    let names = list[..len].split(|&byte| byte == 0);
+    let names = names[..len].split(|&byte| byte == 0);
     let mut all = Vec::new();
     for name in names.filter(|name| !name.is_empty()) {
         let mut value = vec![0_u8; 64 << 10];
-        match rustix::fs::getxattr(&link, name, &mut value[..]) {
+        match get(name, &mut value) {
             Ok(len) => value.truncate(len),
             // Removed since.
             Err(Errno::NODATA) => continue,
@@ -371,17 +429,27 @@ pub(crate) fn punch(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), Errno> 
 /// synced after a checkpoint has the number 0, which `f2fs_wait_on_node_pages_writeback()` takes for none:
 /// so fdatasync would send the flush while the node is still being written (Linux 6.12, and others).
 pub(crate) fn sync_data(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    retry(|| rustix::fs::fdatasync(fd))?;
-    let fs = rustix::fs::fstatfs(fd)?;
-    match fs.f_type as u64 == libc::F2FS_SUPER_MAGIC as u64 {
-        true => sync_all(fd),
-        false => Ok(()),
+    match retry(|| rustix::fs::fdatasync(fd)) {
+        Err(errno) if sandbox::FDATASYNC.refuses(errno) => retry(|| rustix::fs::fsync(fd))?,
+        done => done?,
+    }
+    match rustix::fs::fstatfs(fd) {
+        Ok(fs) if fs.f_type as u64 != libc::F2FS_SUPER_MAGIC as u64 => Ok(()),
+        Err(errno) if !sandbox::may_return(errno) => Err(errno),
+        _ => sync_all(fd),
     }
 }
 
 /// As [`sync_data`], including owner, permissions and attributes; for a folder, its names (fsync(2)).
 pub(crate) fn sync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    retry(|| rustix::fs::fsync(fd))
+    match retry(|| rustix::fs::fsync(fd)) {
+        Err(errno) if sandbox::FSYNC.refuses(errno) => {
+            // Before Linux 5.8, syncfs does not report failed writes.
+            retry(|| rustix::fs::fdatasync(fd))?;
+            sync_all(fd)
+        }
+        done => done,
+    }
 }
 
 /// As [`sync`], for everything in the file system of a file (syncfs(2)).

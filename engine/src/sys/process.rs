@@ -33,14 +33,18 @@ pub(crate) fn folder(pid: u32) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}"))
 }
 
-/// The visible processes, in no order.
+/// The visible processes, in no order. ENOENT if `/proc` is not mounted.
 pub(crate) fn all() -> Result<Vec<u32>, Errno> {
     let mut pids = Vec::new();
     for entry in fs::read_dir("/proc").map_err(errno)? {
         let name = entry.map_err(errno)?.file_name();
         pids.extend(name.to_str().and_then(|name| name.parse::<u32>().ok()));
     }
-    Ok(pids)
+    match pids.is_empty() {
+        // At least this process would be visible.
+        true => Err(Errno::NOENT),
+        false => Ok(pids),
+    }
 }
 
 /// Whether a process exists, even if `/proc` hides it.
@@ -58,6 +62,13 @@ pub(crate) fn identity(pid: u32) -> Option<String> {
     let fields = stat.rsplit_once(')')?.1;
     let started = fields.split_whitespace().nth(19)?;
     Some(format!("{} {started}", namespace.display()))
+}
+
+/// Whether a process does not run, because of a signal or a debugger. False if that cannot be found out.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    let text = text(&folder(pid).join("status")).unwrap_or_default();
+    let state = text.lines().find_map(|line| line.strip_prefix("State:"));
+    state.is_some_and(|state| state.trim_start().starts_with(['T', 't']))
 }
 
 /// The file `status` of this folder.
