@@ -70,6 +70,7 @@ pub fn run(tools: &Tools, base: &Path, case: Case) -> io::Result<Outcome> {
     let operation = case.operation;
     (operation.prepare)(tools, &world)?;
     let mut peers = (operation.peers)(tools, &world)?;
+    world.open()?;
     let evil = operation::evil(tools, &world, case.action, case.actor)?;
     let before = [world.list("outside"), world.list("src")];
     let secrets = operation.finals.iter().any(|name| {
@@ -163,7 +164,11 @@ pub fn run(tools: &Tools, base: &Path, case: Case) -> io::Result<Outcome> {
     let followed = operation.follows && is_followed(case, &paths);
     let after = [world.list("outside"), world.list("src")];
     if !followed {
-        faults.extend(outside(&before[0].changes(&after[0])));
+        let mut changes = before[0].changes(&after[0]);
+        if is_led(case) {
+            changes.retain(|change| !change.ends_with(" is new"));
+        }
+        faults.extend(outside(&changes));
     }
     if !case.action.is_of_source() {
         faults.extend(outside(&before[1].changes(&after[1])));
@@ -203,8 +208,17 @@ fn is_followed(case: Case, paths: &[PathBuf]) -> bool {
         case.action,
         Action::Name(Verb::Link | Verb::DirLink | Verb::Dangling, _)
     );
-    let folder = matches!(case.action, Action::Name(_, Target::Folder));
-    (named && is_link && !(foreign && protects)) || folder
+    named && is_link && !(foreign && protects)
+}
+
+/// Whether new files may appear where a link leads: it is the user's own, or the operation works in a folder whose path
+/// others choose, as every program would.
+fn is_led(case: Case) -> bool {
+    let Action::Name(verb, target) = case.action else {
+        return false;
+    };
+    matches!(verb, Verb::DirLink | Verb::Dangling)
+        && (case.actor == Actor::Same || target == Target::Folder)
 }
 
 fn outside(changes: &[String]) -> Vec<Fault> {
@@ -325,6 +339,10 @@ impl Actions<'_> {
                 Next::Quiet => {
                     if let Some(turns) = &mut turns {
                         turns.quiet(&self.session);
+                    }
+                    if self.session.exit(0).is_some() {
+                        // Others may wait for it.
+                        self.session.end_copies();
                     }
                     if Instant::now() >= until {
                         self.is_late = true;
