@@ -2,7 +2,7 @@
 
 use crate::folder::Private;
 use crate::{Failure, Launcher, limits};
-use dmafile::{Buffer, one_line};
+use dmafile::{Buffer, one_line, unlisted};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
@@ -127,18 +127,20 @@ pub(crate) fn names<'n>(
     names: impl Iterator<Item = &'n OsStr>,
 ) -> Result<(Variable, OsString), Failure> {
     let names: Vec<_> = names.collect();
-    match names.iter().find(|name| name.as_bytes().contains(&b',')) {
-        Some(name) => Err(Failure {
-            line: format!(
-                "cannot list the files for COMMAND: {}: its name contains a comma, which separates names in {} \
-                 (EINVAL); rename it",
-                one_line(&name.to_string_lossy()),
-                Variable::Names.name(),
-            ),
-            status: 1,
-        }),
-        None => Ok((Variable::Names, names.join(OsStr::new(",")))),
+    for name in &names {
+        let name = name.to_string_lossy();
+        if let Some(why) = unlisted(&name) {
+            let (name, list) = (one_line(&name), Variable::Names.name());
+            return Err(Failure {
+                line: format!(
+                    "cannot list the files for COMMAND: {name}: the name {why}, and {list} is a list with commas \
+                     (EINVAL); rename the file"
+                ),
+                status: 1,
+            });
+        }
     }
+    Ok((Variable::Names, names.join(OsStr::new(","))))
 }
 
 /// Where the bytes are in their descriptors.

@@ -89,6 +89,9 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     if args.get(1).is_some_and(|word| word == folder::WORD) {
         return folder::run(launcher, &args[2..]);
     }
+    if args.get(1).is_some_and(|word| word == hold::LOOKER) {
+        return hold::look();
+    }
     let cli = match Cli::try_parse_from(&*save::explained(args)) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
@@ -96,7 +99,7 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     match &cli.command {
         Command::Load(args) => load::run(args, launcher),
         Command::Save(args) => save::run(args),
-        Command::Hold(args) => hold::run(args),
+        Command::Hold(args) => hold::run(args, launcher),
         Command::Take(args) => take::run(args, launcher),
         Command::Holds(args) => hold::list(args),
         Command::Release(args) => hold::release(args),

@@ -2,13 +2,14 @@
 
 use crate::args::TakeArgs;
 use crate::command::{self, Named, Shape, Variable, become_command, wants_path};
+use crate::hold::change;
 use crate::load::interrupted;
 use crate::output::{Text, write_wanted_json};
 use crate::signals::interruptible;
 use crate::snapshot::inherited;
 use crate::text::columns;
 use crate::{Failure, Launcher};
-use dmafile::{CancelToken, Held, HeldFile, one_line};
+use dmafile::{CancelToken, Held, HeldFile, is_hidden, one_line};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -61,11 +62,8 @@ fn remarks(held: &Held) -> String {
     for HeldFile { info, huge, .. } in held.files() {
         let name = one_line(&info.name);
         // Writing to a String does not fail.
-        if info.changed {
-            let _ = writeln!(
-                text,
-                "dmafile: note: {name} has changed on the disk since it was loaded"
-            );
+        if let Some(note) = change(info, &name) {
+            let _ = writeln!(text, "dmafile: note: {note}");
         }
         if *huge == Some(false) {
             let _ = writeln!(
@@ -152,7 +150,10 @@ fn shape(held: &Held) -> Shape {
     let others = match &folders[..] {
         [Some(folder)] if trusted => {
             let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-            let is_other = |path: &PathBuf| files.iter().all(|file| file.info.file != *path);
+            let is_other = |path: &PathBuf| {
+                !path.file_name().is_some_and(is_hidden)
+                    && files.iter().all(|file| file.info.file != *path)
+            };
             entries.map(|entry| entry.path()).filter(is_other).collect()
         }
         _ => Vec::new(),

@@ -574,7 +574,7 @@ fn a_name_with_a_comma_is_not_in_a_list() {
     end(&mut temporary.load(&dir, "model", &["true"])).ok();
     let line = dir.refusal(&mut temporary.load(&dir, "model", &["true", "{}"]), 1);
     assert!(
-        line.contains("a,b.safetensors: its name contains a comma"),
+        line.contains("a,b.safetensors: the name has a comma"),
         "{line}"
     );
     assert!(temporary.is_empty());

@@ -108,10 +108,7 @@ fn a_name_is_only_a_name() {
             .arg(OsStr::from_bytes(from))
             .args(explain);
         let json = end(save.arg(OsStr::from_bytes(to))).ok().json();
-        assert_eq!(
-            (&json["from"], &json["to"]),
-            (&"from\u{fffd}".into(), &"to=\u{fffd}".into())
-        );
+        assert_eq!(json["to"], "to=\u{fffd}");
     }
     assert_eq!(fs::read(place(to)).unwrap(), b"bytes");
     fs::create_dir(dir.path("snapshot")).unwrap();

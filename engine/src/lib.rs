@@ -91,18 +91,21 @@ pub use flow::clock::Cpu;
 #[cfg(feature = "hold")]
 pub use hold::{
     Digest, Ended, FileIdentity, Found, Held, HeldFile, HeldInfo, Hold, Holder, Holding, Shared,
-    Take, Taker, Vacant, holds, release,
+    Take, Taker, Vacant, holds, look_for_holder, release,
 };
 #[cfg(feature = "inspect")]
 pub use inspect::doctor::{Check, Health, doctor};
 #[cfg(feature = "inspect")]
 pub use inspect::pins::{self, Pins, pins};
 pub use load::{Extent, Load, Loaded, Report};
-#[doc(hidden)]
-pub use message::one_line;
 pub use message::{Message, Names, Opt, Part};
+#[doc(hidden)]
+pub use message::{one_line, unlisted};
 #[cfg(all(feature = "model", feature = "checksums"))]
 pub use model::Digests;
+#[cfg(feature = "model")]
+#[doc(hidden)]
+pub use model::is_hidden;
 #[cfg(feature = "model")]
 pub use model::{Model, Pattern, SMALL_READ, Tensor};
 pub use options::{

@@ -26,7 +26,8 @@ class HeldFile(NamedTuple):
     """Its bytes. While this is in use, the holder counts this process as a user."""
     info: dict[str, Any]
     """Its description by the holder, as in `dmafile take --json`: `file`, `bytes`, `pages`,
-    `sealed`, `digest`, `changed` (on the disk, since it was loaded), ...; and `huge`: whether this
+    `sealed`, `digest`, `changed` (on the disk, since it was loaded; None if its file system does not
+    answer), ...; and `huge`: whether this
     process maps its huge pages as such, None if it has none or the kernel does not report it."""
 
 
@@ -283,8 +284,22 @@ class HeldModel:
     """A model that is held. Has the interface of `_dmafile.Model`, with tensors that are used in
     place."""
 
-    def __init__(self, path: str, files: Sequence[HeldFile], *, private: bool) -> None:
-        named = [(file.name, file.buffer) for file in files]
+    def __init__(
+        self,
+        path: str,
+        files: Sequence[HeldFile],
+        *,
+        private: bool,
+        superseded: list[list[str]] | None = None,
+    ) -> None:
+        """`superseded` has, for each file, its tensors that do not count; if None, the holder says
+        which."""
+        if superseded is None:
+            superseded = [file.info.get("superseded", []) for file in files]
+        named = [
+            (file.name, file.buffer, without)
+            for file, without in zip(files, superseded, strict=True)
+        ]
         self._model = _dmafile.Model.of_buffers(path, named)
         self._starts = [start for _, start, _ in self._model.shards()]
         self._bytes = [

@@ -393,13 +393,10 @@ fn tuning(
     options: &Bound<'_, PyDict>,
 ) -> PyResult<impl Fn(Load) -> Load + Send + 'static> {
     // Errors in the options are found here, where they can be raised.
-    let any = request::apply(Load::new(""), options, SOURCE)?;
-    any.check().map_err(|error| raise(py, &error, None))?;
-    let options = options.clone().unbind();
-    Ok(move |load| {
-        Python::attach(|py| request::apply(load, options.bind(py), SOURCE))
-            .expect("they were applied before")
-    })
+    let tune = request::tuning(options, SOURCE)?;
+    let checked = tune(Load::new("")).check();
+    checked.map_err(|error| raise(py, &error, None))?;
+    Ok(tune)
 }
 
 fn first(paths: &[PathBuf]) -> &Path {

@@ -4,6 +4,7 @@
 use super::set::Set;
 use crate::error::{Error, Result};
 use crate::folder::{Folder, split, user};
+use crate::model::is_hidden;
 use crate::sys::place::{self, Named};
 use crate::sys::{Errno, errno, file, process};
 use rustix::fs::FileType;
@@ -197,8 +198,7 @@ impl LinkFolder {
             for entry in std::fs::read_dir(beside).map_err(errno)? {
                 let entry = entry.map_err(errno)?;
                 let name = entry.file_name();
-                // Hidden files are no files of a model.
-                if !name.as_bytes().starts_with(b".") {
+                if !is_hidden(&name) {
                     links.push((name, entry.path()));
                 }
             }

@@ -43,6 +43,15 @@ pub(super) fn make(path: &Path, mode: u32) -> Result<Folder> {
     Ok(folder)
 }
 
+/// As [`make`], in a folder that is held open.
+pub(super) fn make_in(folder: &Folder, name: &OsStr, mode: u32) -> Result<Folder> {
+    let made = folder.make_or_open(name, mode);
+    let made =
+        made.map_err(|errno| cannot_make(errno).at(folder.place(name).display().to_string()))?;
+    made.trust()?;
+    Ok(made)
+}
+
 fn cannot_make(errno: Errno) -> Error {
     Error::os("cannot make the folder", errno)
 }

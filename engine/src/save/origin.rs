@@ -224,6 +224,13 @@ impl<'m> Opened<'m> {
         }
     }
 
+    /// Includes memory in children that are forked from now on: those may read it, too.
+    pub(super) fn enter_forks(&self) {
+        if let Some(Ok(map)) = self.memory().and_then(|memory| memory.map.get()) {
+            map.region().leave_out_of_forks(false);
+        }
+    }
+
     /// A range of it, which must be inside.
     pub(super) fn part(&self, at: u64, len: u64) -> Self {
         Self {
@@ -710,7 +717,7 @@ fn of_memory(
             .next_multiple_of(if huge { stat.fs_block } else { 1 }) as usize;
         let writable = match huge {
             true => Mapping::shared_sparse(fd.as_fd(), size),
-            false => Mapping::shared(fd.as_fd(), size.max(1), 1, true),
+            false => Mapping::unforked(fd.as_fd(), size.max(1), 1),
         };
         match writable {
             Ok(map) => (Ok(map), None),

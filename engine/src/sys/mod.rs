@@ -9,6 +9,7 @@ pub(crate) mod cache;
 pub(crate) mod dmabuf;
 pub(crate) mod driver;
 pub(crate) mod file;
+mod fork;
 pub(crate) mod frames;
 pub(crate) mod host;
 mod ioctl;
