@@ -668,3 +668,116 @@ fn sources_that_need_bounce_buffers_may_have_larger_blocks() {
         );
     }
 }
+
+/// As the kernel with fs.protected_symlinks: in a folder like /tmp, where everybody may create links, only
+/// one's own are followed, and those of the folder's owner.
+#[test]
+fn links_of_other_users_in_sticky_folders_are_not_followed() {
+    const OTHER: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP: only root can give a link to another user");
+        return;
+    }
+    let dir = dir();
+    let at = |name: &str| dir.path().join(name);
+    let shared = |name: &str| at("shared").join(name);
+    fs::create_dir(at("shared")).unwrap();
+    fs::write(at("target"), b"old").unwrap();
+    let link = |to: &Path, name: &str, owner| {
+        std::os::unix::fs::symlink(to, shared(name)).unwrap();
+        std::os::unix::fs::lchown(shared(name), Some(owner), Some(owner)).unwrap();
+    };
+    link(&at("target"), "theirs", OTHER);
+    link(&at("absent"), "dangling", OTHER);
+    link(&at("target"), "own", 0);
+    link(Path::new("theirs"), "chain", 0);
+    fs::write(shared("file"), b"old").unwrap();
+    std::os::unix::fs::chown(shared("file"), Some(OTHER), Some(OTHER)).unwrap();
+    let mode = |mode, owner| {
+        fs::set_permissions(at("shared"), fs::Permissions::from_mode(mode)).unwrap();
+        std::os::unix::fs::chown(at("shared"), Some(owner), None).unwrap();
+    };
+    let save = |name: &str, at: Option<u64>| {
+        let save = Save::new(Origin::fd(memory(b"new"), 0), shared(name));
+        match at {
+            Some(at) => save.in_place(at).run(),
+            None => save.run(),
+        }
+    };
+    mode(0o1777, 0);
+    for (name, place) in [
+        ("theirs", None),
+        ("theirs", Some(0)),
+        ("dangling", None),
+        ("chain", None),
+        ("chain", Some(0)),
+        ("file", None),
+    ] {
+        let error = save(name, place).expect_err(name);
+        assert_eq!(error.raw_os_error(), Some(libc::EACCES), "{name}: {error}");
+        let text = error.to_string();
+        assert!(text.contains("another user (65534)"), "{text}");
+        assert_eq!(fs::read(at("target")).unwrap(), b"old", "{name}");
+        assert_eq!(names(dir.path()), ["shared", "target"], "{name}");
+        let all = ["chain", "dangling", "file", "own", "theirs"];
+        assert_eq!(names(&at("shared")), all, "{name}");
+    }
+    let follows = |name: &str, place| {
+        fs::write(at("target"), b"old").unwrap();
+        save(name, place).unwrap();
+        assert_eq!(fs::read(at("target")).unwrap(), b"new", "{name}");
+    };
+    follows("own", None);
+    follows("own", Some(0));
+    // The folder's owner.
+    mode(0o1777, OTHER);
+    follows("theirs", None);
+    follows("chain", Some(0));
+    // Not sticky, or not for everybody.
+    for bits in [0o777, 0o1775, 0o755] {
+        mode(bits, 0);
+        follows("chain", None);
+        follows("theirs", Some(0));
+    }
+}
+
+/// The access control list of a folder applies to new files in it, and not to those that replace others.
+#[test]
+fn a_default_access_control_list_applies_to_new_files() {
+    let dir = dir();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("old"), b"old").unwrap();
+    fs::set_permissions(at("old"), fs::Permissions::from_mode(0o660)).unwrap();
+    // Version 2; owner rwx, user 12345 rw-, group r-x, mask rw-, others ---.
+    let mut acl = 2_u32.to_le_bytes().to_vec();
+    for (tag, bits, id) in [
+        (0x01_u16, 7_u16, u32::MAX),
+        (0x02, 6, 12345),
+        (0x04, 5, u32::MAX),
+        (0x10, 6, u32::MAX),
+        (0x20, 0, u32::MAX),
+    ] {
+        acl.extend(tag.to_le_bytes());
+        acl.extend(bits.to_le_bytes());
+        acl.extend(id.to_le_bytes());
+    }
+    let (default, own) = ("system.posix_acl_default", "system.posix_acl_access");
+    if rustix::fs::setxattr(dir.path(), default, &acl, XattrFlags::empty()).is_err() {
+        eprintln!("SKIP: no access control lists here");
+        return;
+    }
+    let list = |name: &str| {
+        let mut value = vec![0; 1000];
+        let got = rustix::fs::getxattr(at(name), own, &mut value[..]);
+        got.map(|len| value[..len].to_vec())
+    };
+    let mode = |name: &str| fs::metadata(at(name)).unwrap().mode() & 0o7777;
+    File::create(at("usual")).unwrap();
+    for name in ["new", "old"] {
+        let save = Save::new(Origin::fd(memory(b"new"), 0), at(name));
+        run(save, name);
+    }
+    assert_eq!((list("new"), mode("new")), (list("usual"), mode("usual")));
+    assert_eq!(list("old"), Err(rustix::io::Errno::NODATA));
+    assert_eq!(mode("old"), 0o660);
+}

@@ -9,17 +9,22 @@ mod parts;
 mod plan;
 mod report;
 mod run;
+mod target;
 mod to;
 mod write;
 
 use crate::control::{CancelToken, Progress, ProgressFn};
 use crate::error::{Error, Result};
+use crate::folder::Folder;
 use crate::message::{Builder, Names, Opt};
 use crate::options::{Io, Method};
 use crate::request::in_range;
 use crate::verify::{Algorithm, Verify};
 use std::path::PathBuf;
+use std::sync::Arc;
 
+#[cfg(feature = "checksums")]
+pub(crate) use beside::cannot_make;
 pub use origin::Origin;
 pub use parts::OriginPart;
 pub use plan::SavePlan;
@@ -46,7 +51,8 @@ struct Wanted {
 /// The new file is written next to its final place, without a name if the file system supports that
 /// (O_TMPFILE), and replaces the old one atomically when all of it is on the disk. Until then, and after
 /// any error, the old file is unchanged. The new file gets the owner, permissions and extended attributes
-/// of the old one; a symbolic link is followed.
+/// of the old one. A symbolic link is followed, unless another user has made it in a folder in which all users may
+/// create files (EACCES).
 ///
 /// ```no_run
 /// use dmafile::{Load, Origin, Save};
@@ -62,6 +68,8 @@ struct Wanted {
 pub struct Save<'m> {
     origin: Origin<'m>,
     path: PathBuf,
+    /// The folder of the file, if it is open already.
+    folder: Option<Arc<Folder>>,
     in_place: Option<u64>,
     wanted: Wanted,
     verify: Option<Verify>,
@@ -87,6 +95,7 @@ impl<'m> Save<'m> {
             },
             origin,
             path: path.into(),
+            folder: None,
             in_place: None,
             verify: None,
             trace: false,
@@ -95,6 +104,14 @@ impl<'m> Save<'m> {
             on_plan: None,
             names: &Builder,
         }
+    }
+
+    /// Saves as the file `name` of a folder, wherever its path leads by now.
+    #[cfg(feature = "checksums")]
+    pub(crate) fn within(mut self, folder: &Arc<Folder>, name: &str) -> Self {
+        self.path = folder.place(name);
+        self.folder = Some(Arc::clone(folder));
+        self
     }
 
     /// Writes into the existing file or block device, starting at byte `offset`, and changes nothing else

@@ -164,6 +164,7 @@ impl<'m> Save<'m> {
         drop(access);
 
         let start = meter.now();
+        to.complete()?;
         if self.wanted.sync {
             to.sync()?;
         }
@@ -192,7 +193,7 @@ impl<'m> Save<'m> {
         self.check()?;
         let origin = Opened::open(&self.origin, self.wanted.length)?;
         let to = match self.in_place {
-            None => To::replace(&self.path, log)?,
+            None => To::replace(&self.path, self.folder.as_ref(), log)?,
             Some(at) => To::in_place(&self.path, at)?,
         };
         let end = to.at.checked_add(origin.bytes.unwrap_or(0));
