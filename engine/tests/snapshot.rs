@@ -10,9 +10,11 @@ use dmafile::{
 };
 use rustix::fs::{FlockOperation, SealFlags};
 use serde_json::{Value, json};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -489,6 +491,17 @@ fn the_next_save_removes_leftovers_and_nothing_else() {
     want.sort();
     assert_eq!(names(dir.path()), want);
     assert_eq!(fs::read(at("README")).unwrap(), b"left");
+}
+
+#[test]
+fn the_name_of_a_folder_is_bytes() {
+    let dir = dir();
+    let folder = dir.path().join(OsStr::from_bytes(b"\xff\xc3"));
+    fs::create_dir(&folder).unwrap();
+    for seed in 1..=2 {
+        pair(&folder, seed).unwrap();
+        check(&folder, seed);
+    }
 }
 
 #[test]

@@ -455,6 +455,9 @@ mod tests {
         let to = dir.path().join("to");
         let (first, file) = named(&to);
         let (second, other) = named(&to);
+        for beside in [&first, &second] {
+            assert_eq!(beside.own.mode, 0o600);
+        }
         assert_eq!(names(dir.path()), [".to.dmafile-0", ".to.dmafile-1"]);
         file::pwrite_all(file.as_fd(), b"first", 0).unwrap();
         file::pwrite_all(other.as_fd(), b"other", 0).unwrap();

@@ -3,6 +3,7 @@
 mod beside;
 mod hash;
 mod origin;
+mod overlap;
 #[cfg(feature = "checksums")]
 pub(crate) mod part;
 mod parts;
@@ -115,7 +116,8 @@ impl<'m> Save<'m> {
     }
 
     /// Writes into the existing file or block device, starting at byte `offset`, and changes nothing else
-    /// in it. That is not atomic: if the save ends early, old and new bytes are mixed.
+    /// in it. That is not atomic: if the save ends early, old and new bytes are mixed. A range of the same file may
+    /// be the origin if the two do not overlap.
     pub fn in_place(mut self, offset: u64) -> Self {
         self.in_place = Some(offset);
         self
