@@ -294,13 +294,9 @@ fn a_failed_system_call_leaves_the_previous_snapshot() {
         ),
         (libc::SYS_fsync, libc::EIO, "cannot sync: to/a.2.dmafile: "),
         (libc::SYS_ftruncate, libc::EFBIG, "(EFBIG); raise the limit"),
-        // With O_TMPFILE, only the manifest is renamed.
+        // With O_TMPFILE, only the manifest is renamed, and gets permissions.
         (libc::SYS_renameat, libc::EIO, "cannot write: to/"),
-        (
-            libc::SYS_fchmod,
-            libc::EPERM,
-            "cannot keep its owner and permissions: to/dmafile-",
-        ),
+        (libc::SYS_fchmod, libc::EPERM, " permissions: to/"),
         (
             libc::SYS_flock,
             libc::EAGAIN,
@@ -327,6 +323,10 @@ fn a_failed_system_call_leaves_the_previous_snapshot() {
             let ended = end(&mut refuse(command, &any(number), errno));
             let line = ended.line(1);
             assert!(line.contains(says), "{number}: {line}");
+            if errno == libc::EAGAIN {
+                // Left to the save that seems to have locked it.
+                fs::remove_file(dir.path("to/.dmafile-snapshot.lock")).unwrap();
+            }
             is_just(&dir, &old);
         }
     }

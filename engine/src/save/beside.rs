@@ -139,8 +139,8 @@ impl Beside {
         };
         listed
             .and_then(|()| {
-                let now = place::look_at(file)?;
-                match now.mode == access.mode {
+                // A file system without permissions of its own has none to set.
+                match !self.replaces && place::look_at(file)?.mode == access.mode {
                     true => Ok(()),
                     false => place::set_mode(file, access.mode),
                 }
@@ -161,9 +161,9 @@ impl Beside {
                 _ => error,
             }
         };
-        let (folder, name) = (self.target.folder.clone(), self.target.name.clone());
+        let (folder, name) = (self.target.folder.fd(), &self.target.name);
         if self.called.is_none() && !self.replaces {
-            match place::link(file.as_fd(), folder.fd(), &name) {
+            match place::link(file.as_fd(), folder, name) {
                 // Another process was faster.
                 Err(Errno::EXIST) => {}
                 done => {
@@ -174,7 +174,7 @@ impl Beside {
         }
         if self.called.is_none() {
             let _ = place::mark(file.as_fd());
-            let link = |name: &OsStr| place::link(file.as_fd(), folder.fd(), name);
+            let link = |name: &OsStr| place::link(file.as_fd(), folder, name);
             let claimed = self.target.claim(link);
             self.called = Some(claimed.map_err(|error| error.at(&place))?.0);
         }
@@ -187,7 +187,7 @@ impl Beside {
                     .at(place)
                     .with_remedy("save it again"));
             }
-            place::rename(folder.fd(), called, &name).map_err(failed)?;
+            place::rename(folder, called, name).map_err(failed)?;
         }
         self.called = None;
         self.settle(file, sync)

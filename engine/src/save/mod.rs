@@ -22,7 +22,6 @@ use crate::options::{Io, Method};
 use crate::request::in_range;
 use crate::verify::{Algorithm, Verify};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 #[cfg(feature = "checksums")]
 pub(crate) use beside::cannot_make;
@@ -70,7 +69,7 @@ pub struct Save<'m> {
     origin: Origin<'m>,
     path: PathBuf,
     /// The folder of the file, if it is open already.
-    folder: Option<Arc<Folder>>,
+    folder: Option<Folder>,
     in_place: Option<u64>,
     wanted: Wanted,
     verify: Option<Verify>,
@@ -109,9 +108,9 @@ impl<'m> Save<'m> {
 
     /// Saves as the file `name` of a folder, wherever its path leads by now.
     #[cfg(feature = "checksums")]
-    pub(crate) fn within(mut self, folder: &Arc<Folder>, name: &str) -> Self {
+    pub(crate) fn within(mut self, folder: Folder, name: &str) -> Self {
         self.path = folder.place(name);
-        self.folder = Some(Arc::clone(folder));
+        self.folder = Some(folder);
         self
     }
 

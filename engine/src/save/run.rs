@@ -195,7 +195,7 @@ impl<'m> Save<'m> {
         self.check()?;
         let origin = Opened::open(&self.origin, self.wanted.length)?;
         let to = match self.in_place {
-            None => To::replace(&self.path, self.folder.as_ref(), log)?,
+            None => To::replace(&self.path, self.folder.take(), log)?,
             Some(at) => To::in_place(&self.path, at)?,
         };
         let end = to.at.checked_add(origin.bytes.unwrap_or(0));

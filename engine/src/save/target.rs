@@ -10,7 +10,6 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Maximum number of links that lead to a file (path_resolution(7)).
 const MOST_LINKS: usize = 40;
@@ -19,7 +18,7 @@ const MOST_LINKS: usize = 40;
 pub(super) struct Target {
     /// The path by which it was requested, for messages.
     pub(super) path: PathBuf,
-    pub(super) folder: Arc<Folder>,
+    pub(super) folder: Folder,
     pub(super) name: OsString,
     /// It is a link of `/proc`, which leads to a file, but not by its text.
     pub(super) is_magic: bool,
@@ -60,7 +59,7 @@ impl Target {
             };
             let mut target = Self {
                 path: path.to_path_buf(),
-                folder: Arc::new(folder.map_err(|errno| no_folder(errno).at(&place))?),
+                folder: folder.map_err(|errno| no_folder(errno).at(&place))?,
                 name: name.to_os_string(),
                 is_magic: false,
             };
@@ -74,16 +73,16 @@ impl Target {
             }
             target.refuse_of_others(&link.is, "it is a link", "name the file that it leads to")?;
             end = place::target_of(link.fd()).map_err(cannot)?;
-            above = Arc::into_inner(target.folder);
+            above = Some(target.folder);
         }
         Err(cannot(Errno::LOOP).with_why("its symbolic links form a loop"))
     }
 
     /// A file in a folder; no link is followed.
-    pub(super) fn within(folder: &Arc<Folder>, name: &OsStr) -> Self {
+    pub(super) fn within(folder: Folder, name: &OsStr) -> Self {
         Self {
             path: folder.place(name),
-            folder: Arc::clone(folder),
+            folder,
             name: name.to_os_string(),
             is_magic: false,
         }

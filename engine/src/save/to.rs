@@ -15,8 +15,8 @@ use rustix::fs::FileType;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// An open file to write to.
 pub(super) struct To {
@@ -59,11 +59,7 @@ const LARGEST_STEP: u64 = 64 << 20;
 impl To {
     /// A new file for a place, which is not visible before it is complete. If the folder is given, the path is one in
     /// it.
-    pub(super) fn replace(
-        path: &Path,
-        folder: Option<&Arc<Folder>>,
-        log: &Reasons,
-    ) -> Result<Self> {
+    pub(super) fn replace(path: &Path, folder: Option<Folder>, log: &Reasons) -> Result<Self> {
         let target = match (folder, path.file_name()) {
             (Some(folder), Some(name)) => Target::within(folder, name),
             _ => Target::of(path, false)?,

@@ -10,12 +10,11 @@ use rustix::fs::FileType;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// The file that a save locks.
 const LOCK: &str = ".dmafile-snapshot.lock";
 
-pub(super) struct Folder(Arc<folder::Folder>);
+pub(super) struct Folder(folder::Folder);
 
 /// Keeps other savers out while it exists.
 pub(super) struct Lock<'a> {
@@ -38,12 +37,15 @@ impl Folder {
         let folder = folder::Folder::open(path).map_err(|errno| {
             Error::os("cannot open the folder", errno).at(path.display().to_string())
         })?;
-        Ok(Self(Arc::new(folder)))
+        Ok(Self(folder))
     }
 
     /// A save of a file in it.
-    pub(super) fn save<'m>(&self, save: Save<'m>, name: &str) -> Save<'m> {
-        save.within(&self.0, name)
+    pub(super) fn save<'m>(&self, save: Save<'m>, name: &str) -> Result<Save<'m>> {
+        let folder = self.0.twin().map_err(|errno| {
+            Error::os("cannot open the folder", errno).at(self.0.path().display().to_string())
+        })?;
+        Ok(save.within(folder, name))
     }
 
     /// Whether its path still leads to it.
@@ -67,15 +69,18 @@ impl Folder {
         }
         loop {
             let file = self.open_lock()?;
-            place::mark(file.as_fd()).map_err(|errno| match errno {
-                Errno::AGAIN => failed(Errno::BUSY)
+            let marked = place::mark(file.as_fd());
+            if marked == Err(Errno::AGAIN) {
+                return Err(failed(Errno::BUSY)
                     .with_why("another one is being saved there")
-                    .with_remedy("wait until that has ended, or save to another folder"),
-                errno => failed(errno)
-                    .with_why("its file system cannot lock the folder (flock(2))")
-                    .with_remedy("save to another file system"),
-            })?;
+                    .with_remedy("wait until that has ended, or save to another folder"));
+            }
             let lock = Lock { folder: self, file };
+            marked.map_err(|errno| {
+                failed(errno)
+                    .with_why("its file system cannot lock the folder (flock(2))")
+                    .with_remedy("save to another file system")
+            })?;
             // The save that had it may have ended, and removed it, in between.
             if self.has_lock(&lock.file).map_err(failed)? {
                 return Ok(lock);

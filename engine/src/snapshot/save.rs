@@ -269,7 +269,7 @@ impl Snapshot {
             let file = manifest::file_of(name, generation);
             let save = Save::new(origin.clone(), folder.place(&file)).names(self.names);
             let mut save = folder
-                .save((self.each)(name, save), &file)
+                .save((self.each)(name, save), &file)?
                 .verify(Verify::compute(self.algorithm))
                 .sync(self.sync)
                 .cancel(self.cancel.clone());
@@ -312,7 +312,7 @@ impl Snapshot {
         let memory = memory
             .map_err(|errno| Error::os("cannot write", errno).at(path.display().to_string()))?;
         folder
-            .save(Save::new(Origin::fd(memory, 0), path), manifest::NAME)
+            .save(Save::new(Origin::fd(memory, 0), path), manifest::NAME)?
             .sync(self.sync)
             .cancel(self.cancel.clone())
             .run()
