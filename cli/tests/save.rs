@@ -416,6 +416,31 @@ fn missing_system_calls_have_a_fallback() {
     assert!(line.contains("cannot save this way"), "{line}");
 }
 
+/// As in an initramfs: the old file's owner, permissions and attributes are then looked up by its name.
+#[test]
+fn a_file_is_replaced_without_proc() {
+    if !is_root() {
+        return skip("needs root to mount");
+    }
+    let dir = Dir::new();
+    dir.file("source", 5000);
+    old(&dir, "to");
+    fs::set_permissions(dir.path("to"), Permissions::from_mode(0o640)).unwrap();
+    let script = "mount --make-rprivate / && mount -t tmpfs none /proc || exit 9
+        exec \"$0\" save --from source to --quiet";
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", script]);
+    command.arg(env!("CARGO_BIN_EXE_dmafile"));
+    let ended = end(command.current_dir(dir.path("")));
+    if ended.status.code() == Some(9) {
+        return skip("cannot mount a tmpfs");
+    }
+    ended.ok();
+    assert_eq!(fs::read(dir.path("to")).unwrap(), content(0, 5000));
+    assert_eq!(fs::metadata(dir.path("to")).unwrap().mode() & 0o7777, 0o640);
+    assert_eq!(dir.names(), ["source", "to"]);
+}
+
 #[test]
 fn a_signal_ends_a_save_with_status_130() {
     let dir = Dir::new();

@@ -156,24 +156,13 @@ const LOOP_MAJOR: u32 = 7;
 
 /// The first members of struct loop_info64 of linux/loop.h, and room for the others.
 #[repr(C)]
+#[derive(Default)]
 struct LoopInfo {
     device: u64,
     inode: u64,
     rdevice: u64,
     offset: u64,
     rest: [u64; 25],
-}
-
-impl Default for LoopInfo {
-    fn default() -> Self {
-        Self {
-            device: 0,
-            inode: 0,
-            rdevice: 0,
-            offset: 0,
-            rest: [0; 25],
-        }
-    }
 }
 
 // SAFETY: LOOP_GET_STATUS64 writes a struct loop_info64, which has 232 bytes.
