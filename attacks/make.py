@@ -88,11 +88,16 @@ def items(kind: int, count: int, values: bytes = b"") -> bytes:
 
 
 def described(
-    name: str = "a", dims: tuple[int, ...] = (32,), kind: int = I8, offset: int = 0
+    name: str | bytes = "a",
+    dims: tuple[int, ...] = (32,),
+    kind: int = I8,
+    offset: int = 0,
+    count: int | None = None,
 ) -> bytes:
     """The entry of a tensor in a GGUF header, with the fastest varying dimension first."""
     layout = f"<I{len(dims)}QIQ"
-    return text(name) + struct.pack(layout, len(dims), *dims, kind, offset)
+    count = len(dims) if count is None else count
+    return text(name) + struct.pack(layout, count, *dims, kind, offset)
 
 
 def gguf(
@@ -139,9 +144,10 @@ def of_gguf() -> Iterator[tuple[str, bytes]]:
     yield "alignment-huge", gguf(described(), pairs=alignment(1 << 31))
 
     yield "name-twice", gguf(described(), described(offset=32))
-    yield "dims-many", gguf(described(dims=(1,) * 5))
+    yield "name-not-utf8", gguf(described(b"a\xff"))
+    yield "dims-many", gguf(described(count=(1 << 32) - 1))
     yield "dims-overflow", gguf(described(dims=(1 << 32, 1 << 32)))
-    yield "dims-0", gguf(described(dims=(0, 32), kind=Q4_0))
+    yield "half-a-block", gguf(described(dims=(48, 2), kind=Q4_0))
     yield "type-unknown", gguf(described(kind=4))
     yield "offset-unaligned", gguf(described(offset=8))
     yield "offset-past-the-end", gguf(described(offset=1 << 40))

@@ -702,8 +702,9 @@ int dmafile_buffer_write_at(struct dmafile_buffer *buffer,
  * Permanently forbids every process to change the contents and size of a buffer (F_SEAL_WRITE, see
  * fcntl(2)). dmafile_buffer_data works from then on.
  *
- * Returns 0; -EBUSY while it is mapped for writing or pinned, and for a "udmabuf"; -EOPNOTSUPP for private
- * memory and for other dma-bufs; -EPERM for an "fd:N" that may not be sealed; -EINVAL for NULL.
+ * Returns 0; -EBUSY while it is mapped for writing, as in a child that was forked since the load, or pinned, and
+ * for a "udmabuf"; -EOPNOTSUPP for private memory and for other dma-bufs; -EPERM for an "fd:N" that may not be
+ * sealed; -EINVAL for NULL.
  *
  * No other thread may be using the buffer.
  */
@@ -853,7 +854,7 @@ void dmafile_held_free(struct dmafile_held *held);
  * dmafile_shared.
  *
  * Returns 0 and stores a handle in `*holder`. On failure stores NULL and returns a negative errno: as
- * dmafile_load; -EADDRINUSE if another holder serves there; -EPERM for a folder that every user can write
+ * dmafile_load; -EADDRINUSE if another holder serves there; -EPERM for a folder that other users can write
  * to; -EEXIST for two files with the same name; -EINVAL for an invalid name.
  *
  * Thread-safe. In a child of fork(2) the handle does nothing.
@@ -928,10 +929,11 @@ int64_t dmafile_load_into(const char *path,
 
 /**
  * Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
- * GGUF (`...-00001-of-0000N.gguf`), or a folder with one of these. Only headers are read.
+ * GGUF (`...-00001-of-0000N.gguf`), or a folder with one of these, in which hidden files do not count.
+ * Only headers are read. If several files have a tensor, the index says which one counts.
  *
  * Returns 0 and stores the model in `*model`; free it with dmafile_model_free. On failure stores NULL
- * and returns -EBADMSG for files that are not a valid model or do not belong together, -ENOENT if the
+ * and returns -EBADMSG for files that are not a valid model or do not belong together, -EISDIR if the
  * folder contains no model, otherwise as dmafile_load.
  *
  * Thread-safe.
@@ -949,7 +951,8 @@ const char *dmafile_model_format(const struct dmafile_model *model);
 
 /**
  * Everything in the headers of a model, metadata included, as one JSON object: the output of
- * `dmafile show --json`. It belongs to the model; NULL with errno EINVAL for NULL.
+ * `dmafile show --json`. Texts of a GGUF file that are not UTF-8 have `\xNN` in place of each other byte.
+ * It belongs to the model; NULL with errno EINVAL for NULL.
  *
  * Thread-safe.
  */
@@ -1021,7 +1024,8 @@ void dmafile_model_free(struct dmafile_model *model);
  * recorder is writing to it; -ENOENT, -EACCES, -EROFS, -ENOSPC, and any other error of the kernel.
  *
  * Thread-safe. The recorder runs `in_flight` + 1 threads until dmafile_recorder_finish or
- * dmafile_recorder_free; a forked child cannot use it.
+ * dmafile_recorder_free. A forked child cannot use it: there the functions return -EINVAL, and freeing it does
+ * not finish the recording.
  */
 int dmafile_recorder_new(const char *path,
                          const struct dmafile_recorder_options *options,
@@ -1341,7 +1345,8 @@ void dmafile_snapshot_free(struct dmafile_snapshot *snapshot);
  * word, or a number out of range; -EAGAIN if no thread can be created. Errors of the file or of the
  * device are returned by dmafile_stream_next.
  *
- * Thread-safe.
+ * Thread-safe. A forked child cannot use the stream: there the functions return -EINVAL, and closing it does
+ * nothing.
  */
 int dmafile_stream_open(const char *path,
                         const struct dmafile_options *options,

@@ -35,7 +35,7 @@ impl Failure {
         self
     }
 
-    fn panicked(cause: &(dyn Any + Send)) -> Self {
+    pub(crate) fn panicked(cause: &(dyn Any + Send)) -> Self {
         let text = cause.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| cause.downcast_ref::<&str>().copied());
         let why = format!(
@@ -54,6 +54,7 @@ impl Names for Header {
     fn option(&self, option: Opt) -> String {
         match option {
             Opt::From => "sources".to_string(),
+            Opt::InPlace => "DMAFILE_SAVE_IN_PLACE".to_string(),
             _ => option.name().to_string(),
         }
     }

@@ -429,8 +429,9 @@ pub unsafe extern "C" fn dmafile_buffer_write_at(
 /// Permanently forbids every process to change the contents and size of a buffer (F_SEAL_WRITE, see
 /// fcntl(2)). dmafile_buffer_data works from then on.
 ///
-/// Returns 0; -EBUSY while it is mapped for writing or pinned, and for a "udmabuf"; -EOPNOTSUPP for private
-/// memory and for other dma-bufs; -EPERM for an "fd:N" that may not be sealed; -EINVAL for NULL.
+/// Returns 0; -EBUSY while it is mapped for writing, as in a child that was forked since the load, or pinned, and
+/// for a "udmabuf"; -EOPNOTSUPP for private memory and for other dma-bufs; -EPERM for an "fd:N" that may not be
+/// sealed; -EINVAL for NULL.
 ///
 /// No other thread may be using the buffer.
 #[unsafe(no_mangle)]

@@ -9,7 +9,7 @@ use dmafile::{Hold, Shared};
 use libc::{c_char, c_int};
 use serde_json::json;
 use std::ffi::{CString, OsStr};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -41,7 +41,12 @@ impl Held {
         });
         let json = c_string(json.to_string())?;
         let files = held.into_files().into_iter();
-        let files = files.map(|file| Ok((c_string(file.name.clone())?, Buffer::taken(file))));
+        let files = files.map(|file| {
+            Ok((
+                c_string(file.info.file_name().into_vec())?,
+                Buffer::taken(file),
+            ))
+        });
         Ok(Self {
             files: files.collect::<Result<_>>()?,
             json,

@@ -5,7 +5,6 @@ use crate::buffer::{c_string, empty};
 use crate::{Buffer, Options, load, options};
 use dmafile::Pattern;
 use libc::{c_char, c_int};
-use serde_json::json;
 use std::ffi::CString;
 use std::sync::OnceLock;
 
@@ -75,24 +74,19 @@ impl Model {
     }
 
     fn describe(&self) -> Result<CString> {
-        let model = &self.inner;
-        let json = json!({
-            "file": model.path().to_string_lossy(),
-            "format": model.format(),
-            "shards": model.shards(),
-            "metadata": model.metadata(),
-            "tensors": model.tensors(),
-        });
-        // JSON escapes NUL, so this cannot fail.
-        c_string(json.to_string())
+        let tensors: Vec<_> = self.inner.tensors().iter().collect();
+        let json = serde_json::to_string(&self.inner.description(&tensors));
+        // Its keys are strings, and JSON escapes NUL, so this cannot fail.
+        c_string(json.unwrap_or_default())
     }
 }
 
 /// Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
-/// GGUF (`...-00001-of-0000N.gguf`), or a folder with one of these. Only headers are read.
+/// GGUF (`...-00001-of-0000N.gguf`), or a folder with one of these, in which hidden files do not count.
+/// Only headers are read. If several files have a tensor, the index says which one counts.
 ///
 /// Returns 0 and stores the model in `*model`; free it with dmafile_model_free. On failure stores NULL
-/// and returns -EBADMSG for files that are not a valid model or do not belong together, -ENOENT if the
+/// and returns -EBADMSG for files that are not a valid model or do not belong together, -EISDIR if the
 /// folder contains no model, otherwise as dmafile_load.
 ///
 /// Thread-safe.
@@ -120,7 +114,8 @@ pub unsafe extern "C" fn dmafile_model_format(model: *const Model) -> *const c_c
 }
 
 /// Everything in the headers of a model, metadata included, as one JSON object: the output of
-/// `dmafile show --json`. It belongs to the model; NULL with errno EINVAL for NULL.
+/// `dmafile show --json`. Texts of a GGUF file that are not UTF-8 have `\xNN` in place of each other byte.
+/// It belongs to the model; NULL with errno EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]

@@ -78,7 +78,8 @@ pub struct RecorderBuffer(RecordBuffer);
 /// recorder is writing to it; -ENOENT, -EACCES, -EROFS, -ENOSPC, and any other error of the kernel.
 ///
 /// Thread-safe. The recorder runs `in_flight` + 1 threads until dmafile_recorder_finish or
-/// dmafile_recorder_free; a forked child cannot use it.
+/// dmafile_recorder_free. A forked child cannot use it: there the functions return -EINVAL, and freeing it does
+/// not finish the recording.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recorder_new(
     path: *const c_char,

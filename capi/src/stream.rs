@@ -13,6 +13,8 @@ use std::thread::JoinHandle;
 pub struct Stream {
     hands: Hands,
     load: Mutex<State>,
+    /// The process that has the thread; a forked child does not.
+    process: u32,
 }
 
 /// The load: the thread that runs it, or its result.
@@ -48,7 +50,8 @@ pub struct Piece {
 /// word, or a number out of range; -EAGAIN if no thread can be created. Errors of the file or of the
 /// device are returned by dmafile_stream_next.
 ///
-/// Thread-safe.
+/// Thread-safe. A forked child cannot use the stream: there the functions return -EINVAL, and closing it does
+/// nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_stream_open(
     path: *const c_char,
@@ -86,6 +89,7 @@ pub unsafe extern "C" fn dmafile_stream_open(
         let made = Stream {
             hands,
             load: Mutex::new(State::Running(thread)),
+            process: std::process::id(),
         };
         // SAFETY: not null, as checked above; the header requires a place for a pointer.
         unsafe { stream.write(Box::into_raw(Box::new(made))) };
@@ -108,6 +112,7 @@ pub unsafe extern "C" fn dmafile_stream_next(stream: *const Stream, piece: *mut 
     border::number(|| {
         // SAFETY: the header requires null or a stream that is open.
         let stream = unsafe { border::shared(stream, "stream")? };
+        stream.check_process()?;
         border::check(piece.cast(), 1, "piece")?;
         let Some(handed) = stream.hands.next() else {
             return stream.end().map(|()| 0);
@@ -135,6 +140,7 @@ pub unsafe extern "C" fn dmafile_stream_done(stream: *const Stream, slot: u64) -
     border::status(|| {
         // SAFETY: the header requires null or a stream that is open.
         let stream = unsafe { border::shared(stream, "stream")? };
+        stream.check_process()?;
         match stream.hands.done(slot) {
             true => Ok(()),
             false => {
@@ -150,11 +156,24 @@ pub unsafe extern "C" fn dmafile_stream_done(stream: *const Stream, slot: u64) -
 /// No other thread may be using the stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_stream_close(stream: *mut Stream) {
+    // SAFETY: the header requires null or a stream that is open.
+    if unsafe { stream.as_ref() }.is_some_and(|stream| stream.check_process().is_err()) {
+        // A thread that does not exist in this process may hold its locks.
+        return;
+    }
     // SAFETY: the header requires null or a stream from `dmafile_stream_open` that is closed once.
     unsafe { border::free(stream) };
 }
 
 impl Stream {
+    fn check_process(&self) -> Result<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        let why = "it belongs to the process that forked this one";
+        Err(Failure::new(libc::EINVAL, "stream", why))
+    }
+
     /// The result of the load, when no more bytes will come.
     fn end(&self) -> Result<()> {
         let mut state = self.load.lock().unwrap_or_else(PoisonError::into_inner);
@@ -168,9 +187,10 @@ impl Stream {
             // A placeholder until the result of the thread is known.
             let running = std::mem::replace(&mut *state, State::Ended(Ok(())));
             if let State::Running(thread) = running {
-                let ended = thread.join();
-                let ended = ended.unwrap_or_else(|cause| std::panic::resume_unwind(cause));
-                *state = State::Ended(ended.map(drop).map_err(Failure::from));
+                *state = State::Ended(match thread.join() {
+                    Ok(ended) => ended.map(drop).map_err(Failure::from),
+                    Err(cause) => Err(Failure::panicked(&*cause)),
+                });
             }
         }
         match &*state {
@@ -189,5 +209,33 @@ impl Drop for Stream {
             // The result of a closed stream is not needed.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_load_is_returned_by_every_call() {
+        let (sink, hands) = hand_over(None);
+        let load = move || {
+            let _sink = sink;
+            panic!("of a test");
+        };
+        let stream = Box::into_raw(Box::new(Stream {
+            hands,
+            load: Mutex::new(State::Running(std::thread::spawn(load))),
+            process: std::process::id(),
+        }));
+        let mut piece = std::mem::MaybeUninit::uninit();
+        for _ in 0..3 {
+            // SAFETY: an open stream, and a place for a piece.
+            let next = unsafe { dmafile_stream_next(stream, piece.as_mut_ptr()) };
+            assert_eq!(next, -libc::ENOTRECOVERABLE);
+            border::last(|text| assert!(text.contains("of a test"), "{text}"));
+        }
+        // SAFETY: opened above, and closed once.
+        unsafe { dmafile_stream_close(stream) };
     }
 }

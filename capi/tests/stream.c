@@ -9,6 +9,7 @@
 #include "check.h"
 
 #include <errno.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static const uint64_t RING = 1 << 18;
@@ -67,6 +68,30 @@ static void hold(const char *file)
     dmafile_stream_close(stream);
 }
 
+/* Exit handlers of a child close what the parent has. */
+static void forked(const char *file)
+{
+    struct dmafile_options how = small();
+    struct dmafile_stream *stream;
+    struct dmafile_piece piece;
+    int status;
+    pid_t child;
+
+    CHECK(dmafile_stream_open(file, &how, NULL, RING, 8, &stream) == 0);
+    CHECK(dmafile_stream_next(stream, &piece) == 1);
+    child = fork();
+    if (child == 0) {
+        alarm(60);
+        CHECK(dmafile_stream_next(stream, &piece) == -EINVAL && says("forked"));
+        CHECK(dmafile_stream_done(stream, piece.slot) == -EINVAL);
+        dmafile_stream_close(stream);
+        execlp("true", "true", (char *)NULL);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(dmafile_stream_done(stream, piece.slot) == 0);
+    dmafile_stream_close(stream);
+}
+
 /* The whole stream. */
 static int through(const char *file, const struct dmafile_options *how, const char *device)
 {
@@ -103,6 +128,7 @@ static void checks(const char *file)
     dmafile_stream_close(NULL);
 
     hold(file);
+    forked(file);
     how = small();
     CHECK(through(file, &how, NULL) == 0 && through(file, NULL, NULL) == 0);
     CHECK(through("/no/such/file", &how, NULL) == -ENOENT);

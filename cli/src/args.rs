@@ -377,7 +377,7 @@ pub struct HoldArgs {
     #[arg(long)]
     pub name: Option<String>,
 
-    /// The path of the socket, in a folder that not every user can write to
+    /// The path of the socket, in a folder that other users can't write to
     #[arg(long, value_name = "SOCKET", help_heading = SOCKET)]
     pub at: Option<PathBuf>,
 
@@ -550,8 +550,8 @@ pub struct ReleaseArgs {
     after_help = "The bytes go to a temporary file in the same folder, which replaces TO in one step when all \
                   of them are on the disk: a crash leaves the old file or the new one. A file that is \
                   replaced keeps its mode, owner and extended attributes; a symbolic link is followed. \
-                  FILE@OFFSET writes into an existing file or block device, which is not atomic. Exit \
-                  status 0 means that everything is on the disk, unless --no-sync is given.\n\n\
+                  With --offset the bytes go into an existing file or block device, which is not atomic. \
+                  Exit status 0 means that everything is on the disk, unless --no-sync is given.\n\n\
                   Several sources, or one with =NAME, make a snapshot in the folder TO: they become \
                   valid all at once, and until then the previous snapshot stays valid. `dmafile load TO` \
                   loads them again.\n\n\
@@ -559,8 +559,7 @@ pub struct ReleaseArgs {
                   Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
 )]
 pub struct SaveArgs {
-    /// Where to: a file, FILE@OFFSET (a range of an existing file or block device), or a folder for a
-    /// snapshot
+    /// Where to: a file, or a folder for a snapshot
     pub to: PathBuf,
 
     /// What to save: fd:N (a memfd, a dma-buf, any file, a pipe), fd:N@OFFSET (from that byte on), a
@@ -571,7 +570,12 @@ pub struct SaveArgs {
         required = true,
         allow_hyphen_values = true
     )]
-    pub from: Vec<String>,
+    pub from: Vec<OsString>,
+
+    /// Write in place: from this byte of TO on, an existing file or block device, of which nothing else
+    /// changes [default: replace TO]
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub offset: Option<u64>,
 
     /// How many bytes [default: to the end of SOURCE]
     #[arg(long, value_name = "BYTES", value_parser = size)]
@@ -628,26 +632,11 @@ pub struct SaveArgs {
 }
 
 impl SaveArgs {
-    /// The file, and the offset in it if there is one: what follows the last `@`, if that is a size.
-    fn place(&self) -> (PathBuf, Option<u64>) {
-        let bytes = self.to.as_os_str().as_bytes();
-        let at = bytes.iter().rposition(|&byte| byte == b'@');
-        let offset = at.and_then(|at| {
-            let text = std::str::from_utf8(&bytes[at + 1..]).ok()?;
-            size(text).ok().filter(|_| at > 0)
-        });
-        match (at, offset) {
-            (Some(at), Some(_)) => (OsStr::from_bytes(&bytes[..at]).into(), offset),
-            _ => (self.to.clone(), None),
-        }
-    }
-
     /// The save they describe.
     pub fn save(&self) -> dmafile::Result<Save<'static>> {
-        let (path, offset) = self.place();
-        let save = Save::new(self.from[0].parse::<Origin<'_>>()?, path);
+        let save = Save::new(Origin::parse(&self.from[0])?, &self.to);
         let mut save = self.tune(save).sync(!self.no_sync);
-        if let Some(offset) = offset {
+        if let Some(offset) = self.offset {
             save = save.in_place(offset);
         }
         if let Some(length) = self.length {
@@ -662,8 +651,8 @@ impl SaveArgs {
     /// The snapshot they describe; None for a save of one source to a file.
     pub fn snapshot(&self) -> dmafile::Result<Option<Snapshot>> {
         // The name of a file may have an equals sign.
-        let named = self.to.is_dir() && self.from[0].contains('=');
-        if self.from.len() == 1 && !named {
+        let is_part = self.to.is_dir() && named(&self.from[0]).is_some();
+        if self.from.len() == 1 && !is_part {
             return Ok(None);
         }
         let expected = self
@@ -671,6 +660,11 @@ impl SaveArgs {
             .as_ref()
             .and_then(|verify| verify.expected.as_ref());
         let refused = [
+            (
+                self.offset.is_some(),
+                Opt::InPlace,
+                "the sources of a snapshot are always saved as new files",
+            ),
             (
                 self.length.is_some(),
                 Opt::Length,
@@ -689,11 +683,16 @@ impl SaveArgs {
             .names(&crate::Options)
             .sync(!self.no_sync);
         for from in &self.from {
-            let Some((source, name)) = from.rsplit_once('=') else {
-                let why = format!("'{from}' has no name: sources of a snapshot are SOURCE=NAME");
-                return Err(Error::usage(Opt::From, why));
+            let wrong = |why| {
+                let from = from.to_string_lossy();
+                let why = format!("'{from}' {why}: sources of a snapshot are SOURCE=NAME");
+                Error::usage(Opt::From, why)
             };
-            snapshot = snapshot.add(name, source.parse::<Origin>()?);
+            let (source, name) = named(from).ok_or_else(|| wrong("has no name"))?;
+            let name = name
+                .to_str()
+                .ok_or_else(|| wrong("has a name that is not UTF-8"))?;
+            snapshot = snapshot.add(name, Origin::parse(source)?);
         }
         if let Some(verify) = &self.verify {
             snapshot = snapshot.verify(verify.algorithm);
@@ -713,6 +712,14 @@ impl SaveArgs {
         }
         save
     }
+}
+
+/// The parts of SOURCE=NAME.
+fn named(from: &OsStr) -> Option<(&OsStr, &OsStr)> {
+    let bytes = from.as_bytes();
+    let at = bytes.iter().rposition(|&byte| byte == b'=')?;
+    let part = OsStr::from_bytes;
+    Some((part(&bytes[..at]), part(&bytes[at + 1..])))
 }
 
 /// `dmafile show`
@@ -998,28 +1005,6 @@ mod tests {
     fn every_kind_that_completions_offer_is_one() {
         for word in KINDS.iter().chain(SHAREABLE) {
             assert_eq!(word.parse::<Kind>().unwrap().to_string(), *word);
-        }
-    }
-
-    #[test]
-    fn the_offset_follows_the_last_at_sign() {
-        let place = |to: &str| {
-            let cli = Cli::try_parse_from(["dmafile", "save", "--from", "file", to]).unwrap();
-            let Command::Save(args) = cli.command else {
-                panic!("{to}");
-            };
-            let (path, offset) = args.place();
-            (path.to_str().unwrap().to_string(), offset)
-        };
-        for (to, path, offset) in [
-            ("file", "file", None),
-            ("file@0", "file", Some(0)),
-            ("a@b@4K", "a@b", Some(4096)),
-            ("a@b", "a@b", None),
-            ("file@", "file@", None),
-            ("@5", "@5", None),
-        ] {
-            assert_eq!(place(to), (path.to_string(), offset), "{to}");
         }
     }
 

@@ -1,21 +1,19 @@
 //! COMMAND: what it inherits, and a path with which it can open that.
 
-use crate::{Failure, Launcher, folder};
-use dmafile::{Buffer, one_line};
+use crate::folder::Private;
+use crate::{Failure, Launcher, limits};
+use dmafile::{Buffer, one_line, unlisted};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Replaced by the path in the arguments of COMMAND, as in find(1).
 const PLACE: &[u8] = b"{}";
-/// The variable that has the path.
-const PATH: &str = "DMAFILE_PATH";
 
 /// A buffer, and the name of its file or of its source in a snapshot.
 pub(crate) struct Named {
@@ -39,8 +37,32 @@ pub(crate) enum Shape {
     },
 }
 
-/// Variables of COMMAND's environment.
-pub(crate) type Variables = Vec<(&'static str, OsString)>;
+/// A variable of COMMAND's environment. All but the path are lists if there are several files or sources.
+#[derive(Clone, Copy)]
+pub(crate) enum Variable {
+    Fd,
+    Bytes,
+    Offset,
+    Names,
+    Path,
+}
+
+impl Variable {
+    const ALL: [Self; 5] = [Self::Fd, Self::Bytes, Self::Offset, Self::Names, Self::Path];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fd => "DMAFILE_FD",
+            Self::Bytes => "DMAFILE_BYTES",
+            Self::Offset => "DMAFILE_OFFSET",
+            Self::Names => "DMAFILE_NAMES",
+            Self::Path => "DMAFILE_PATH",
+        }
+    }
+}
+
+/// The variables that are set, and their values.
+pub(crate) type Variables = Vec<(Variable, OsString)>;
 
 /// The name of a file or folder.
 pub(crate) fn name_of(path: &Path) -> OsString {
@@ -64,35 +86,61 @@ pub(crate) fn hand_over_by_path(
     shape: Shape,
 ) -> Result<Failure, Failure> {
     named.iter().try_for_each(check)?;
-    // Started before any descriptor can be inherited, which would keep the memory alive.
-    let top = folder::private(launcher)?;
-    let (place, path, others) = match shape {
-        Shape::File => (top.clone(), top.join(&named[0].name), Vec::new()),
-        Shape::Folder { name, others } => (top.join(&name), top.join(&name), others),
-        Shape::Within { name, others } => (top.clone(), top.join(&name), others),
-    };
-    fs::create_dir_all(&place).map_err(|error| cannot_link(&place, &error))?;
-    for other in others {
-        link(&other, &place, other.file_name().unwrap_or_default())?;
-    }
     let mut variables = Variables::new();
-    if place != top || named.len() > 1 {
-        let names: Vec<_> = named.iter().map(|one| one.name.as_os_str()).collect();
-        variables.push(("DMAFILE_NAMES", names.join(OsStr::new(","))));
+    if matches!(shape, Shape::Folder { .. }) || named.len() > 1 {
+        variables.push(names(named.iter().map(|one| one.name.as_os_str()))?);
+    }
+    let inner = match &shape {
+        Shape::Folder { name, .. } => Some(name.as_os_str()),
+        Shape::File | Shape::Within { .. } => None,
+    };
+    // Before any descriptor can be inherited: the process that removes it would keep the memory alive.
+    let folder = Private::new(launcher, inner)?;
+    let (path, others) = match shape {
+        Shape::File => (folder.path().join(&named[0].name), Vec::new()),
+        Shape::Folder { others, .. } => (folder.path().to_path_buf(), others),
+        Shape::Within { name, others } => (folder.path().join(name), others),
+    };
+    for other in others {
+        link(&folder, &other, other.file_name().unwrap_or_default())?;
     }
     variables.extend(ranges(named.iter().map(|one| &one.buffer)));
     let mut fds = Vec::new();
     for Named { name, buffer } in named {
         // A memfd has one descriptor.
         for fd in buffer.into_inherited_fds()? {
-            link(&opened_again(&fd)?, &place, &name)?;
+            link(&folder, &opened_again(&fd)?, &name)?;
             fds.push(fd);
         }
     }
-    variables.push(("DMAFILE_FD", numbers(&fds)));
+    folder
+        .inherit()
+        .map_err(|error| cannot_link(&path, &error))?;
+    variables.push((Variable::Fd, numbers(&fds)));
     let words: Vec<_> = command.iter().map(|word| with_path(word, &path)).collect();
-    variables.push((PATH, path.into()));
+    variables.push((Variable::Path, path.into()));
     Ok(become_command(&words, variables))
+}
+
+/// The variable with the names of files or sources, in the order of their descriptors.
+pub(crate) fn names<'n>(
+    names: impl Iterator<Item = &'n OsStr>,
+) -> Result<(Variable, OsString), Failure> {
+    let names: Vec<_> = names.collect();
+    for name in &names {
+        let name = name.to_string_lossy();
+        if let Some(why) = unlisted(&name) {
+            let (name, list) = (one_line(&name), Variable::Names.name());
+            return Err(Failure {
+                line: format!(
+                    "cannot list the files for COMMAND: {name}: the name {why}, and {list} is a list with commas \
+                     (EINVAL); rename the file"
+                ),
+                status: 1,
+            });
+        }
+    }
+    Ok((Variable::Names, names.join(OsStr::new(","))))
 }
 
 /// Where the bytes are in their descriptors.
@@ -102,8 +150,8 @@ pub(crate) fn ranges<'b>(buffers: impl Iterator<Item = &'b Buffer> + Clone) -> V
         all.join(",").into()
     };
     vec![
-        ("DMAFILE_BYTES", list(Buffer::len)),
-        ("DMAFILE_OFFSET", list(Buffer::offset)),
+        (Variable::Bytes, list(Buffer::len)),
+        (Variable::Offset, list(Buffer::offset)),
     ]
 }
 
@@ -114,9 +162,9 @@ pub(crate) fn numbers(fds: &[OwnedFd]) -> OsString {
 }
 
 /// The variable with a path to the only buffer, if it has one.
-pub(crate) fn path_variable(has_path: bool, fds: &[OwnedFd]) -> Option<(&'static str, OsString)> {
+pub(crate) fn path_variable(has_path: bool, fds: &[OwnedFd]) -> Option<(Variable, OsString)> {
     let path = fds.first().filter(|_| has_path).map(opened_again);
-    Some((PATH, path?.ok()?.into()))
+    Some((Variable::Path, path?.ok()?.into()))
 }
 
 /// Refuses a buffer that cannot be opened by a path as its file.
@@ -155,17 +203,22 @@ fn no_path(name: &OsStr, why: &str) -> Failure {
 /// A path that opens the memory behind a descriptor in any process that may inspect this one: COMMAND
 /// will have its process ID.
 fn opened_again(fd: &OwnedFd) -> Result<PathBuf, Failure> {
-    let proc = "/proc/self";
-    let number = fs::read_link(proc)
-        .map_err(|error| Failure::os("cannot give COMMAND a path", proc, &error, "mount /proc"))?;
-    Ok(Path::new("/proc")
-        .join(number)
-        .join(format!("fd/{}", fd.as_raw_fd())))
+    Ok(this_process()?.join(format!("fd/{}", fd.as_raw_fd())))
 }
 
-fn link(target: &Path, place: &Path, name: &OsStr) -> Result<(), Failure> {
-    let path = place.join(name);
-    symlink(target, &path).map_err(|error| cannot_link(&path, &error))
+/// This process in the proc file system, without which nothing opens the memory by a path.
+pub(crate) fn this_process() -> Result<PathBuf, Failure> {
+    // Not by the link, because some sandboxes refuse readlink(2).
+    let own = "/proc/self/stat";
+    let remedy = "the proc file system is missing there: mount it, or use DMAFILE_FD";
+    fs::read_to_string(own)
+        .map(|text| Path::new("/proc").join(text.split(' ').next().unwrap_or_default()))
+        .map_err(|error| Failure::os("cannot give COMMAND a path", own, &error, remedy))
+}
+
+fn link(folder: &Private, target: &Path, name: &OsStr) -> Result<(), Failure> {
+    let made = folder.link(target, name);
+    made.map_err(|error| cannot_link(&folder.path().join(name), &error))
 }
 
 fn cannot_link(path: &Path, error: &io::Error) -> Failure {
@@ -195,11 +248,20 @@ fn with_path(word: &OsStr, path: &Path) -> OsString {
 
 /// Execs a command with these variables in its environment; returns only on failure.
 pub(crate) fn become_command(command: &[OsString], variables: Variables) -> Failure {
-    let error = Command::new(&command[0])
+    let fds = variables.iter().filter(|one| matches!(one.0, Variable::Fd));
+    limits::restore(fds.filter_map(|(_, numbers)| numbers.to_str()));
+    let mut program = Command::new(&command[0]);
+    // Those of an enclosing dmafile describe memory that this COMMAND is not given.
+    for variable in Variable::ALL {
+        program.env_remove(variable.name());
+    }
+    let error = program
         .args(&command[1..])
-        // Those of an enclosing dmafile.
-        .env_remove(PATH)
-        .envs(variables)
+        .envs(
+            variables
+                .into_iter()
+                .map(|(variable, value)| (variable.name(), value)),
+        )
         .exec();
     let name = command[0].to_string_lossy();
     let mut failure = Failure::os("cannot run", &name, &error, "");

@@ -1,7 +1,7 @@
 //! `dmafile load`
 
 use crate::args::LoadArgs;
-use crate::command::{self, Named, Shape, become_command, wants_path};
+use crate::command::{self, Named, Shape, Variable, become_command, wants_path};
 use crate::output::{Output, Text, progress_bar, write_file, write_wanted_json};
 use crate::signals::interruptible;
 use crate::{Failure, Launcher, shards, snapshot, text};
@@ -47,6 +47,9 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
         )));
     }
 
+    if by_path {
+        command::this_process()?;
+    }
     let token = CancelToken::new();
     interruptible(&token)?;
     if let Some(load) = args.knobs.snapshot(&args.tuning, by_path)? {
@@ -140,7 +143,7 @@ fn exec(args: &LoadArgs, buffer: dmafile::Buffer) -> Result<Failure, Failure> {
     let mut variables = command::ranges([&buffer].into_iter());
     let has_path = buffer.dma_bufs().is_empty() && buffer.offset() == 0;
     let fds = buffer.into_inherited_fds()?;
-    variables.push(("DMAFILE_FD", command::numbers(&fds)));
+    variables.push((Variable::Fd, command::numbers(&fds)));
     variables.extend(command::path_variable(has_path, &fds));
     Ok(become_command(&args.command, variables))
 }

@@ -3,7 +3,7 @@
 use crate::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fs::{self, File};
-use std::io::{IsTerminal, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 /// `--json` and `--json=PATH`, as clap parses them.
@@ -22,7 +22,7 @@ impl Text {
     pub(crate) fn print(self, text: &str) -> Result<(), Failure> {
         match self {
             Self::Stdout => write_stdout(text.as_bytes()).map(drop),
-            Self::Stderr => std::io::stderr()
+            Self::Stderr => io::stderr()
                 .write_all(text.as_bytes())
                 .map_err(|error| Failure::os("cannot write", "stderr", &error, "")),
             Self::Nowhere => Ok(()),
@@ -52,23 +52,28 @@ impl Output {
     }
 }
 
-/// Writes to stdout; a closed pipe or a full disk is an error, not a panic.
-pub(crate) fn write_stdout(text: &[u8]) -> Result<u8, Failure> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text)
+/// Writes to stdout, piece by piece; a closed pipe or a full disk is an error, not a panic.
+pub(crate) fn to_stdout(
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<u8, Failure> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    write(&mut out)
         .and_then(|()| out.flush())
         .map(|()| 0)
         .map_err(|error| Failure::os("cannot write", "stdout", &error, ""))
 }
 
+/// Writes a text to stdout.
+pub(crate) fn write_stdout(text: &[u8]) -> Result<u8, Failure> {
+    to_stdout(|out| out.write_all(text))
+}
+
 /// Writes one JSON object and a newline to stdout.
 pub(crate) fn write_json(value: &impl serde::Serialize) -> Result<u8, Failure> {
-    let mut text = serde_json::to_vec(value).map_err(|error| Failure {
-        line: format!("cannot write JSON: {error}"),
-        status: 1,
-    })?;
-    text.push(b'\n');
-    write_stdout(&text)
+    to_stdout(|out| {
+        serde_json::to_writer(&mut *out, value)?;
+        out.write_all(b"\n")
+    })
 }
 
 /// Writes one JSON object to where `--json` says.
@@ -85,9 +90,8 @@ pub(crate) fn write_wanted_json(
 
 /// Writes one JSON object and a newline to a file.
 pub(crate) fn write_file(path: &Path, value: &impl serde::Serialize) -> Result<(), Failure> {
-    let failed = |error: std::io::Error| {
-        Failure::os("cannot write", &path.display().to_string(), &error, "")
-    };
+    let failed =
+        |error: io::Error| Failure::os("cannot write", &path.display().to_string(), &error, "");
     let text = serde_json::to_string(value).map_err(|error| failed(error.into()))? + "\n";
     let mut file = File::create(path).map_err(failed)?;
     file.write_all(text.as_bytes()).map_err(|error| {
@@ -101,7 +105,7 @@ pub(crate) fn write_file(path: &Path, value: &impl serde::Serialize) -> Result<(
 
 /// Only on a terminal, to keep escape codes out of logs.
 pub(crate) fn progress_bar(quiet: bool, template: &str) -> Option<ProgressBar> {
-    if quiet || !std::io::stderr().is_terminal() {
+    if quiet || !io::stderr().is_terminal() {
         return None;
     }
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());

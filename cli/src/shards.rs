@@ -5,7 +5,7 @@ use crate::command::{self, Named, Shape};
 use crate::load::{interrupted, one};
 use crate::output::{Output, write_wanted_json};
 use crate::{Failure, Launcher, text};
-use dmafile::{CancelToken, Model, Report, Shard, one_line};
+use dmafile::{CancelToken, Model, Report, Shard, is_hidden, one_line};
 use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,8 +34,12 @@ pub(crate) fn load(
     let shards = model.shards();
     refuse(args, shards.len())?;
     let shape = shape(&knobs.file, &shards)?;
+    // Checked before a load that would be useless.
+    command::names(shards.iter().filter_map(|shard| shard.file.file_name()))?;
     // Checks that there is room for all of them, before the first one is loaded.
     knobs.tune(model.load(), &args.tuning)?.plan()?;
+    // Its descriptors are not needed any more.
+    drop(model);
     let (mut named, mut files) = (Vec::new(), Vec::new());
     for shard in shards {
         out.detail(|| text::file_head(&shard.file))?;
@@ -84,7 +88,7 @@ fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
     }
 }
 
-/// The model as its path names it, with everything next to its weights.
+/// The model as its path names it, with everything next to its weights that is not hidden.
 fn shape(path: &Path, shards: &[Shard]) -> Result<Shape, Failure> {
     let name = command::name_of(path);
     let folder = match path.is_dir() {
@@ -109,7 +113,8 @@ fn others(folder: &Path, shards: &[Shard]) -> std::io::Result<Vec<PathBuf>> {
     let mut others = Vec::new();
     for entry in fs::read_dir(folder.canonicalize()?)? {
         let entry = entry?;
-        if !weights.contains(&Some(&entry.file_name())) {
+        let name = entry.file_name();
+        if !is_hidden(&name) && !weights.contains(&Some(&name)) {
             others.push(entry.path());
         }
     }

@@ -2,14 +2,15 @@
 
 use crate::Failure;
 use crate::args::ShowArgs;
-use crate::output::{write_json, write_stdout};
-use crate::text::columns;
+use crate::output::{to_stdout, write_json};
 use dmafile::format::Value;
 use dmafile::{Model, Tensor, one_line};
 use indicatif::BinaryBytes;
-use serde_json::json;
-use std::fmt::Write;
-use tabwriter::Alignment;
+use std::io::{self, Write};
+use unicode_width::UnicodeWidthStr;
+
+/// Cells that are wider do not widen their column.
+const WIDEST: usize = 100;
 
 pub(crate) fn run(args: &ShowArgs) -> Result<u8, Failure> {
     let model = Model::open(&args.file)?;
@@ -18,24 +19,17 @@ pub(crate) fn run(args: &ShowArgs) -> Result<u8, Failure> {
         chosen => model.matching(chosen)?,
     };
     if args.json {
-        return write_json(&json!({
-            "file": model.path().to_string_lossy(),
-            "format": model.format(),
-            "shards": model.shards(),
-            "metadata": model.metadata(),
-            "tensors": tensors,
-        }));
+        return write_json(&model.description(&tensors));
     }
-    write_stdout(text(&model, &tensors).as_bytes())
+    to_stdout(|out| write(out, &model, &tensors))
 }
 
-fn text(model: &Model, tensors: &[&Tensor]) -> String {
-    let mut text = String::new();
+/// Writes line by line: a header has up to 100 MB, and all lines together are several times as long.
+fn write(out: &mut dyn Write, model: &Model, tensors: &[&Tensor]) -> io::Result<()> {
     let bytes: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
     let shards = model.shards();
-    // Writing to a String does not fail.
-    let _ = writeln!(
-        text,
+    writeln!(
+        out,
         "{}: {}, {} tensors, {} in {}",
         one_line(&model.path().to_string_lossy()),
         model.format(),
@@ -45,35 +39,42 @@ fn text(model: &Model, tensors: &[&Tensor]) -> String {
             1 => "1 file".to_string(),
             several => format!("{several} files"),
         },
-    );
+    )?;
     for (name, value) in model.metadata() {
-        let _ = writeln!(text, "  {} = {}", one_line(name), brief(value));
+        writeln!(out, "  {} = {}", one_line(name), brief(value))?;
     }
     let sizes = tensors.iter().map(|tensor| tensor.bytes.to_string().len());
     let digits = sizes.max().unwrap_or(0);
-    let mut table = String::new();
+    let mut widths = [0; 3];
     for tensor in tensors {
-        let _ = write!(
-            table,
-            "{}\t{}\t{}\t{:>digits$} bytes at {}",
-            one_line(&tensor.name),
-            tensor.dtype,
-            shape(&tensor.shape),
-            tensor.bytes,
-            tensor.offset,
-        );
+        for (most, cell) in widths.iter_mut().zip(cells(tensor)) {
+            *most = cell.width().min(WIDEST).max(*most);
+        }
+    }
+    for tensor in tensors {
+        for (width, cell) in widths.iter().zip(cells(tensor)) {
+            let gap = width.saturating_sub(cell.width()) + 2;
+            write!(out, "{cell}{:gap$}", "")?;
+        }
+        let (bytes, offset) = (tensor.bytes, tensor.offset);
+        write!(out, "{bytes:>digits$} bytes at {offset}")?;
         if shards.len() > 1 {
             let file = shards[tensor.shard].file.file_name().unwrap_or_default();
-            let _ = write!(table, " of {}", one_line(&file.to_string_lossy()));
+            write!(out, " of {}", one_line(&file.to_string_lossy()))?;
         }
-        table.push('\n');
+        writeln!(out)?;
     }
-    text + &columns(&table, Alignment::Left)
+    Ok(())
 }
 
-fn shape(dimensions: &[u64]) -> String {
-    let dimensions: Vec<_> = dimensions.iter().map(u64::to_string).collect();
-    format!("[{}]", dimensions.join(", "))
+/// The name, the type and the shape.
+fn cells(tensor: &Tensor) -> [String; 3] {
+    let shape: Vec<_> = tensor.shape.iter().map(u64::to_string).collect();
+    [
+        one_line(&tensor.name),
+        tensor.dtype.to_string(),
+        one_line(&format!("[{}]", shape.join(", "))),
+    ]
 }
 
 /// A value on one line: long texts are truncated, lists are counted.

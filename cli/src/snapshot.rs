@@ -1,13 +1,14 @@
 //! `dmafile save` of several sources, and `dmafile load` of what it has saved.
 
 use crate::args::{LoadArgs, SaveArgs};
-use crate::command::{self, Named, Shape, become_command, wants_path};
+use crate::command::{self, Named, Shape, Variable, become_command, wants_path};
 use crate::load::interrupted;
 use crate::output::{Output, progress_bar, write_wanted_json};
 use crate::signals::interruptible;
 use crate::{Failure, Launcher, save, text};
 use dmafile::{Buffer, CancelToken, LoadedSource, Reason, Snapshot, SnapshotLoad};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Reasons shown with the plans, by source, and why a plan could not be shown.
@@ -124,14 +125,14 @@ fn hand_over(
         };
         return command::hand_over_by_path(launcher, &args.command, named.collect(), shape);
     }
-    let names: Vec<_> = sources.iter().map(|source| source.name.clone()).collect();
     let mut variables = command::ranges(sources.iter().map(|source| &source.buffer));
-    variables.push(("DMAFILE_NAMES", names.join(",").into()));
+    let names = sources.iter().map(|source| OsStr::new(&source.name));
+    variables.push(command::names(names)?);
     let mut fds = Vec::new();
     for LoadedSource { name, buffer, .. } in sources {
         fds.push(inherited(&name, buffer)?);
     }
-    variables.push(("DMAFILE_FD", command::numbers(&fds)));
+    variables.push((Variable::Fd, command::numbers(&fds)));
     Ok(become_command(&args.command, variables))
 }
 

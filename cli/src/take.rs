@@ -1,14 +1,15 @@
 //! `dmafile take`
 
 use crate::args::TakeArgs;
-use crate::command::{self, Named, Shape, Variables, become_command, wants_path};
+use crate::command::{self, Named, Shape, Variable, become_command, wants_path};
+use crate::hold::change;
 use crate::load::interrupted;
 use crate::output::{Text, write_wanted_json};
 use crate::signals::interruptible;
 use crate::snapshot::inherited;
 use crate::text::columns;
 use crate::{Failure, Launcher};
-use dmafile::{CancelToken, Held, HeldFile, one_line};
+use dmafile::{CancelToken, Held, HeldFile, is_hidden, one_line};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -22,6 +23,9 @@ pub(crate) fn run(args: &TakeArgs, launcher: &Launcher) -> Result<u8, Failure> {
         return Err(Failure::usage(
             "--json needs a PATH with COMMAND, whose stdout it would mix with: --json=PATH",
         ));
+    }
+    if wants_path(&args.command) {
+        command::this_process()?;
     }
     let token = CancelToken::new();
     interruptible(&token)?;
@@ -58,11 +62,8 @@ fn remarks(held: &Held) -> String {
     for HeldFile { info, huge, .. } in held.files() {
         let name = one_line(&info.name);
         // Writing to a String does not fail.
-        if info.changed {
-            let _ = writeln!(
-                text,
-                "dmafile: note: {name} has changed on the disk since it was loaded"
-            );
+        if let Some(note) = change(info, &name) {
+            let _ = writeln!(text, "dmafile: note: {note}");
         }
         if *huge == Some(false) {
             let _ = writeln!(
@@ -114,22 +115,23 @@ fn exec(args: &TakeArgs, held: Held, launcher: &Launcher) -> Result<Failure, Fai
     let command = &args.command;
     let shape = shape(&held);
     let named = held.into_files().into_iter().map(|file| Named {
-        name: file.name.into(),
+        name: file.info.file_name(),
         buffer: file.buffer,
     });
     let named: Vec<_> = named.collect();
     if wants_path(command) {
         return command::hand_over_by_path(launcher, command, named, shape);
     }
-    let names: Vec<_> = named.iter().map(|one| one.name.as_os_str()).collect();
-    let mut variables: Variables = vec![("DMAFILE_NAMES", names.join(",".as_ref()))];
+    let mut variables = vec![command::names(
+        named.iter().map(|one| one.name.as_os_str()),
+    )?];
     variables.extend(command::ranges(named.iter().map(|one| &one.buffer)));
     let single = named.len() == 1 && named[0].buffer.dma_bufs().is_empty();
     let mut fds = Vec::new();
     for one in named {
         fds.push(inherited(&one.name.to_string_lossy(), one.buffer)?);
     }
-    variables.push(("DMAFILE_FD", command::numbers(&fds)));
+    variables.push((Variable::Fd, command::numbers(&fds)));
     variables.extend(command::path_variable(single, &fds));
     Ok(become_command(command, variables))
 }
@@ -148,7 +150,10 @@ fn shape(held: &Held) -> Shape {
     let others = match &folders[..] {
         [Some(folder)] if trusted => {
             let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-            let is_other = |path: &PathBuf| files.iter().all(|file| file.info.file != *path);
+            let is_other = |path: &PathBuf| {
+                !path.file_name().is_some_and(is_hidden)
+                    && files.iter().all(|file| file.info.file != *path)
+            };
             entries.map(|entry| entry.path()).filter(is_other).collect()
         }
         _ => Vec::new(),

@@ -239,6 +239,14 @@ fn begin(dir: &Dir) -> (Running, PathBuf) {
     (running, child.expect("a run of one way"))
 }
 
+/// Then no status of a child can be read.
+#[test]
+fn an_ignored_sigchld_does_no_harm() {
+    let dir = Dir::new();
+    let mut command = dir.dmafile("bench --size 1M --quiet");
+    end(common::ignoring(&mut command, libc::SIGCHLD)).ok();
+}
+
 #[test]
 fn an_interrupt_leaves_no_file_and_no_process() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGKILL] {

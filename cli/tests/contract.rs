@@ -135,6 +135,34 @@ fn command_keeps_arguments_environment_folder_and_stdin() {
     assert_eq!(ended.stdout, "two words|grey|file\nstdin\nfrom stdin\n");
 }
 
+/// Those of an enclosing dmafile describe memory that COMMAND is not given.
+#[test]
+fn command_gets_only_the_variables_of_its_own_load() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    fs::create_dir(dir.path("snapshot")).unwrap();
+    dir.run("save --quiet --from file=a --from file=b snapshot")
+        .ok();
+    let names = |args: &str| {
+        let mut command = dir.dmafile("load --quiet snapshot -- /proc/self/exe");
+        command.args(args.split(' ')).args(["--", "env"]);
+        let text = end(&mut command).ok().stdout;
+        let names = text.lines().filter_map(|line| line.split_once('='));
+        let names = names.filter(|(name, _)| name.starts_with("DMAFILE_"));
+        let mut names: Vec<_> = names.map(|(name, _)| name.to_string()).collect();
+        names.sort();
+        names
+    };
+    let one = [
+        "DMAFILE_BYTES",
+        "DMAFILE_FD",
+        "DMAFILE_OFFSET",
+        "DMAFILE_PATH",
+    ];
+    assert_eq!(names("load --quiet file"), one);
+    assert_eq!(names("load --quiet --offset 1 file"), one[..3]);
+}
+
 #[test]
 fn command_starts_with_the_original_signal_mask_and_dispositions() {
     let dir = Dir::new();

@@ -8,8 +8,10 @@ use common::{Dir, MIB, NOBODY, Running, caught, end, is_root, own_user, run_as, 
 use common::{reads_directly, skip, start};
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,12 +19,13 @@ use std::process::Command;
 const LEN: u64 = 3 * MIB + 77;
 const SOCKET: &str = "run/socket";
 
-/// A folder with a subfolder for sockets, which only its owner can write to.
+/// A folder with a subfolder for sockets; only their owner can write to them.
 fn new_dir() -> Dir {
     let dir = Dir::new();
-    let run = dir.path("run");
-    fs::create_dir(&run).unwrap();
-    fs::set_permissions(&run, Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(dir.path("run")).unwrap();
+    for folder in [".", "run"] {
+        fs::set_permissions(dir.path(folder), Permissions::from_mode(0o755)).unwrap();
+    }
     dir
 }
 
@@ -192,11 +195,35 @@ fn several_files_are_taken_as_a_folder() {
     let want = sums(&mut there("model"));
     assert_eq!(want.lines().count(), 4, "{want}");
     assert_eq!(sums(&mut there("links")), want);
-    let script = "cd {} && sha256sum *";
+    // Hidden files are none of the model's.
+    fs::write(model.join("._config.json"), "").unwrap();
+    let script = "cd {} && sha256sum $(ls -A)";
     assert_eq!(sums(&mut take(&dir, "model", &["sh", "-c", script])), want);
     holder.0.signal(libc::SIGTERM);
     holder.ends();
     assert!(!dir.path("links").exists());
+}
+
+#[test]
+fn names_of_files_are_bytes() {
+    let dir = new_dir();
+    let names = [b"\xe9", b"\xff"].map(|name| OsStr::from_bytes(name));
+    for (name, byte) in names.iter().zip(["a", "b"]) {
+        fs::write(dir.path("").join(name), byte).unwrap();
+    }
+    let mut command = dir.dmafile(&format!("hold --at {SOCKET} --name two --folder links"));
+    let holder = Holder::start(command.args(names));
+    // Text shows them as well as it can.
+    assert_eq!(holder.1["files"][0]["name"], "\u{fffd}");
+    let script =
+        r#"cat {}/$(printf '\351') {}/$(printf '\377'); printf %s "=$DMAFILE_NAMES" | od -An -c"#;
+    let ended = end(&mut take(&dir, "two", &["sh", "-c", script])).ok();
+    assert_eq!(ended.stdout, "ab   = 351   , 377\n");
+    for (name, byte) in names.iter().zip(["a", "b"]) {
+        let linked = fs::read_to_string(dir.path("links").join(name)).unwrap();
+        assert_eq!(linked, byte);
+    }
+    drop(holder);
 }
 
 #[test]
@@ -238,6 +265,9 @@ fn a_signal_ends_a_holder_during_its_load() {
         .map(|_| interrupted())
         .find(|ended| ended.stdout.is_empty());
     assert!(ended.unwrap().line(130).ends_with("(ECANCELED)"));
+    // Which is no failure of the service.
+    let unit = include_str!("../systemd/dmafile-hold@.service.in");
+    assert!(unit.contains("\nSuccessExitStatus=130\n"));
     assert!(fs::read_dir(dir.path("run")).unwrap().next().is_none());
 }
 
@@ -514,7 +544,7 @@ fn invalid_requests_are_refused_in_one_line() {
     fs::create_dir(&open).unwrap();
     fs::set_permissions(&open, Permissions::from_mode(0o1777)).unwrap();
     let line = dir.refusal(&mut dir.dmafile("hold file --at open/socket"), 1);
-    assert!(line.contains("every user can put a socket there"), "{line}");
+    assert!(line.contains("every user may write to it"), "{line}");
     let mut notify = dir.dmafile(&format!("hold file --notify --at {SOCKET}"));
     let line = dir.refusal(notify.env_remove("NOTIFY_SOCKET"), 1);
     assert!(

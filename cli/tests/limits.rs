@@ -1,15 +1,20 @@
 //! Resource limits: a load stays within them, or names the one that it exceeds.
 
 mod common;
+#[path = "../../engine/tests/common/models.rs"]
+mod models;
 
 use common::{
-    Dir, KIB, MIB, NOBODY, POOL, done, end, limit, own_user, reads_directly, run_as, sha256, skip,
+    Dir, KIB, MIB, NOBODY, POOL, done, end, hard_limit, limit, own_user, reads_directly, run_as,
+    sha256, skip,
 };
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 #[test]
 fn low_memlock_falls_back_to_unregistered_buffers() {
@@ -70,26 +75,13 @@ fn a_low_limit_on_open_files_loads_or_is_named() {
     let (mut loads, mut refusals) = (0, 0);
     // After stdin, stdout and stderr, the dynamic loader needs one.
     for files in 4..20 {
-        for args in [
-            "",
-            "--method splice",
-            "--method uring",
-            "--to anon --verify sha256",
-        ] {
-            // Room for the pipes of COMMAND.
-            let mut command = if args.contains("anon") {
-                dir.dmafile(&format!("load file --quiet --json {args}"))
-            } else {
-                dir.load_then(&format!("file --quiet {args}"), "ulimit -Sn 64")
-            };
-            let ended = end(limit(&mut command, libc::RLIMIT_NOFILE, files));
+        for args in ["", "--method splice", "--method uring", "--to anon"] {
+            let mut command =
+                dir.dmafile(&format!("load file --quiet --json --verify sha256 {args}"));
+            let ended = end(hard_limit(&mut command, libc::RLIMIT_NOFILE, files));
             if ended.status.success() {
                 loads += 1;
-                if args.contains("anon") {
-                    assert_eq!(ended.json()["verify"]["digest"], *digest);
-                } else {
-                    assert_eq!(dir.handed(&ended).digest, digest, "{files} {args}");
-                }
+                assert_eq!(ended.json()["verify"]["digest"], *digest);
                 continue;
             }
             refusals += 1;
@@ -104,9 +96,90 @@ fn a_low_limit_on_open_files_loads_or_is_named() {
     );
     let mut command = dir.dmafile("load file --quiet --io buffered --method read");
     assert_eq!(
-        dir.refusal(limit(&mut command, libc::RLIMIT_NOFILE, 3 + 1), 1),
+        dir.refusal(hard_limit(&mut command, libc::RLIMIT_NOFILE, 3 + 1), 1),
         "cannot make the buffer: memfd, 9437184 bytes: Too many open files (EMFILE); raise the \
          limit on open files: ulimit -n"
+    );
+}
+
+/// A model of this many files; returns the tensors of each.
+fn shards(dir: &Dir, count: u64) -> Vec<Vec<models::Written>> {
+    fs::create_dir(dir.path("model")).unwrap();
+    let shard = |number| models::tensors(&format!("shard{number}"), 2, 3000);
+    let shards: Vec<_> = (0..count).map(shard).collect();
+    models::sharded(&dir.path("model"), &shards);
+    shards
+}
+
+#[test]
+fn more_files_than_the_soft_limit_are_loaded_and_command_gets_that_limit() {
+    let dir = Dir::new();
+    let count = 90;
+    shards(&dir, count);
+    let few = |mut command: Command| {
+        limit(&mut command, libc::RLIMIT_NOFILE, 40);
+        end(&mut command).ok()
+    };
+    let load = |args: &str| dir.dmafile(&format!("load model --quiet {args}"));
+    few(load(""));
+    few(dir.dmafile("show model"));
+    // One descriptor, below the limit.
+    let mut command = load("--");
+    command.args(["sh", "-c", "ulimit -Sn"]);
+    assert_eq!(few(command).stdout, "40\n");
+    // The limit is below the numbers of the inherited descriptors: with it, COMMAND could not open a file.
+    let mut command = load("--");
+    command.args([
+        "sh",
+        "-c",
+        "cd {} && sha256sum *.safetensors && cat /dev/null",
+    ]);
+    let sums = few(command).stdout;
+    let files: Vec<_> = sums
+        .lines()
+        .map(|line| line.split_once("  ").unwrap())
+        .collect();
+    assert_eq!(files.len() as u64, count);
+    for (sum, name) in files {
+        let path = dir.path("model").join(name);
+        assert_eq!(sum, sha256(&path, 0, fs::metadata(&path).unwrap().len()));
+    }
+}
+
+#[test]
+fn more_files_than_the_soft_limit_are_held_and_taken() {
+    let dir = Dir::new();
+    shards(&dir, 90);
+    fs::create_dir(dir.path("run")).unwrap();
+    fs::set_permissions(dir.path("run"), Permissions::from_mode(0o700)).unwrap();
+    let few = |args: &str| {
+        let mut command = dir.dmafile(args);
+        limit(&mut command, libc::RLIMIT_NOFILE, 40);
+        command
+    };
+    let mut holder = common::start(&mut few("hold model --name m --at run/socket"));
+    holder.until_written("\n");
+    let taken = end(&mut few("take m --at run/socket --json")).ok().json();
+    assert_eq!(taken["files"].as_array().unwrap().len(), 90);
+    end(&mut few("release m --at run/socket")).ok();
+    holder.end().ok();
+}
+
+#[test]
+fn files_with_room_for_one_descriptor_each_are_read_through_the_page_cache() {
+    let dir = Dir::new();
+    shards(&dir, 90);
+    let run = |args: &str, most| {
+        let mut command = dir.dmafile(args);
+        end(hard_limit(&mut command, libc::RLIMIT_NOFILE, most))
+    };
+    let ended = run("load model --quiet --json", 180).ok();
+    let why = "90 files need two descriptors each for that, and this process may have 180 (RLIMIT_NOFILE)";
+    assert!(common::reasons(&ended.json()).contains(why), "{ended:?}");
+    let line = run("load model --quiet", 80).line(1).to_string();
+    assert!(
+        line.ends_with("(EMFILE); raise the limit on open files: ulimit -n"),
+        "{line}"
     );
 }
 
@@ -413,7 +486,9 @@ impl Cgroup {
                 ("", path) => ("/sys/fs/cgroup", "memory.max", path),
                 _ => return None,
             };
-            let name = format!("dmafile-test-{}", std::process::id());
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("dmafile-test-{}-{number}", std::process::id());
             let own = Path::new(root).join(path.trim_start_matches('/'));
             let group = Self(own.join(name));
             fs::create_dir(&group.0).ok()?;
@@ -476,4 +551,26 @@ fn a_file_above_the_memory_limit_of_a_cgroup_is_refused_early() {
     let sparse = File::create(dir.path("sparse")).unwrap();
     sparse.set_len(1 << 40).unwrap();
     end(&mut confined("load sparse --quiet")).ok();
+}
+
+#[test]
+fn page_cache_of_a_cgroup_below_the_limit_counts_as_free() {
+    let Some(group) = Cgroup::new(64 * MIB) else {
+        return skip("no memory cgroup can be made");
+    };
+    let below = Cgroup(group.0.join("below"));
+    fs::create_dir(&below.0).unwrap();
+    let dir = Dir::new();
+    let file = dir.file("file", 30 * MIB);
+    dir.file("other", 60 * MIB);
+    let mut command = Command::new("cat");
+    command.arg(dir.path("other"));
+    confine(&mut command, &below.0);
+    let null = File::options().write(true).open("/dev/null").unwrap();
+    assert!(common::end_with_stdout(&mut command, null).status.success());
+    for group in [&group.0, &below.0] {
+        let mut command = dir.load("file");
+        confine(&mut command, group);
+        assert_eq!(dir.loaded(&mut command).digest, sha256(&file, 0, 30 * MIB));
+    }
 }

@@ -8,9 +8,11 @@ use common::{
     Dir, KIB, MIB, NOBODY, Running, content, done, end, is_root, limit, memfd, own_mounts, run_as,
     sha256, skip, start,
 };
+use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -77,11 +79,50 @@ fn every_source_is_saved_and_reported() {
     assert_eq!((ended.stdout, ended.stderr), (String::new(), String::new()));
     assert_eq!(sha256(&dir.path("to"), 0, MIB), sha256(&source, 4097, MIB));
     assert_eq!(fs::metadata(dir.path("to")).unwrap().len(), MIB);
-    let mut command = dir.dmafile("save --from - --length 1M to@1K");
+    let mut command = dir.dmafile("save --from - --length 1M --offset 1K to");
     command.stdin(Stdio::from(File::open(&source).unwrap()));
     assert!(end(&mut command).ok().stdout.contains("not atomic"));
     assert_eq!(sha256(&dir.path("to"), KIB, MIB), sha256(&source, 0, MIB));
     assert_eq!(sha256(&dir.path("to"), 0, KIB), sha256(&source, 4097, KIB));
+}
+
+#[test]
+fn a_name_is_only_a_name() {
+    let dir = Dir::new();
+    let bytes = old(&dir, "to");
+    old(&dir, "to@10");
+    fs::write(dir.path("source"), "new").unwrap();
+    dir.run("save --quiet --from source to@10").ok();
+    assert_eq!(fs::read(dir.path("to@10")).unwrap(), b"new");
+    assert!(fs::read(dir.path("to")).unwrap() == bytes);
+    dir.run("save --quiet --from source to@0").ok();
+    assert_eq!(dir.names(), ["source", "to", "to@0", "to@10"]);
+
+    // Nor need it be text.
+    let place = |name: &[u8]| dir.path("").join(OsStr::from_bytes(name));
+    let (from, to) = (b"from\xff", b"to=\xe9");
+    fs::write(place(from), "bytes").unwrap();
+    for explain in [&[][..], &["--explain"]] {
+        let mut save = dir.dmafile("save --json");
+        save.arg("--from")
+            .arg(OsStr::from_bytes(from))
+            .args(explain);
+        let json = end(save.arg(OsStr::from_bytes(to))).ok().json();
+        assert_eq!(json["to"], "to=\u{fffd}");
+    }
+    assert_eq!(fs::read(place(to)).unwrap(), b"bytes");
+    fs::create_dir(dir.path("snapshot")).unwrap();
+    let snapshot = |part: &[u8]| {
+        let mut save = dir.dmafile("save --quiet snapshot --from");
+        save.arg(OsStr::from_bytes(part));
+        save
+    };
+    end(&mut snapshot(b"from\xff=part")).ok();
+    let mut load = dir.dmafile("load --quiet snapshot -- sh -c");
+    load.arg("cat <&$DMAFILE_FD; echo =$DMAFILE_NAMES");
+    assert_eq!(end(&mut load).ok().stdout, "bytes=part\n");
+    let line = dir.refusal(&mut snapshot(b"source=\xff"), 2);
+    assert!(line.contains("has a name that is not UTF-8"), "{line}");
 }
 
 #[test]
@@ -142,6 +183,7 @@ fn usage_errors_have_status_2() {
         "save --from source to --block 5K",
         "save --from source to --queue-depth 0",
         "save --from source to --verify md5",
+        "save --from source to --offset x",
     ] {
         dir.refusal(&mut dir.dmafile(args), 2);
     }
@@ -299,10 +341,11 @@ fn a_failed_system_call_leaves_the_old_file() {
         ),
         (
             libc::SYS_fchmod,
-            libc::EPERM,
+            libc::EIO,
             "cannot keep its owner and permissions: to: ",
         ),
     ];
+    fs::set_permissions(dir.path("to"), Permissions::from_mode(0o640)).unwrap();
     for (number, errno, says) in calls {
         for nameless in [true, false] {
             let command = save(&dir, &memory, "to --quiet");
@@ -320,7 +363,7 @@ fn a_failed_system_call_leaves_the_old_file() {
     let ended = end(&mut refuse(command, &any(libc::SYS_fsync), libc::EIO)).ok();
     assert_eq!(ended.json()["sync"], false);
     // A write into a part of a file only syncs bytes: it changes neither an owner nor a name.
-    let command = save(&dir, &memory, "to@0 --quiet");
+    let command = save(&dir, &memory, "--offset 0 to --quiet");
     let mut command = refuse(command, &any(libc::SYS_fdatasync), libc::EIO);
     assert!(end(&mut command).line(1).contains("cannot sync: to: "));
 }
@@ -475,7 +518,7 @@ fn a_limit_on_file_size_is_an_error_without_a_signal() {
     let bytes = old(&dir, "to");
     let commands = [
         save(&dir, &memory, "to --quiet"),
-        save(&dir, &memory, "to@4096 --quiet"),
+        save(&dir, &memory, "--offset 4096 to --quiet"),
         dir.dmafile("save --from - to --quiet"),
     ];
     for mut command in commands {

@@ -2,9 +2,11 @@
 
 mod common;
 
-use common::{Dir, KIB, METHODS, MIB, Running, caught, end, end_with_stdout, sha256, start};
+use common::{
+    Dir, KIB, METHODS, MIB, Running, caught, end, end_with_stdout, ignoring, sha256, start,
+};
 use std::fs::{self, File};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 const SIZE: u64 = 256 * MIB;
@@ -55,26 +57,16 @@ fn an_interrupted_load_exits_130_with_one_line() {
 }
 
 /// As a shell does for a background job of a script, and nohup for SIGHUP.
-fn ignoring_sigint(command: &mut Command) -> &mut Command {
-    // SAFETY: signal(2) may be called between fork and exec.
-    unsafe {
-        command.pre_exec(|| {
-            libc::signal(libc::SIGINT, libc::SIG_IGN);
-            Ok(())
-        })
-    }
-}
-
 #[test]
 fn an_ignored_signal_stays_ignored() {
     let Some(dir) = slow_file() else { return };
     let args = format!("load file {SLOWLY} --quiet --length 1M -- sh -c");
     let mut command = dir.dmafile(&args);
-    let ended = end(ignoring_sigint(&mut command).arg("kill -INT $$; echo goes on"));
+    let ended = end(ignoring(&mut command, libc::SIGINT).arg("kill -INT $$; echo goes on"));
     assert_eq!(ended.ok().stdout, "goes on\n");
 
     let mut command = dir.dmafile(&format!("load file -v {SLOWLY} --length 32M"));
-    let mut running = start(ignoring_sigint(&mut command));
+    let mut running = start(ignoring(&mut command, libc::SIGINT));
     running.until_written("plan\n");
     running.signal(libc::SIGINT);
     assert_eq!(running.end().status.code(), Some(0));

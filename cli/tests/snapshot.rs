@@ -8,10 +8,11 @@ use common::{
     Dir, Ended, KIB, MIB, content, done, end, is_root, memfd, own_mounts, sha256, skip, start,
 };
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -224,6 +225,7 @@ fn usage_errors_have_status_2() {
         "save --from x=a/b to",
         "save --from x=a --from x=a to",
         "save --from x=a to --length 1",
+        "save --from x=a to --offset 1",
         "save --from x=a to --verify crc32c=00000000",
         "save --from x=a to --trace t.json",
         "save --from x=a to --method mmap",
@@ -296,7 +298,7 @@ fn a_failed_system_call_leaves_the_previous_snapshot() {
         (libc::SYS_ftruncate, libc::EFBIG, "(EFBIG); raise the limit"),
         // With O_TMPFILE, only the manifest is renamed, and gets permissions.
         (libc::SYS_renameat, libc::EIO, "cannot write: to/"),
-        (libc::SYS_fchmod, libc::EPERM, " permissions: to/"),
+        (libc::SYS_fchmod, libc::EIO, " permissions: to/"),
         (
             libc::SYS_flock,
             libc::EAGAIN,
@@ -313,6 +315,8 @@ fn a_failed_system_call_leaves_the_previous_snapshot() {
             "cannot list the folder: to: ",
         ),
     ];
+    let manifest = dir.path("to/dmafile-snapshot.json");
+    fs::set_permissions(manifest, Permissions::from_mode(0o640)).unwrap();
     for (number, errno, says) in calls {
         for nameless in [true, false] {
             let command = new.save(&dir, "--quiet");

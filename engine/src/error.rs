@@ -1,6 +1,7 @@
 //! What went wrong, where, why, and what to do about it.
 
 use crate::message::{Message, Names, message};
+use crate::sys::sandbox::{Call, refused};
 use rustix::io::Errno;
 use std::fmt;
 use std::io;
@@ -128,6 +129,15 @@ impl Error {
     pub(crate) fn with_remedy(mut self, remedy: impl Into<Message>) -> Self {
         self.0.remedy = remedy.into();
         self
+    }
+
+    /// If a sandbox refuses one of the calls that may have failed, says so: neither the file nor its owner can
+    /// be the reason then. Replaces the cause and the remedy.
+    pub(crate) fn of_calls(self, calls: &[Call]) -> Self {
+        match self.0.errno.and_then(|errno| refused(errno, calls)) {
+            Some(call) => self.with_why(call.why()).with_remedy(call.remedy()),
+            None => self,
+        }
     }
 
     /// Its kind.

@@ -27,6 +27,11 @@ pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// A random number, for a name that nothing else has.
+pub fn random() -> u64 {
+    u64::from_ne_bytes(crate::sys::host::random())
+}
+
 /// The folder of a path, and its last name, if it has one.
 pub fn split(path: &Path) -> (&Path, Option<&OsStr>) {
     let folder = path
@@ -166,8 +171,7 @@ impl Folder {
     /// ENOENT, EACCES, ENOTEMPTY and others of unlinkat(2).
     pub fn remove(&self, name: &OsStr) -> Result<(), Errno> {
         match place::unlink(self.fd(), name) {
-            // POSIX has EPERM for a folder.
-            Err(Errno::ISDIR | Errno::PERM) => place::remove_folder(self.fd(), name),
+            Err(Errno::ISDIR) => place::remove_folder(self.fd(), name),
             done => done,
         }
     }

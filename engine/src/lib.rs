@@ -59,6 +59,8 @@ mod message;
 mod method;
 #[cfg(feature = "model")]
 mod model;
+#[doc(hidden)]
+pub mod open_files;
 mod options;
 mod plan;
 mod reasons;
@@ -76,6 +78,12 @@ mod transfer;
 mod verify;
 
 pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
+/// System calls of the command that a sandbox may refuse.
+#[doc(hidden)]
+pub mod sandbox {
+    pub use crate::sys::sandbox::{Call, FLOCK, READLINK, READLINKAT, refused};
+}
+
 pub use control::{CancelToken, Progress};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result, errno_name};
@@ -83,18 +91,21 @@ pub use flow::clock::Cpu;
 #[cfg(feature = "hold")]
 pub use hold::{
     Digest, Ended, FileIdentity, Found, Held, HeldFile, HeldInfo, Hold, Holder, Holding, Shared,
-    Take, Taker, Vacant, holds, release,
+    Take, Taker, Vacant, holds, look_for_holder, release,
 };
 #[cfg(feature = "inspect")]
 pub use inspect::doctor::{Check, Health, doctor};
 #[cfg(feature = "inspect")]
 pub use inspect::pins::{self, Pins, pins};
 pub use load::{Extent, Load, Loaded, Report};
-#[doc(hidden)]
-pub use message::one_line;
 pub use message::{Message, Names, Opt, Part};
+#[doc(hidden)]
+pub use message::{one_line, unlisted};
 #[cfg(all(feature = "model", feature = "checksums"))]
 pub use model::Digests;
+#[cfg(feature = "model")]
+#[doc(hidden)]
+pub use model::is_hidden;
 #[cfg(feature = "model")]
 pub use model::{Model, Pattern, SMALL_READ, Tensor};
 pub use options::{

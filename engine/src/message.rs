@@ -35,6 +35,8 @@ pub enum Opt {
     CheckMemory,
     /// The [`Origin`](crate::Origin) of a save.
     From,
+    /// [`Save::in_place`](crate::Save::in_place).
+    InPlace,
     /// The [`Ring`](crate::Ring) of [`Load::run_through`](crate::Load::run_through).
     Ring,
     /// A [`Device`](crate::Device).
@@ -60,6 +62,7 @@ impl Opt {
             Self::Patterns => "patterns",
             Self::CheckMemory => "check_memory",
             Self::From => "from",
+            Self::InPlace => "in_place",
             Self::Ring => "ring",
             Self::Device => "device",
         }
@@ -190,6 +193,17 @@ macro_rules! message {
     };
 }
 pub(crate) use message;
+
+/// Why a name cannot be in a list with commas, as in the variables that COMMAND gets; None if it can. The text goes
+/// on after the name.
+#[doc(hidden)]
+pub fn unlisted(name: &str) -> Option<&'static str> {
+    match name {
+        _ if name.contains(',') => Some("has a comma"),
+        _ if name.contains(char::is_control) => Some("has a control character"),
+        _ => None,
+    }
+}
 
 /// Formats a text of unknown origin for one line on a terminal: escapes characters that would break
 /// the line or control the terminal, and truncates long texts.

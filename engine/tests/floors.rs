@@ -11,8 +11,9 @@ const ROOMS: &[(&str, &[&str])] = &[
     // The kernel, texts, errors, what a caller holds of a load, the log of choices.
     ("sys", &[]),
     ("message", &[]),
-    ("error", &["message"]),
+    ("error", &["message", "sys"]),
     ("control", &[]),
+    ("open_files", &["sys"]),
     ("sync", &[]),
     ("reasons", &["message", "sync"]),
     ("folder", &["error", "sys"]),
@@ -99,8 +100,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "hold",
         &[
-            "buffer", "control", "error", "load", "message", "model", "options", "request",
-            "source", "sys", "verify",
+            "buffer", "control", "error", "folder", "load", "message", "model", "options",
+            "request", "source", "sync", "sys", "verify",
         ],
     ),
     (

@@ -132,6 +132,15 @@ fn files_of_the_reference_writers_are_read() {
             .iter()
             .all(|tensor| tensor.offset % 256 == 0)
     );
+    // More dimensions and longer names than ggml has room for, and tokens that are not UTF-8.
+    let wide = read(&files["wide.gguf"]).unwrap();
+    let name = format!("patch_embedding.{}weight", "block.".repeat(10));
+    assert_eq!(outline(&wide), [(&*name, "I8", &[2, 1, 3, 1, 4][..], 24)]);
+    assert_eq!(wide.metadata["s"], Value::Text(r"a\xfe".into()));
+    assert_eq!(
+        wide.metadata["tokenizer.ggml.tokens"],
+        Value::Texts(["é", r"\xc3", r"\xa9\xff"].map(Into::into).to_vec())
+    );
     let metadata = read(&files["metadata.gguf"]).unwrap().metadata;
     for (key, value) in [
         ("split.no", Value::Unsigned(0)),

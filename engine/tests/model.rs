@@ -392,6 +392,111 @@ fn an_invalid_index_and_mismatched_files_are_refused() {
     refused(folder.path(), "several GGUF models");
 }
 
+/// macOS puts `._NAME` next to each NAME on disks of other systems. Other hidden files are no model either.
+#[test]
+fn hidden_files_belong_to_no_model() {
+    let hide = |folder: &Path| {
+        for entry in std::fs::read_dir(folder).unwrap().collect::<Vec<_>>() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            std::fs::write(folder.join(format!("._{name}")), b"\0\x05\x16\x07").unwrap();
+        }
+        let cached = folder.join(".cached.safetensors");
+        safetensors(&cached, &tensors("cached", 1, 1000));
+        std::fs::write(folder.join(".safetensors.index.json"), "{}").unwrap();
+        std::fs::write(folder.join(".gguf"), "").unwrap();
+    };
+    let opened = |folder: &Path| {
+        let model = Model::open(folder).unwrap();
+        (model.shards().len(), model.tensors().len())
+    };
+    let one = dir();
+    safetensors(&one.path().join("a.safetensors"), &tensors("a", 2, 1000));
+    let indexed = dir();
+    three(indexed.path());
+    let several = dir();
+    three(several.path());
+    std::fs::remove_file(several.path().join("model.safetensors.index.json")).unwrap();
+    let single = dir();
+    gguf(&single.path().join("a.gguf"), &tensors("a", 2, 1000), None);
+    let split = dir();
+    for no in 0..2 {
+        let name = format!("m-0000{}-of-00002.gguf", no + 1);
+        let written = tensors(&format!("{no}"), 3, 1000);
+        gguf(&split.path().join(name), &written, Some((no, 2)));
+    }
+    for (folder, files, tensors) in [
+        (one, 1, 2),
+        (indexed, 3, 15),
+        (several, 3, 15),
+        (single, 1, 2),
+        (split, 2, 6),
+    ] {
+        hide(folder.path());
+        assert_eq!(opened(folder.path()), (files, tensors));
+    }
+    let folder = dir();
+    hide(folder.path());
+    let error = Model::open(folder.path()).err().unwrap().to_string();
+    assert!(error.contains("without a model in it"), "{error}");
+    // It can still be named.
+    let named = Model::open(folder.path().join(".cached.safetensors")).unwrap();
+    assert_eq!(named.tensors().len(), 1);
+}
+
+/// Where some tensors of a model have been replaced, in a further file, the index says which copy counts.
+#[test]
+fn the_index_decides_between_copies_of_a_tensor() {
+    let (old, new) = (tensors("t", 4, 20_000), tensors("t", 4, 70_000));
+    let mut first = old.clone();
+    first.extend(tensors("only", 1, 5000));
+    let replaced = &new[1..3];
+    for last in [false, true] {
+        let folder = dir();
+        let names = ["a.safetensors", "b.safetensors"];
+        // The newer copies come before or after the older ones.
+        let (base, patch) = match last {
+            true => (names[0], names[1]),
+            false => (names[1], names[0]),
+        };
+        safetensors(&folder.path().join(base), &first);
+        safetensors(&folder.path().join(patch), replaced);
+        let places = [
+            ("t.0.w", base),
+            ("t.1.w", patch),
+            ("t.2.w", patch),
+            ("t.3.w", base),
+        ];
+        let map: Vec<_> = places
+            .map(|(name, file)| format!(r#""{name}":"{file}""#))
+            .into();
+        let index = folder.path().join("model.safetensors.index.json");
+        let write = |map: &str| std::fs::write(&index, format!(r#"{{"weight_map":{{{map}}}}}"#));
+        write(&map.join(",")).unwrap();
+        let model = Model::open(folder.path()).unwrap();
+        let loaded = model.load().run().unwrap();
+        let right = [&first[0], &replaced[0], &replaced[1], &first[3], &first[4]].map(Clone::clone);
+        check(&loaded.buffer, &model, &right, "by the index");
+        // What the index does not name is there as well, once.
+        assert_eq!(model.tensors().len(), 5);
+        let chosen = model.load_only(&patterns(&["t.*"])).unwrap().run().unwrap();
+        check(&chosen.buffer, &model, &right[..4], "chosen by the index");
+        let bytes: u64 = right[..4].iter().map(|one| one.3.len() as u64).sum();
+        assert_eq!(chosen.report.bytes, bytes);
+        // Without a word of the index neither copy is the right one.
+        write(&map[2..].join(",")).unwrap();
+        let error = Model::open(folder.path()).err().unwrap().to_string();
+        assert!(
+            error.contains(r#"an earlier file also has a tensor "t.1.w""#)
+                && error.contains("EBADMSG"),
+            "{error}"
+        );
+        // The named file must have it, whatever others have.
+        write(&format!(r#"{},"only.0.w":"{patch}""#, map.join(","))).unwrap();
+        let error = Model::open(folder.path()).err().unwrap().to_string();
+        assert!(error.contains("has no tensor \"only.0.w\""), "{error}");
+    }
+}
+
 #[test]
 fn a_truncated_shard_is_named() {
     for (number, len) in [(0, 0), (0, 5000), (1, 5000), (2, 7)] {

@@ -815,3 +815,54 @@ fn a_full_file_system_fails_the_append_or_finish() {
         .unwrap();
     assert!(output.status.success(), "{output:?}");
 }
+
+/// Memory of a caller whose code panics when a thread of the recorder releases it.
+struct Unreleasable(std::thread::ThreadId);
+
+impl AsRef<[u8]> for Unreleasable {
+    fn as_ref(&self) -> &[u8] {
+        &[7; 100]
+    }
+}
+
+impl Drop for Unreleasable {
+    fn drop(&mut self) {
+        assert_eq!(std::thread::current().id(), self.0, "of a test");
+    }
+}
+
+#[test]
+fn a_panic_of_a_recorders_thread_is_an_error_of_every_record_and_call_after_it() {
+    let dir = dir();
+    let to = dir.path().join("a.rec");
+    let recorder = Capture::new(&to).in_flight(2).start().unwrap();
+    append(&recorder, &lent(&noise(100, 1)), (0, 100), 0);
+    recorder.sync().unwrap();
+    let me = std::thread::current().id();
+    let mut tickets = Vec::new();
+    // This thread may be the last one that has the memory, but rarely.
+    let failed = (0..10_000).any(|_| {
+        let memory = RecordBuffer::lent(Arc::new(Unreleasable(me)));
+        let taken = recorder.append(&memory, 0, 100, Note::default());
+        taken.map(|ticket| tickets.extend(ticket)).is_err()
+    });
+    assert!(failed && !tickets.is_empty());
+    let long = Some(Duration::from_secs(60));
+    let mut errors = Vec::new();
+    for ticket in tickets.iter().chain(&tickets) {
+        match ticket.wait_for(long) {
+            Ok(in_time) => assert!(in_time, "it waited in vain"),
+            Err(error) => errors.push(error.to_string()),
+        }
+    }
+    assert!(errors.len() >= 2 && errors.len() % 2 == 0, "{errors:?}");
+    assert!(
+        errors.iter().all(|error| error.contains("panicked")),
+        "{errors:?}"
+    );
+    for _ in 0..2 {
+        recorder.sync().unwrap_err();
+        recorder.finish().unwrap_err();
+    }
+    assert!(!Recording::open(&to).unwrap().is_complete());
+}

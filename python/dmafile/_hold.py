@@ -26,7 +26,8 @@ class HeldFile(NamedTuple):
     """Its bytes. While this is in use, the holder counts this process as a user."""
     info: dict[str, Any]
     """Its description by the holder, as in `dmafile take --json`: `file`, `bytes`, `pages`,
-    `sealed`, `digest`, `changed` (on the disk, since it was loaded), ...; and `huge`: whether this
+    `sealed`, `digest`, `changed` (on the disk, since it was loaded; None if its file system does not
+    answer), ...; and `huge`: whether this
     process maps its huge pages as such, None if it has none or the kernel does not report it."""
 
 
@@ -129,8 +130,8 @@ def hold(
     Raises:
         UsageError: A value is out of range, or options exclude each other (also a ValueError).
         Error: As `load`; EADDRINUSE if another holder serves there, EPERM for a socket in a folder
-            that every user can write to, EEXIST for two files with the same name and for a `folder`
-            that is not empty, ENOENT if XDG_RUNTIME_DIR is not set, except for root.
+            that other users can write to, EBUSY if another holder has the `folder`, EEXIST for two
+            files with the same name and for a `folder` that is not empty, ENOENT if XDG_RUNTIME_DIR is not set, except for root.
         KeyboardInterrupt: Ctrl-C.
     """
     how = {
@@ -283,8 +284,22 @@ class HeldModel:
     """A model that is held. Has the interface of `_dmafile.Model`, with tensors that are used in
     place."""
 
-    def __init__(self, path: str, files: Sequence[HeldFile], *, private: bool) -> None:
-        named = [(file.name, file.buffer) for file in files]
+    def __init__(
+        self,
+        path: str,
+        files: Sequence[HeldFile],
+        *,
+        private: bool,
+        superseded: list[list[str]] | None = None,
+    ) -> None:
+        """`superseded` has, for each file, its tensors that do not count; if None, the holder says
+        which."""
+        if superseded is None:
+            superseded = [file.info.get("superseded", []) for file in files]
+        named = [
+            (file.name, file.buffer, without)
+            for file, without in zip(files, superseded, strict=True)
+        ]
         self._model = _dmafile.Model.of_buffers(path, named)
         self._starts = [start for _, start, _ in self._model.shards()]
         self._bytes = [

@@ -215,6 +215,7 @@ class Ranks:
         self._path = os.fsdecode(path if isinstance(path, str | bytes | os.PathLike) else path[0])
         files = [(file.absolute(), nbytes) for file, _, nbytes in model.shards()]
         table = hashlib.blake2b(repr(model.table()).encode(), digest_size=16).hexdigest()
+        superseded = model.superseded()
         del model
         self._meet(files, table, {**options, "verify": verify})
         paths = [path for path, _ in files]
@@ -229,7 +230,7 @@ class Ranks:
             self.hear("ready", [self.leader], "loaded the files of its node")
             held = shared(paths, wait=self.left(), verify=verify, **options)
             self._count(held)
-        return HeldModel(self._path, held.files, private=True)
+        return HeldModel(self._path, held.files, private=True, superseded=superseded)
 
     def _load_alone(
         self, paths: list[Path], verify: str | None, tell: Callback | None, options: Options

@@ -102,7 +102,7 @@ class Recorder:
         """Appends a buffer or a part of it; returns when it has a place in the file.
 
         Its bytes should not change until the ticket's `wait` returns; the object is kept alive
-        until then.
+        until then, or until the next call of this recorder or of one of its tickets.
 
         Args:
             source: The result of `attach`, or anything that it accepts; or contiguous memory with
@@ -199,7 +199,8 @@ class Record:
     _index: int = field(repr=False, compare=False)
 
     def read(self) -> bytes:
-        """Returns its bytes; raises an `Error` with EBADMSG if they do not match the checksum.
+        """Returns its bytes; raises an `Error` with EBADMSG if they do not match the checksum, and
+        MemoryError if there is no memory for them.
 
         `dmafile.load(record.path, offset=record.offset, length=record.length)` loads them into
         memory that devices can share.

@@ -47,6 +47,7 @@ NAMES = {
 _PACKED = "float4_e2m1fn_x2"
 """PyTorch's type for a byte that contains two elements of the format."""
 _LARGEST_HEADER = 100_000_000
+"""The size in bytes of the largest header that this package and safetensors read."""
 
 
 class Tensor(TypedDict):
@@ -148,6 +149,8 @@ def parts(rows: Iterable[Row], metadata: Mapping[str, str] | None) -> list[memor
     for name, dtype, shape, data in sorted(rows, key=lambda one: (_RANK[one[1]], one[0])):
         if name == "__metadata__":
             raise ValueError(f"{name}: no tensor can have the name of the metadata")
+        if name in header:
+            raise ValueError(f"{name}: two tensors have this name")
         bits, nbytes = _BITS[dtype] * math.prod(shape), data.nbytes
         if bits != 8 * nbytes:
             wrong = f"{name}: {nbytes} bytes are not a {dtype} of shape {list(shape)}"
@@ -157,7 +160,17 @@ def parts(rows: Iterable[Row], metadata: Mapping[str, str] | None) -> list[memor
         at += nbytes
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return [memoryview(len(text).to_bytes(8, "little") + text), *datas]
+    if len(text) > _LARGEST_HEADER:
+        wrong = f"the header would have {len(text)} bytes, and no reader accepts more than 100 MB"
+        raise make("size", None, f"cannot save: {wrong}; shorten names or metadata")
+    head = len(text).to_bytes(8, "little") + text
+    try:
+        # What is saved must be readable, so the reader decides.
+        _dmafile.table(head, len(head) + at, False)
+    except Error as error:
+        why = str(error).removesuffix(f"; {error.remedy}")
+        raise make("size", None, f"cannot save: no reader would load this: {why}") from None
+    return [memoryview(head), *datas]
 
 
 def write(
@@ -217,7 +230,8 @@ def serialize_file(
     Raises:
         TypeError: A name or a metadata value is not a string, a description is incomplete, or the
             format does not support a `dtype` (then also a SafetensorError).
-        SafetensorError: The number of bytes of a tensor does not match its type and shape (also a
+        SafetensorError: The number of bytes of a tensor does not match its type and shape, or no
+            reader would load the file: its header is above 100 MB, a shape is negative (also a
             ValueError); or the save failed, as in `dmafile.save`.
     """
     rows = [_row(name, one) for name, one in tensor_dict.items()]

@@ -1,12 +1,12 @@
 """Loads of a model in parts, in the order of its bytes, some parts ahead of their consumer."""
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol, TypeAlias
 
 from . import _dmafile
@@ -71,6 +71,22 @@ def parts_of(rows: list[Placed], budget: int) -> list[Part]:
         else:
             parts.append(Part(start, end, [row]))
     return parts
+
+
+def _filled(parts: list[Part], nbytes: int, budget: int) -> list[Part]:
+    """The same parts, and between them others without tensors, so that every byte belongs to one:
+    headers, and copies of tensors that another file replaces."""
+    most = max(min(_LARGEST, budget // 4), _GAP)
+    every: list[Part] = []
+    at = 0
+    for part in [*parts, Part(nbytes, nbytes, [])]:
+        while part.start - at > most:
+            every.append(Part(at, at + most, []))
+            at += most
+        if part.rows or at < part.end:
+            every.append(Part(at, part.end, part.rows))
+        at = part.end
+    return every
 
 
 class Startable(Protocol):
@@ -149,7 +165,9 @@ class Ahead:
 
     def close(self) -> None:
         """Cancels what is in flight, and waits until it has been freed."""
-        if os.getpid() != self._process:
+        # When the interpreter shuts down, it stops threads at any place, maybe with the lock; and
+        # whatever is in flight is cancelled when it is deleted.
+        if os.getpid() != self._process or sys.is_finalizing():
             return
         with self._lock:
             self._waiting.clear()
@@ -185,12 +203,7 @@ def stream(
             text = "verify: chosen tensors have no digest of their own; leave out verify or tensors"
             raise make("usage", None, text, None, "leave out verify or tensors")
         digests = model.digests(verify)
-        # Every byte belongs to a part: headers and gaps are loaded with the tensors that follow
-        # them.
-        for before, part in pairwise(parts):
-            part.start = before.end
-        parts = parts or [Part(0, 0, [])]
-        parts[0].start, parts[-1].end = 0, model.nbytes
+        parts = _filled(parts, model.nbytes, budget)
     return rows, _run(model, parts, budget, digests, progress, options)
 
 

@@ -78,6 +78,24 @@ def _memfd(name: str) -> int:
         return os.memfd_create(name, flags)
 
 
+_forking = threading.Lock()
+"""Held during a fork."""
+os.register_at_fork(
+    before=_forking.acquire,
+    after_in_parent=_forking.release,
+    after_in_child=_forking.release,
+)
+
+
+def _map(fd: int, nbytes: int) -> mmap.mmap:
+    """A writable mapping that no forked child gets: as long as a child has one, the memory cannot
+    be sealed."""
+    with _forking:
+        made = mmap.mmap(fd, nbytes)
+        made.madvise(mmap.MADV_DONTFORK)
+        return made
+
+
 class _Memory:
     """Memory for files that are received from several sources."""
 
@@ -90,7 +108,7 @@ class _Memory:
                 self.fds.append(fd)
                 os.ftruncate(fd, nbytes)
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-                self._maps.append(mmap.mmap(fd, nbytes))
+                self._maps.append(_map(fd, nbytes))
         except BaseException:
             self.close()
             raise

@@ -234,7 +234,8 @@ def save_file(
     Raises:
         TypeError: A name or a metadata value is not a string; or the format does not support the
             type of an array (then also a SafetensorError).
-        SafetensorError: The save failed, as in `dmafile.save`.
+        SafetensorError: The header would be above 100 MB, which no reader accepts (also a
+            ValueError); or the save failed, as in `dmafile.save`.
     """
     return write(_rows(tensor_dict), filename, metadata, options)
 

@@ -477,7 +477,8 @@ def save_file(
         RuntimeError: Tensors share memory.
         TypeError: A name or a metadata value is not a string; or the format does not support the
             type of a tensor (then also a SafetensorError).
-        SafetensorError: The save failed, as in `dmafile.save`.
+        SafetensorError: The header would be above 100 MB, which no reader accepts (also a
+            ValueError); or the save failed, as in `dmafile.save`.
     """
     kept, rows = _rows(tensors)
     try:

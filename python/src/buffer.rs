@@ -1,8 +1,9 @@
 //! The buffer, and its Python interface.
 
+use crate::call;
 use crate::dlpack;
 use crate::error::{no_descriptor, raise, several_descriptors};
-use crate::job::GLANCE;
+use crate::job::{GLANCE, as_dict};
 use dmafile::{HeldFile, Loaded, Report, Retired};
 use pyo3::exceptions::{
     PyBlockingIOError, PyBufferError, PyMemoryError, PyTimeoutError, PyValueError,
@@ -264,9 +265,9 @@ impl Buffer {
     #[getter]
     fn dma_bufs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let held = self.share(py)?;
-        let class = py.import("dmafile._dma_buf")?.getattr("DmaBuf")?;
+        let class = call::import(py, c"dmafile._dma_buf", "DmaBuf")?;
         let all = held.buffer.dma_bufs().into_iter();
-        let all = all.map(|one| class.call1((one.fd.as_raw_fd(), one.at, one.bytes)));
+        let all = all.map(|one| call::call(&class, (one.fd.as_raw_fd(), one.at, one.bytes)));
         PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)
     }
 
@@ -274,12 +275,8 @@ impl Buffer {
     /// buffer.
     #[getter]
     fn report(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        let Some(json) = &self.report_json else {
-            return Ok(None);
-        };
-        // Through JSON text: pythonize does not support this version of pyo3 yet.
-        let report = py.import("json")?.call_method1("loads", (json,))?;
-        Ok(Some(report.unbind()))
+        let json = self.report_json.as_ref();
+        json.map(|json| as_dict(py, Ok(json.clone()))).transpose()
     }
 
     /// Whether it has been closed.
@@ -297,8 +294,8 @@ impl Buffer {
     /// Permanently forbids every process to change the contents (F_SEAL_WRITE).
     ///
     /// Raises BufferError while exports exist; `dmafile.Error` with EBUSY while another process has it mapped
-    /// for writing, and always for a `udmabuf`, EOPNOTSUPP for private memory and other dma-bufs, EPERM for an
-    /// `fd:N` whose owner does not allow seals.
+    /// for writing, such as a child that was forked since the load, and always for a `udmabuf`, EOPNOTSUPP for
+    /// private memory and other dma-bufs, EPERM for an `fd:N` whose owner does not allow seals.
     fn seal(&self, py: Python<'_>) -> PyResult<()> {
         let mut state = self.lock(py);
         let held = state.as_mut().ok_or_else(closed)?;
@@ -496,13 +493,13 @@ struct Wait {
 
 impl Wait {
     fn on(sock: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let number: c_int = sock.call_method0("fileno")?.extract()?;
+        let number: c_int = call::method(sock, "fileno")?.extract()?;
         if number < 0 {
             return Err(PyValueError::new_err("the socket is closed"));
         }
         // SAFETY: the socket is open and borrowed for the time of this copy.
         let fd = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?;
-        let timeout: Option<f64> = sock.call_method0("gettimeout")?.extract()?;
+        let timeout: Option<f64> = call::method(sock, "gettimeout")?.extract()?;
         Ok(Self {
             stream: fd.into(),
             // A value that is not a valid duration means no limit.
@@ -562,7 +559,7 @@ impl Wait {
             });
             match ready {
                 Ok(1..) => return Ok(()),
-                Ok(_) | Err(rustix::io::Errno::INTR) => py.check_signals()?,
+                Ok(_) | Err(rustix::io::Errno::INTR) => call::handle_signals(py)?,
                 Err(errno) => return Err(std::io::Error::from(errno).into()),
             }
         }

@@ -1,5 +1,6 @@
 //! Memory of devices, and loads into it.
 
+use crate::call;
 use crate::dlpack;
 use crate::error::raise;
 use crate::job::{GLANCE, Job, Work};
@@ -284,10 +285,10 @@ impl DeviceStream {
             if let Some(tell) = progress
                 && now != before
             {
-                tell.call1(now)?;
+                call::call(tell, now)?;
                 before = now;
             }
-            py.check_signals()?;
+            call::handle_signals(py)?;
             if there {
                 break;
             }

@@ -1,5 +1,6 @@
 //! Converts errors of the engine to exceptions of the package.
 
+use crate::call;
 use dmafile::{Error, ErrorKind, Names, Opt};
 use pyo3::prelude::*;
 use rustix::io::Errno;
@@ -14,6 +15,7 @@ impl Names for Keywords {
         match option {
             Opt::Patterns => "tensors".to_string(),
             Opt::CheckMemory => "memory_check".to_string(),
+            Opt::InPlace => "offset".to_string(),
             _ => option.name().to_string(),
         }
     }
@@ -114,11 +116,9 @@ fn make(
     path: Option<&Path>,
     remedy: &str,
 ) -> PyErr {
-    let made = py
-        .import("dmafile._errors")
-        .and_then(|errors| errors.getattr("make"))
-        .and_then(|make| make.call1((kind, errno, text, path.map(Path::as_os_str), remedy)));
-    match made {
+    let args = (kind, errno, text, path.map(Path::as_os_str), remedy);
+    let make = call::import(py, c"dmafile._errors", "make");
+    match make.and_then(|make| call::call(&make, args)) {
         Ok(exception) => PyErr::from_value(exception),
         Err(error) => error,
     }

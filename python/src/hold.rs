@@ -10,6 +10,7 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::json;
+use std::ffi::OsString;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
@@ -160,7 +161,7 @@ type Taken = (
     String,
     PathBuf,
     (u32, u32),
-    Vec<(String, Buffer, Py<PyAny>)>,
+    Vec<(OsString, Buffer, Py<PyAny>)>,
 );
 
 /// Takes what is held under a name.
@@ -381,7 +382,7 @@ fn taken(py: Python<'_>, held: dmafile::Held) -> PyResult<Taken> {
         let mut info = json!(file.info);
         info["huge"] = json!(file.huge);
         let info = as_dict(py, serde_json::to_string(&info))?;
-        Ok((file.name.clone(), Buffer::taken(file), info))
+        Ok((file.info.file_name(), Buffer::taken(file), info))
     });
     Ok((name, at, holder, files.collect::<PyResult<_>>()?))
 }
@@ -392,13 +393,10 @@ fn tuning(
     options: &Bound<'_, PyDict>,
 ) -> PyResult<impl Fn(Load) -> Load + Send + 'static> {
     // Errors in the options are found here, where they can be raised.
-    let any = request::apply(Load::new(""), options, SOURCE)?;
-    any.check().map_err(|error| raise(py, &error, None))?;
-    let options = options.clone().unbind();
-    Ok(move |load| {
-        Python::attach(|py| request::apply(load, options.bind(py), SOURCE))
-            .expect("they were applied before")
-    })
+    let tune = request::tuning(options, SOURCE)?;
+    let checked = tune(Load::new("")).check();
+    checked.map_err(|error| raise(py, &error, None))?;
+    Ok(tune)
 }
 
 fn first(paths: &[PathBuf]) -> &Path {

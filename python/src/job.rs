@@ -2,6 +2,7 @@
 //! and cancellation during that time.
 
 use crate::buffer::Buffer;
+use crate::call;
 use crate::error::{no_thread, panicked, raise};
 use crate::request::{self, FILE, MODEL};
 use dmafile::{CancelToken, Error, Load, Loaded, Origin, OriginPart, Progress, Save, SaveReport};
@@ -188,10 +189,10 @@ impl<T: Send + 'static> Job<T> {
             if let Some(tell) = progress
                 && now != told
             {
-                tell.call1(now)?;
+                call::call(tell, now)?;
                 told = now;
             }
-            py.check_signals()?;
+            call::handle_signals(py)?;
             self.check_process()?;
             if ended {
                 return Ok(());
@@ -274,16 +275,7 @@ impl Running {
         path: &Path,
         then: Py<PyAny>,
     ) -> PyResult<Self> {
-        let then = move || {
-            // Fails if the interpreter is shutting down; nothing waits then.
-            Python::try_attach(|py| {
-                if let Err(error) = then.call0(py) {
-                    error.write_unraisable(py, Some(then.bind(py)));
-                }
-                drop(then);
-            });
-        };
-        let job = Job::start(py, load, path, then)?;
+        let job = Job::start(py, load, path, move || call::call_from_thread(then))?;
         Ok(Self {
             job: Mutex::new(Some(job)),
         })
@@ -419,13 +411,14 @@ impl Source {
     }
 }
 
-/// A report as a dictionary, converted through its JSON.
+/// A report as a dictionary, converted through its JSON: pythonize does not support this version of pyo3 yet.
 pub(crate) fn as_dict(
     py: Python<'_>,
     json: Result<String, serde_json::Error>,
 ) -> PyResult<Py<PyAny>> {
     let json = json.expect("a report is plain data");
-    Ok(py.import("json")?.call_method1("loads", (json,))?.unbind())
+    let loads = call::import(py, c"json", "loads")?;
+    Ok(call::call(&loads, (json,))?.unbind())
 }
 
 /// Raises an error if options of a model are invalid, without a model.

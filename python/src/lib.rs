@@ -2,6 +2,7 @@
 //! buffer protocol and DLPack, and the command.
 
 mod buffer;
+mod call;
 mod device;
 mod dlpack;
 mod error;

@@ -9,8 +9,9 @@ use dmafile::{Kind, Load, Pattern, SMALL_READ, Tensor};
 use pyo3::exceptions::{PyKeyError, PyNotImplementedError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyInt, PyList, PyString, PyTuple};
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -40,21 +41,22 @@ impl Model {
         }
     }
 
-    /// The headers of a model in memory: its name, and for each file its name and its buffer.
+    /// The headers of a model in memory: its name, and for each file its name, its buffer, and its
+    /// tensors that do not count.
     #[staticmethod]
     fn of_buffers(
         py: Python<'_>,
         name: PathBuf,
-        files: Vec<(PathBuf, PyRef<'_, Buffer>)>,
+        files: Vec<(PathBuf, PyRef<'_, Buffer>, Vec<String>)>,
     ) -> PyResult<Self> {
         let shares = files
             .iter()
-            .map(|(path, buffer)| Ok((path, buffer.share(py)?)));
+            .map(|(path, buffer, without)| Ok((path, buffer.share(py)?, without)));
         let shares = shares.collect::<PyResult<Vec<_>>>()?;
         let opened = py.detach(|| {
             let files = shares
                 .iter()
-                .map(|(path, held)| (path.as_path(), held.buffer()));
+                .map(|(path, held, without)| (path.as_path(), held.buffer(), &without[..]));
             dmafile::Model::of_buffers(&name, files)
         });
         match opened {
@@ -162,6 +164,14 @@ impl Model {
         let shards = self.model.shards().into_iter();
         shards
             .map(|shard| (shard.file, shard.at, shard.bytes))
+            .collect()
+    }
+
+    /// For each file, the tensors in it that do not count: the index names another file for them.
+    fn superseded(&self) -> Vec<Vec<&str>> {
+        let files = 0..self.model.shards().len();
+        files
+            .map(|number| self.model.superseded(number).collect())
             .collect()
     }
 
@@ -357,6 +367,29 @@ fn view(dtype: Dtype, shape: &[u64], bytes: u64) -> (Dtype, Option<Vec<u64>>) {
     }
 }
 
+/// A list in which equal numbers are one object, unless most differ: those of a byte or two in the file would
+/// otherwise take 40 bytes each.
+fn numbers<'py, T>(py: Python<'py>, values: &[T]) -> PyResult<Bound<'py, PyList>>
+where
+    T: Copy + Eq + Hash + IntoPyObject<'py, Target = PyInt, Output = Bound<'py, PyInt>>,
+    PyErr: From<T::Error>,
+{
+    const MOST: usize = 1 << 16;
+    let mut known = HashMap::new();
+    let list = PyList::empty(py);
+    for &value in values {
+        let object = match known.get(&value) {
+            Some(object) => Bound::clone(object),
+            None => value.into_pyobject(py)?,
+        };
+        list.append(&object)?;
+        if known.len() < MOST {
+            known.insert(value, object);
+        }
+    }
+    Ok(list)
+}
+
 fn python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
     Ok(match value {
         Value::Bool(value) => value.into_pyobject(py)?.to_owned().into_any(),
@@ -366,8 +399,8 @@ fn python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
         Value::Text(value) => value.into_pyobject(py)?.into_any(),
         Value::Bools(values) => PyList::new(py, values)?.into_any(),
         Value::Bytes(values) => PyBytes::new(py, values).into_any(),
-        Value::Unsigneds(values) => PyList::new(py, values)?.into_any(),
-        Value::Signeds(values) => PyList::new(py, values)?.into_any(),
+        Value::Unsigneds(values) => numbers(py, values)?.into_any(),
+        Value::Signeds(values) => numbers(py, values)?.into_any(),
         Value::Floats(values) => PyList::new(py, values)?.into_any(),
         Value::Texts(values) => PyList::new(py, values)?.into_any(),
         Value::Lists(values) => {

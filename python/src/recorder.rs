@@ -1,5 +1,6 @@
 //! Recorders, and reading recordings.
 
+use crate::call;
 use crate::error::raise;
 use crate::job::GLANCE;
 use crate::request::{size, word};
@@ -9,7 +10,7 @@ use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Appends buffers to a file; use `dmafile.Recorder`.
@@ -18,6 +19,7 @@ pub(crate) struct Recorder {
     /// None only during drop.
     engine: Option<Arc<dmafile::Recorder>>,
     path: PathBuf,
+    released: Released,
     drops: bool,
     /// The process that has the threads; a forked child does not.
     process: u32,
@@ -31,6 +33,7 @@ pub(crate) struct RecorderBuffer(RecordBuffer);
 #[pyclass(frozen, module = "dmafile")]
 pub(crate) struct Ticket {
     ticket: dmafile::Ticket,
+    released: Released,
     /// Keeps track of the process that has the threads.
     process: u32,
 }
@@ -39,20 +42,49 @@ pub(crate) struct Ticket {
 #[pyclass(frozen, module = "dmafile._dmafile")]
 pub(crate) struct Recording(dmafile::Recording);
 
+/// Exports that the threads of a recorder need no more. Those threads do not take the interpreter's lock: they would
+/// wait for whatever else has it, and for ever when the interpreter shuts down. A caller's thread frees these.
+#[derive(Clone, Default)]
+struct Released(Arc<Mutex<Vec<PyBuffer<u8>>>>);
+
+impl Released {
+    fn lock(&self) -> MutexGuard<'_, Vec<PyBuffer<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn free(&self, _attached: Python<'_>) {
+        // Not under the lock: this may run a destructor in Python.
+        let all = std::mem::take(&mut *self.lock());
+        drop(all);
+    }
+}
+
 /// Bytes of an object with the buffer protocol.
-struct Held(PyBuffer<u8>);
+struct Held {
+    /// None only during drop.
+    export: Option<PyBuffer<u8>>,
+    released: Released,
+}
 
 // SAFETY: the bytes are there, at one address, for as long as the export is held, and are only read.
 unsafe impl Sync for Held {}
 
 impl AsRef<[u8]> for Held {
     fn as_ref(&self) -> &[u8] {
-        match self.0.len_bytes() {
-            0 => &[],
+        match &self.export {
             // SAFETY: the export is contiguous, which has been checked, and has that many bytes. Concurrent
             // writes by other Python threads may or may not be in the record, as documented.
-            len => unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), len) },
+            Some(export) if export.len_bytes() > 0 => unsafe {
+                std::slice::from_raw_parts(export.buf_ptr().cast(), export.len_bytes())
+            },
+            _ => &[],
         }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.released.lock().extend(self.export.take());
     }
 }
 
@@ -102,6 +134,7 @@ impl Recorder {
                 started.map_err(|error| raise(py, &error, Some(&path)))?,
             )),
             path,
+            released: Released::default(),
             drops,
             process: std::process::id(),
         })
@@ -134,15 +167,22 @@ impl Recorder {
         if !memory.is_c_contiguous() {
             return Err(PyBufferError::new_err("this memory is not contiguous"));
         }
-        let memory = RecordBuffer::lent(Arc::new(Held(memory)));
-        self.take(py, &memory, offset, length, timestamp, tag)
+        let memory = RecordBuffer::lent(Arc::new(Held {
+            export: Some(memory),
+            released: self.released.clone(),
+        }));
+        let taken = self.take(py, &memory, offset, length, timestamp, tag);
+        drop(memory);
+        self.released.free(py);
+        taken
     }
 
     /// Waits until everything appended before the call is acknowledged.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         let engine = self.engine()?;
-        self.settle(py, engine)
-            .map_err(|error| error.raised(py, Some(&self.path)))
+        let settled = self.settle(py, engine);
+        self.released.free(py);
+        settled.map_err(|error| error.raised(py, Some(&self.path)))
     }
 
     /// Waits until everything is on the disk, and ends the recording.
@@ -153,6 +193,7 @@ impl Recorder {
             return Err(error.raised(py, None));
         }
         let done = py.detach(|| engine.finish());
+        self.released.free(py);
         done.map(drop)
             .map_err(|error| raise(py, &error, Some(&self.path)))
     }
@@ -211,6 +252,7 @@ impl Recorder {
             if taken.is_some() || self.drops {
                 let ticket = |ticket| Ticket {
                     ticket,
+                    released: self.released.clone(),
                     process: self.process,
                 };
                 return Ok(taken.map(ticket));
@@ -233,9 +275,11 @@ impl Drop for Recorder {
             std::mem::forget(engine);
             return;
         }
-        // Its threads may need the interpreter to release the memory of objects.
         let mut engine = Some(engine);
-        Python::try_attach(|py| py.detach(|| drop(engine.take())));
+        Python::try_attach(|py| {
+            py.detach(|| drop(engine.take()));
+            self.released.free(py);
+        });
         std::mem::forget(engine);
     }
 }
@@ -258,9 +302,11 @@ impl Ticket {
     }
 
     /// Whether it is written, or has failed: the memory can be reused.
-    fn done(&self) -> PyResult<bool> {
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
         check_process(self.process)?;
-        Ok(self.ticket.is_written())
+        let done = self.ticket.is_written();
+        self.released.free(py);
+        Ok(done)
     }
 
     /// Whether it survives a crash.
@@ -275,6 +321,7 @@ impl Ticket {
         check_process(self.process)?;
         let most = timeout.map(seconds).transpose()?.flatten();
         let done = glancing(py, most, |most| self.ticket.wait_for(most));
+        self.released.free(py);
         done.map_err(|error| error.raised(py, None))
     }
 
@@ -284,6 +331,7 @@ impl Ticket {
         check_process(self.process)?;
         let most = timeout.map(seconds).transpose()?.flatten();
         let done = glancing(py, most, |most| self.ticket.wait_durable(most));
+        self.released.free(py);
         done.map_err(|error| error.raised(py, None))
     }
 }
@@ -331,10 +379,12 @@ impl Recording {
     /// The bytes of a record.
     fn read<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyBytes>> {
         let record = &self.0.records()[index];
-        let read = py.detach(|| self.0.read(record));
         let path = &self.0.files()[record.file];
-        let read = read.map_err(|error| raise(py, &error, Some(path)))?;
-        Ok(PyBytes::new(py, &read))
+        let length = usize::try_from(record.length)?;
+        PyBytes::new_with(py, length, |into| {
+            let read = py.detach(|| self.0.read_into(record, into));
+            read.map_err(|error| raise(py, &error, Some(path)))
+        })
     }
 }
 
@@ -385,7 +435,7 @@ fn glancing(
         if py.detach(|| wait(Some(step))).map_err(Failure::Engine)? {
             return Ok(true);
         }
-        py.check_signals().map_err(Failure::Python)?;
+        call::handle_signals(py).map_err(Failure::Python)?;
         if left.is_some_and(|left| left <= step) {
             return Ok(false);
         }

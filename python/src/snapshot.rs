@@ -57,8 +57,9 @@ pub(crate) fn save_snapshot(
         ));
     }
     // Errors in the options are found here, where they can be raised.
-    let any = request::apply_to_save(Save::new(Origin::File("".into()), ""), options)?;
-    any.check().map_err(|error| raise(py, &error, None))?;
+    let tune = request::save_tuning(options)?;
+    let checked = tune(Save::new(Origin::File("".into()), "")).check();
+    checked.map_err(|error| raise(py, &error, None))?;
     let mut snapshot = Snapshot::new(&path)
         .names(&Keywords)
         .verify(verify.algorithm)
@@ -70,14 +71,9 @@ pub(crate) fn save_snapshot(
         }
         snapshot = snapshot.add(name, source.origin(py)?);
     }
-    let options = options.clone().unbind();
-    let snapshot = snapshot.each(move |name, save| {
-        let save = Python::attach(|py| request::apply_to_save(save, options.bind(py)))
-            .expect("they were applied before");
-        match lengths.get(name) {
-            Some(length) => save.length(*length),
-            None => save,
-        }
+    let snapshot = snapshot.each(move |name, save| match lengths.get(name) {
+        Some(length) => tune(save).length(*length),
+        None => tune(save),
     });
     let report = Job::start(py, snapshot, &path, || ())?.attend(py, progress)?;
     as_dict(py, serde_json::to_string(&report))
@@ -91,14 +87,11 @@ pub(crate) fn load_snapshot(
     options: &Bound<'_, PyDict>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Vec<(String, Buffer)>> {
-    let any = request::apply(Load::new(""), options, SOURCE)?;
-    any.check().map_err(|error| raise(py, &error, None))?;
-    let options = options.clone().unbind();
+    let tune = request::tuning(options, SOURCE)?;
+    let checked = tune(Load::new("")).check();
+    checked.map_err(|error| raise(py, &error, None))?;
     let load = SnapshotLoad::new(&path).names(&Keywords);
-    let load = load.each(move |_, load| {
-        Python::attach(|py| request::apply(load, options.bind(py), SOURCE))
-            .expect("they were applied before")
-    });
+    let load = load.each(move |_, load| tune(load));
     let loaded = Job::start(py, load, &path, || ())?.attend(py, progress)?;
     let sources = loaded.sources.into_iter().zip(&loaded.report.sources);
     let sources = sources.map(|(source, report)| {

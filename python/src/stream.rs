@@ -1,5 +1,6 @@
 //! A file whose bytes come through a ring of slots, one part after the other.
 
+use crate::call;
 use crate::error::raise;
 use crate::job::{GLANCE, Job, Work};
 use crate::request::{self, STREAM};
@@ -115,7 +116,7 @@ impl Stream {
             if py.detach(|| receiver.hands.wait(GLANCE)) {
                 break;
             }
-            py.check_signals()?;
+            call::handle_signals(py)?;
         }
         Ok(receiver.hands.next().map(|handed| {
             receiver.used.fetch_add(1, Ordering::Relaxed);

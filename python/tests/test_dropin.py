@@ -232,6 +232,33 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(f"{text}{{TENSOR}}" for text in (" ", "\t", "\r", "\n", " \t\r\n", "\0", "\v", "\xa0")),
+        *(f"{{TENSOR}}{text}" for text in (" ", "\t", "\r", "\n", " \t\r\n", "\0", "\f", "x")),
+        *(f'{{"__metadata__":{text},TENSOR}}' for text in ("null", "{}", "[]", "1", '{"a":null}')),
+        '{TENSOR,"__metadata__":null}',
+        '{"__metadata__":null,"__metadata__":{},TENSOR}',
+        '{"__metadata__":{},"__metadata__":null,TENSOR}',
+    ],
+)
+def test_unusual_headers_are_read_or_refused_as_by_safetensors(folder: Path, header: str) -> None:
+    tensor = '"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}'
+    text = header.replace("TENSOR", tensor).encode()
+    path = folder / "unusual"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"wxyz")
+
+    def told(use: Any, arrays: Any) -> object:
+        try:
+            with use.safe_open(path, "np") as file:
+                return file.keys(), file.metadata(), arrays.load_file(path)["a"].tobytes()
+        except use.SafetensorError:
+            return None
+
+    assert told(dmafile, dmafile.numpy) == told(safetensors, safetensors.numpy)
+
+
 # Files that safetensors reads, although the format does not allow them.
 LET_PASS = (
     "metadata-twice.safetensors",

@@ -236,6 +236,43 @@ assert len(dmafile.take("model", at={str(at)!r})) == 2
     assert done.returncode == 0, done.stderr
 
 
+def test_forks_do_not_keep_memory_from_being_sealed(folder: Path, place: Path, python: Run) -> None:
+    path = write(folder / "forked.bin", np.random.default_rng(5).bytes(32 << 20))
+    # The children live longer than the loads.
+    program = """
+import os, signal, sys, threading, dmafile
+path, place = sys.argv[1:]
+children = []
+
+def fork(done, total):
+    # A child that is forked after a load has its buffer.
+    if done == total:
+        return
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        signal.pause()
+    children.append(child)
+
+def forked(load, *args, **options):
+    before = len(children)
+    made = load(*args, method="read", io="direct", block=4096, progress=fork, **options)
+    assert len(children) > before
+    return made
+
+try:
+    held = forked(dmafile.hold, path, name="a", at=f"{place}/a")
+    shared = forked(dmafile.shared, path, at=f"{place}/b")
+    forked(dmafile.load, path).seal()
+finally:
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+"""
+    done = python(program, path, place)
+    assert done.returncode == 0, done.stderr
+
+
 SHARE = """
 import hashlib, os, sys, dmafile
 held = dmafile.shared(sys.argv[1], at=sys.argv[2], wait=60)
@@ -359,6 +396,28 @@ def test_safetensors_reads_the_folder_of_links(model: Path, arrays: Arrays, plac
             with safetensors.safe_open(links / file, framework="np") as opened:
                 assert np.array_equal(opened.get_tensor(name), arrays[name])
     assert not links.exists()
+
+
+def test_the_index_decides_between_copies_of_a_held_tensor(folder: Path, place: Path) -> None:
+    model = folder / "replaced tensors"
+    model.mkdir()
+    old: Arrays = {name: np.arange(9, dtype=np.int32) for name in ("a", "b")}
+    new: Arrays = {"b": np.arange(7, dtype=np.int64)}
+    safetensors.numpy.save_file(old, model / "1.safetensors")
+    safetensors.numpy.save_file(new, model / "2.safetensors")
+    index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    want = {"a": old["a"], "b": new["b"]}
+    at = place / "socket"
+    with dmafile.hold(model, name="replaced", at=at):
+        told = [one.get("superseded") for one in dmafile.holds(at=at)[0]["files"]]
+        assert told == [["b"], None]
+        for path in (f"held:replaced@{at}", model):
+            loaded = dmafile.numpy.load_file(path)
+            assert loaded.keys() == want.keys()
+            assert all(np.array_equal(loaded[name], array) for name, array in want.items())
+        with dmafile.open_tensors(f"held:replaced@{at}") as lazy:
+            assert np.array_equal(lazy.get_tensor("b"), new["b"])
 
 
 def test_takers_of_a_writable_hold_see_each_others_writes(place: Path, folder: Path) -> None:

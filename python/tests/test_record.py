@@ -13,7 +13,7 @@ from pathlib import Path
 import dmafile
 import pytest
 
-from conftest import sha256
+from conftest import Run, eventually, sha256
 
 DOCS = Path(__file__).parents[2] / "docs" / "recording.md"
 
@@ -211,3 +211,44 @@ def test_acknowledged_records_survive_a_kill(to: Path) -> None:
     recording = dmafile.read_recording(to)
     assert [record.read() for record in recording] == [bytes([n]) * 70000 for n in range(10)]
     assert not recording.complete
+
+
+def test_a_record_is_in_memory_only_once(to: Path, python: Run) -> None:
+    size = 256 << 20
+    fd = os.memfd_create("holes")
+    os.ftruncate(fd, size)
+    with dmafile.Recorder(to, checksum=False) as recorder:
+        recorder.append(fd)
+    os.close(fd)
+    program = """
+import sys, dmafile
+data = dmafile.read_recording(sys.argv[1])[0].read()
+status = open("/proc/self/status").read().split()
+print(len(data), int(status[status.index("VmHWM:") + 1]) << 10)
+"""
+    done = python(program, to)
+    read, peak = map(int, done.stdout.split())
+    assert read == size
+    assert peak < 1.5 * size, done.stderr
+
+
+def test_memory_is_released_with_the_next_call_after_its_record_is_written(to: Path) -> None:
+    with dmafile.Recorder(to, in_flight=2) as recorder:
+        for call in ("wait", "done", "durable", "sync", "append"):
+            memory = bytearray(70000)
+            ticket = recorder.append(memory)
+            assert ticket is not None
+            match call:
+                case "wait":
+                    ticket.wait()
+                case "done":
+                    eventually(ticket.done)
+                case "durable":
+                    ticket.wait_durable()
+                case "sync":
+                    recorder.sync()
+                case "append":
+                    eventually(ticket.done)
+                    recorder.append(b"another")
+            # With an export this is a BufferError.
+            memory.clear()

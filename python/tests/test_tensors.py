@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import os
+import struct
 import subprocess
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from dmafile._load import open_model
+from dmafile._stream import stream
 from numpy.typing import NDArray
 
 from conftest import Run, file_sha256
@@ -133,6 +136,25 @@ def test_shards_are_loaded_as_one_model(folder: Path, written: Arrays) -> None:
         assert all(same(loaded[name], array) for name, array in written.items())
         with dmafile.open_tensors(path) as lazy:
             assert all(same(lazy.get_tensor(name), array) for name, array in written.items())
+
+
+def test_copies_that_the_index_replaces_do_not_exceed_the_budget_of_a_stream(folder: Path) -> None:
+    model = folder / "replaced"
+    model.mkdir()
+    old = {f"t{n}": np.full(3_000_000, n, np.uint8) for n in range(6)}
+    new = {f"t{n}": np.full(7 + n, 10 + n, np.uint8) for n in range(1, 5)}
+    for name, arrays in (("1.safetensors", old), ("2.safetensors", new)):
+        safetensors.numpy.save_file(arrays, model / name)
+    places = dict.fromkeys(old, "1.safetensors") | dict.fromkeys(new, "2.safetensors")
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    for verify in (None, "sha256"):
+        rows, parts = stream(open_model(model), None, 8 << 20, verify, None, {})
+        assert [row[0] for row in rows] == ["t0", "t5", "t1", "t2", "t3", "t4"]
+        for buffer, start, some in parts:
+            assert buffer is not None and buffer.nbytes < 6_000_000
+            for name, _, _, at, nbytes in some:
+                data = bytes(memoryview(buffer)[at - start : at - start + nbytes])
+                assert data == (old | new)[name].tobytes()
 
 
 def test_lazy_tensors_have_the_interface_of_safe_open(model: Path, written: Arrays) -> None:
@@ -322,6 +344,63 @@ def test_gguf_files_are_read_as_by_the_gguf_package(folder: Path) -> None:
     assert np.abs(back - wide).max() < 0.03
 
 
+def test_gguf_files_are_read_that_ggml_has_no_room_for(folder: Path) -> None:
+    path, name = folder / "wide.gguf", "patch_embedding." + 10 * "block." + "weight"
+    array = np.arange(24, dtype=np.float32).reshape(2, 1, 3, 1, 4)
+    tokens = ["é", b"\xc3", b"\xa9\xff"]
+    writer = gguf.GGUFWriter(path, "wan")
+    writer.add_array("tokens", tokens)
+    writer.add_key_value("one", b"a\xfe", gguf.GGUFValueType.STRING)
+    writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (theirs,) = gguf.GGUFReader(path).tensors
+    assert theirs.name == name and len(name) > 64
+    assert same(dmafile.numpy.load_file(path)[name], np.asarray(theirs.data))
+    with dmafile.open_tensors(path) as lazy:
+        metadata = lazy.metadata()
+        assert metadata is not None
+        assert metadata["one"] == b"a\xfe".decode(errors="backslashreplace")
+        assert metadata["tokens"] == ["é", r"\xc3", r"\xa9\xff"]
+
+
+METADATA = """
+import dmafile, sys
+from pathlib import Path
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
+with dmafile.open_tensors(sys.argv[1]) as small:
+    small.metadata()
+before = peak()
+with dmafile.open_tensors(sys.argv[2]) as large:
+    assert len(large.metadata()["numbers"]) == int(sys.argv[3])
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 5, 6, 7, 8, 9, 10])
+def test_metadata_takes_a_small_multiple_of_the_header(
+    folder: Path, python: Run, kind: int
+) -> None:
+    def header(nbytes: int) -> tuple[Path, int]:
+        least = {1: 1, 2: 2, 3: 2, 5: 4, 6: 4, 7: 1, 8: 8, 9: 12, 10: 8}[kind]
+        count = nbytes // least
+        values = bytes(count * least) if kind in (7, 8, 9) else os.urandom(count * least)
+        path = folder / f"numbers.{nbytes}.gguf"
+        path.write_bytes(
+            struct.pack("<4sIQQQ7sIIQ", b"GGUF", 3, 0, 1, 7, b"numbers", 9, kind, count) + values
+        )
+        return path, count
+
+    small, large = header(1 << 10), header(8 << 20)
+    done = python(METADATA, small[0], *large)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 24 * large[0].stat().st_size
+
+
 def test_invalid_and_missing_models_are_refused(folder: Path) -> None:
     bad = folder / "bad.safetensors"
     bad.write_bytes(b"\xff" * 100)
@@ -480,6 +559,56 @@ def test_arrays_with_any_strides_are_saved(folder: Path) -> None:
     with pytest.raises(TypeError, match="no type for str32"):
         dmafile.numpy.save_file({"text": np.array(["a"])}, folder / "any")
     assert safetensors.numpy.load_file(folder / "any").keys() == arrays.keys()
+
+
+class Pairs(dict[str, Any]):
+    """A mapping whose items are given, and need not have different names."""
+
+    def __init__(self, *pairs: tuple[str, Any]) -> None:
+        self.pairs = pairs
+
+    def items(self) -> Any:
+        return self.pairs
+
+
+def test_no_file_is_saved_that_cannot_be_loaded(folder: Path) -> None:
+    place = folder / "readable"
+    place.mkdir()
+    path = place / "model.safetensors"
+    one = np.arange(4, dtype=np.uint8)
+    dmafile.numpy.save_file({"a": one}, path)
+    kept = path.read_bytes()
+
+    def refused(tensors: Any, metadata: Any = None, serialized: bool = False) -> None:
+        save = dmafile.serialize_file if serialized else dmafile.numpy.save_file
+        to_memory: Any = dmafile.serialize if serialized else dmafile.numpy.save
+        for saves in (lambda: save(tensors, path, metadata), lambda: to_memory(tensors, metadata)):
+            with pytest.raises(ValueError) as caught:
+                saves()
+            assert len(str(caught.value)) < 600
+        assert path.read_bytes() == kept
+        assert [left.name for left in place.iterdir()] == [path.name]
+
+    refused({"a": one}, {"notes": "x" * 100_000_001})
+    refused({"x" * 50_000_000: one, "y" * 50_000_000: one})
+    refused(Pairs(("a", one), ("a", one)))
+    refused({"a\ud800": one})
+    refused({"a": one}, {"notes": "\ud800"})
+    shapes: list[list[Any]] = [
+        [-2, -2], [-4, -1], [2.0, 2], [True, 4], [1 << 64, 0], [1 << 40, 1 << 40, 0],
+    ]  # fmt: skip
+    for shape in shapes:
+        data = bytes(0 if 0 in shape else 4)
+        refused({"a": {"dtype": "U8", "shape": shape, "data": data}}, serialized=True)
+
+    # A header of exactly the largest size is saved and loaded.
+    short = dmafile.numpy.save({"a": one}, {"notes": ""})
+    length = int.from_bytes(short[:8], "little")
+    text = short[8 : 8 + length].rstrip(b" ")
+    notes = {"notes": "x" * (100_000_000 - len(text))}
+    assert same(dmafile.numpy.load(dmafile.numpy.save({"a": one}, notes))["a"], one)
+    notes["notes"] += "x"
+    refused({"a": one}, notes)
 
 
 def specs(arrays: Arrays) -> dict[str, safetensors.TensorSpec]:

@@ -22,6 +22,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use subject::{State, Subject};
 use table::Line;
@@ -62,6 +63,9 @@ pub(crate) fn run(args: &BenchArgs, again: &Launcher) -> Result<u8, Failure> {
     let begun = Instant::now();
     let token = CancelToken::new();
     interruptible(&token)?;
+    // If the signal is ignored, as started by some daemons, no status of a child can be read.
+    signal_hook::flag::register(signal_hook::consts::SIGCHLD, Arc::default())
+        .map_err(|error| Failure::os("cannot handle", "signals", &error, ""))?;
     let host = Host::probe();
     let subject = match &args.file {
         Some(path) => Subject::open(path)?,

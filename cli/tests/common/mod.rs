@@ -77,7 +77,7 @@ impl Dir {
     pub fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.0.path()).unwrap();
         let mut names: Vec<_> = entries
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
             .collect();
         names.sort();
         names
@@ -447,6 +447,17 @@ pub fn interruptible(command: &mut Command) -> &mut Command {
     }
 }
 
+/// Makes a command start with a signal ignored.
+pub fn ignoring(command: &mut Command, signal: i32) -> &mut Command {
+    // SAFETY: signal(2) may be called between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            libc::signal(signal, libc::SIG_IGN);
+            Ok(())
+        })
+    }
+}
+
 /// A user ID for this process and `number` only: limits per user would also count other runs of these
 /// tests.
 pub fn own_user(number: u32) -> u32 {
@@ -475,6 +486,24 @@ pub fn limit(
     resource: libc::__rlimit_resource_t,
     most: u64,
 ) -> &mut Command {
+    limit_both(command, resource, most, false)
+}
+
+/// As [`limit`], for good.
+pub fn hard_limit(
+    command: &mut Command,
+    resource: libc::__rlimit_resource_t,
+    most: u64,
+) -> &mut Command {
+    limit_both(command, resource, most, true)
+}
+
+fn limit_both(
+    command: &mut Command,
+    resource: libc::__rlimit_resource_t,
+    most: u64,
+    hard: bool,
+) -> &mut Command {
     // SAFETY: system calls only, between fork and exec.
     unsafe {
         command.pre_exec(move || {
@@ -484,6 +513,9 @@ pub fn limit(
             };
             done(libc::getrlimit(resource, &raw mut limits))?;
             limits.rlim_cur = most.min(limits.rlim_max);
+            if hard {
+                limits.rlim_max = limits.rlim_cur;
+            }
             done(libc::setrlimit(resource, &raw const limits))
         })
     }

@@ -74,7 +74,6 @@ impl Filling for Anon {
 
 impl Finish for Anon {
     fn finish(self: Box<Self>) -> Result<Box<dyn Filled>, Errno> {
-        self.map.region().leave_out_of_forks(false);
         Ok(Box::new(Private::new(self.map.into_view())))
     }
 }
@@ -108,6 +107,10 @@ impl CopyOut for Private {
 }
 
 impl Filled for Private {
+    fn enter_forks(&self) {
+        self.view.enter_forks();
+    }
+
     fn can_pin(&self) -> Result<bool, &'static str> {
         match self.copied {
             true => Err("it would be copied, page by page: pin what it is a copy of"),

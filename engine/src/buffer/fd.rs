@@ -58,7 +58,7 @@ impl Existing {
         let tactic = Tactic::new(pages, true);
         let align = if hugetlb { 1 } else { tactic.grain() };
         let map =
-            Mapping::shared(fd.as_fd(), stat.size as usize, align as usize, true).map_err(fail)?;
+            Mapping::unforked(fd.as_fd(), stat.size as usize, align as usize).map_err(fail)?;
         if pages == Pages::Thp {
             tactic.advise(&map.region());
         }
@@ -166,6 +166,10 @@ impl CopyOut for FilledExisting {
 }
 
 impl Filled for FilledExisting {
+    fn enter_forks(&self) {
+        self.view.iter().for_each(View::enter_forks);
+    }
+
     fn can_pin(&self) -> Result<bool, &'static str> {
         Ok(!self.view.as_ref().is_some_and(View::is_sealed))
     }

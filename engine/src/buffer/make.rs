@@ -9,7 +9,7 @@ use crate::message::{Opt, message};
 use crate::options::{Kind, Pages};
 use crate::plan::Plan;
 use crate::reasons::Reasons;
-use crate::sys::{Errno, host};
+use crate::sys::{Errno, host, sandbox};
 
 /// Creates the memory of a plan, and logs the reasons for its form.
 pub(crate) fn make(
@@ -119,6 +119,6 @@ pub(super) fn cannot_map(errno: Errno, pages: Pages) -> Error {
         (Errno::FBIG, ..) => error
             .with_why("it exceeds the limit on file size")
             .with_remedy("raise it: ulimit -f"),
-        _ => error,
+        _ => error.of_calls(&[sandbox::MEMFD_CREATE, sandbox::FTRUNCATE]),
     }
 }

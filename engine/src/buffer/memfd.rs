@@ -71,7 +71,7 @@ impl Memfd {
             } else {
                 tactic.grain()
             };
-            let map = Mapping::shared(fd.as_fd(), len as usize, align as usize, true)?;
+            let map = Mapping::unforked(fd.as_fd(), len as usize, align as usize)?;
             Ok((fd, map))
         };
         let (fd, map) = mapped().map_err(|errno| cannot_map(errno, pages))?;
@@ -186,13 +186,15 @@ impl FilledMemfd {
             // The sender may punch holes, which returns pages to the pool; if that is then empty, the
             // next access raises SIGBUS. So it is read through its descriptor.
             false if stat.is_hugetlb() => Ok(None),
-            false => Mapping::shared(fd.as_fd(), len, 1, true).map(|map| Some(map.into_view())),
+            false => Mapping::unforked(fd.as_fd(), len, 1).map(|map| Some(map.into_view())),
         };
         let view = mapped.map_err(|errno| format!("its memfd cannot be mapped ({errno:?})"))?;
+        // The sender could change offset and flags of its own descriptor, which this one may share.
+        let again = memfd::again(fd.as_fd()).ok().flatten();
         Ok(Self {
             pin: None,
             view,
-            fd,
+            fd: again.unwrap_or(fd),
             size: stat.size,
         })
     }
@@ -237,6 +239,10 @@ impl CopyOut for FilledMemfd {
 impl Filled for FilledMemfd {
     fn address(&self) -> Option<*const u8> {
         self.view.as_ref().map(View::start)
+    }
+
+    fn enter_forks(&self) {
+        self.view.iter().for_each(View::enter_forks);
     }
 
     fn can_pin(&self) -> Result<bool, &'static str> {

@@ -73,6 +73,9 @@ pub(crate) trait Filled: CopyOut {
     /// The address of its first byte; None if an access may raise a signal.
     fn address(&self) -> Option<*const u8>;
 
+    /// Includes it in children that are forked from now on, if it was left out of them while it was filled.
+    fn enter_forks(&self) {}
+
     /// Whether a device may write to the mapping when it is pinned; an error says why it cannot be pinned.
     fn can_pin(&self) -> Result<bool, &'static str> {
         Ok(true)

@@ -49,7 +49,20 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    pub(crate) fn new(mut memory: Box<dyn Filled>, kind: String, offset: u64, len: u64) -> Self {
+    pub(crate) fn new(memory: Box<dyn Filled>, kind: String, offset: u64, len: u64) -> Self {
+        let made = Self::unforked(memory, kind, offset, len);
+        made.enter_forks();
+        made
+    }
+
+    /// As [`Buffer::new`], but children that are forked do not get it before it is sealed: they would map it for
+    /// writing, which forbids the seal.
+    pub(crate) fn unforked(
+        mut memory: Box<dyn Filled>,
+        kind: String,
+        offset: u64,
+        len: u64,
+    ) -> Self {
         Self {
             pinned: Mutex::new(memory.take_pin()),
             memory,
@@ -57,6 +70,11 @@ impl Buffer {
             offset,
             len,
         }
+    }
+
+    /// Includes it in children that are forked from now on.
+    pub(crate) fn enter_forks(&self) {
+        self.memory.enter_forks();
     }
 
     /// An empty buffer that still has a descriptor: an empty memfd.
@@ -179,7 +197,8 @@ impl Buffer {
     /// # Errors
     /// As [`Buffer::into_fds`].
     pub fn into_inherited_fds(self) -> Result<Vec<OwnedFd>> {
-        let fds = self.into_fds()?;
+        let fds = self.into_fds()?.into_iter().map(file::lowest);
+        let fds: Vec<_> = fds.collect();
         for fd in &fds {
             file::inherit(fd.as_fd())
                 .map_err(|errno| Error::os("cannot pass the buffer on", errno))?;
@@ -269,8 +288,8 @@ impl Buffer {
     /// [`Buffer::as_slice`] works from then on.
     ///
     /// # Errors
-    /// EBUSY while it is pinned ([`Buffer::pin`]) or mapped for writing elsewhere, if something else still references
-    /// its pages after 3 seconds, and for a udmabuf, which pins its memfd; EOPNOTSUPP for private memory and for
+    /// EBUSY while it is pinned ([`Buffer::pin`]) or mapped for writing elsewhere, as by a child that was forked
+    /// since the load and still runs; if something else still references its pages after 3 seconds; and for a udmabuf, which pins its memfd; EOPNOTSUPP for private memory and for
     /// other dma-bufs; EPERM for an `fd:N` created without `MFD_ALLOW_SEALING` or sealed against more seals.
     pub fn seal(&mut self) -> Result<()> {
         if let Some(device) = self.pinned() {
@@ -289,7 +308,10 @@ impl Buffer {
                 Errno::BUSY if !self.dma_bufs().is_empty() => {
                     error.with_why("a udmabuf pins its pages for writing as long as it exists")
                 }
-                Errno::BUSY => error.with_remedy("unmap it for writing everywhere else first"),
+                Errno::BUSY => error.with_remedy(
+                    "unmap it for writing everywhere else first; children that were forked while it was mapped \
+                     here have it, too, until they end or execute another program",
+                ),
                 Errno::PERM => error
                     .with_why("its owner does not allow seals")
                     .with_remedy("make the memfd with MFD_ALLOW_SEALING"),

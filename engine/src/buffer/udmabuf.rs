@@ -135,6 +135,10 @@ impl CopyOut for Made {
 }
 
 impl Filled for Made {
+    fn enter_forks(&self) {
+        self.view.enter_forks();
+    }
+
     fn address(&self) -> Option<*const u8> {
         Some(self.view.start())
     }

@@ -61,7 +61,7 @@ pub enum Value {
     Signed(i64),
     /// A floating point number.
     Float(f64),
-    /// Text.
+    /// Text. In a GGUF file it need not be UTF-8: other bytes are written as `\xNN`.
     Text(String),
     /// Several booleans.
     Bools(Vec<bool>),
@@ -73,7 +73,7 @@ pub enum Value {
     Signeds(Vec<i64>),
     /// Several floating point numbers.
     Floats(Vec<f64>),
-    /// Several texts.
+    /// Several texts, each as in [`Value::Text`].
     Texts(Vec<String>),
     /// Lists of lists.
     Lists(Vec<Value>),

@@ -1,6 +1,6 @@
 //! The hold request, as a builder, and the holder that it starts.
 
-use super::folder::LinkFolder;
+use super::folder::{LinkFolder, Spot};
 use super::load::Wanted;
 use super::place::{self, Access, Bound};
 use super::protocol::HeldInfo;
@@ -8,16 +8,20 @@ use super::serve::{Ended, Server};
 use super::set::Set;
 use super::store;
 use super::systemd::{self, Manager};
+use super::watch::Watch;
 use super::{list, name};
 use crate::control::{CancelToken, Progress};
 use crate::error::{Error, Result};
 use crate::load::Load;
 use crate::message::{Names, Opt};
 use crate::options::{Kind, Pages};
-use crate::sys::{Errno, errno, file, socket};
+use crate::sys::{Errno, errno, file, sandbox, socket};
 use crate::verify::Verify;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -43,6 +47,7 @@ pub struct Hold {
     notify: bool,
     inherit: bool,
     replace: bool,
+    looker: Option<Command>,
 }
 
 impl Hold {
@@ -60,6 +65,7 @@ impl Hold {
             notify: false,
             inherit: false,
             replace: false,
+            looker: None,
         }
     }
 
@@ -71,7 +77,7 @@ impl Hold {
     }
 
     /// The path of the socket; default: the name's socket in `$XDG_RUNTIME_DIR/dmafile`, or in `/run/dmafile`
-    /// for root. Its folder must not be writable by all users.
+    /// for root. Only this user and root may be able to write to its folder.
     pub fn at(mut self, socket: impl Into<PathBuf>) -> Self {
         self.at = Some(socket.into());
         self
@@ -123,7 +129,7 @@ impl Hold {
 
     /// Creates a folder that any loader of this user can read as the model while the holder runs: held files
     /// are links to their memory (`/proc/PID/fd/N`), others are links to the originals. The folder must be
-    /// empty or not exist.
+    /// empty or not exist, or be that of the holder that this one [replaces](Hold::replace).
     pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());
         self
@@ -151,6 +157,14 @@ impl Hold {
         self
     }
 
+    /// A program that looks at the files for the holder, and says whether they have changed: it must call
+    /// [`look_for_holder`](super::look_for_holder) with its standard input. Default: none, a thread of the holder
+    /// looks. A thread that waits for a FUSE server which does not answer keeps its process from ending.
+    pub fn looker(mut self, program: Command) -> Self {
+        self.looker = Some(program);
+        self
+    }
+
     /// Calls `with` with each file's load, to set its options. The hold's own options (`verify`, `cancel`,
     /// `progress`) are set afterwards.
     pub fn each(mut self, with: impl Fn(Load) -> Load + Send + 'static) -> Self {
@@ -166,7 +180,7 @@ impl Hold {
 
     /// As [`Load::progress`], for all files together.
     pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.wanted.progress = Some(Box::new(progress));
+        self.wanted.progress = Some(Arc::new(Box::new(progress)));
         self
     }
 
@@ -179,9 +193,9 @@ impl Hold {
     /// Loads the files, and serves them from a thread.
     ///
     /// # Errors
-    /// As [`Load::run`], for each file; EADDRINUSE if another holder serves there; EPERM for a folder that all
+    /// As [`Load::run`], for each file; EADDRINUSE if another holder serves there; EPERM for a folder that other
     /// users can write to; EEXIST for two files with the same name, and for a folder of links that is not
-    /// empty; ENOENT for [`Hold::notify`] without a service manager.
+    /// empty; EBUSY if another holder has that folder; ENOENT for [`Hold::notify`] without a service manager.
     pub fn start(mut self) -> Result<Holder> {
         self.wanted.check()?;
         let name = self.chosen_name()?;
@@ -196,25 +210,24 @@ impl Hold {
         let at = match (&listener, &self.at) {
             (Some(_), _) => None,
             (None, Some(at)) => Some(at.clone()),
-            (None, None) => Some(place::own_folder()?.join(&name)),
+            (None, None) => Some(place::own_folder()?.place(&name)),
         };
+        // Checked before a load that may take minutes.
         if let Some(at) = &at {
-            // Checked before a load that may take minutes.
             place::check(at, self.replace)?;
         }
-        let forgotten: Vec<_> = stored.iter().map(|(name, _)| name.clone()).collect();
+        let at_socket = at.as_deref().unwrap_or(Path::new(""));
+        let folder = self.folder.as_ref();
+        let spot = folder.map(|path| Spot::check(path, at_socket, self.replace));
+        let spot = spot.transpose()?;
+        let mut old: Vec<_> = stored.iter().map(|(name, _)| name.clone()).collect();
         let found = store::find(&name, stored, &self.wanted);
         let is_stored = found.is_some();
-        let set = match found {
-            Some(set) => set,
-            None => {
-                if let Some(manager) = &manager {
-                    for name in &forgotten {
-                        manager.forget(name)?;
-                    }
-                }
-                self.wanted.set(&name)?
-            }
+        let roots = store::roots(&self.wanted.paths);
+        let set = match (found, &manager) {
+            (Some(set), _) => set,
+            (None, None) => self.wanted.set(&name)?,
+            (None, Some(manager)) => self.new_set(&name, manager, &mut old)?,
         };
         let access = Access {
             mode: self
@@ -222,27 +235,54 @@ impl Hold {
                 .unwrap_or(if self.group.is_some() { 0o660 } else { 0o600 }),
             group: self.group,
         };
-        let (bound, replaced) = match (listener, at) {
-            (Some(listener), _) => (Bound::inherited(listener)?, None),
-            (None, Some(at)) => Bound::new(&at, access, self.replace)?,
+        // Everything that can fail comes before the first change that others see; each change is undone if a later one
+        // fails.
+        let waiting = Waiting::start(&set, self.looker.take())?;
+        let mut bound = match (listener, at) {
+            (Some(listener), _) => Bound::inherited(listener)?,
+            (None, Some(at)) => Bound::beside(&at, access)?,
             (None, None) => unreachable!("without a socket there is a path"),
         };
-        let folder = self.folder.as_ref();
-        let folder = folder.map(|path| LinkFolder::make(path, &set, &self.wanted.paths));
-        let folder = folder.transpose()?;
+        let asked = &self.wanted.paths;
+        let folder = spot.map(|spot| LinkFolder::make(spot, &set, asked, self.replace));
+        let mut folder = folder.transpose()?;
         if let Some(manager) = manager.as_ref().filter(|_| !is_stored) {
-            store::keep(manager, &set, &self.wanted)?;
+            manager.forget_all(&old)?;
+            store::keep(manager, &set, &self.wanted, roots)?;
         }
-        let mut holder = Holder::serve(set, bound, self.idle, folder, manager.clone())?;
-        holder.stored = is_stored;
-        if let Some(other) = replaced {
-            // Its socket has no path any more, so it does not matter if it does not answer.
-            let _ = list::end(&other.0, &name, &CancelToken::new());
+        if let Some(folder) = &mut folder {
+            folder.put()?;
         }
+        bound.put(self.replace)?;
         if let Some(manager) = &manager {
             manager.tell("READY=1\n", &[])?;
         }
+        let replaced = bound.stay()?;
+        if let Some(folder) = &mut folder {
+            folder.stay();
+        }
+        let mut holder = waiting.serve(set, bound, self.idle, folder, manager);
+        holder.stored = is_stored;
+        if let Some(other) = replaced {
+            // Its socket has no path any more, so it does not matter if it does not answer.
+            let _ = list::end(&other.path(), &name, &CancelToken::new());
+        }
         Ok(holder)
+    }
+
+    /// Loads the files, although the manager still keeps what they were. If memory is too small for both, it gives that
+    /// up first; otherwise it keeps that until nothing can fail any more, because a model that is just being copied
+    /// fails to load.
+    fn new_set(&mut self, name: &str, manager: &Manager, old: &mut Vec<String>) -> Result<Set> {
+        match self.wanted.set(name) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) && !old.is_empty() => {
+                manager.forget_all(old)?;
+                manager.wait()?;
+                old.clear();
+                self.wanted.set(name)
+            }
+            loaded => loaded,
+        }
     }
 
     fn chosen_name(&self) -> Result<String> {
@@ -311,24 +351,50 @@ pub struct Holder {
     pid: u32,
 }
 
-impl Holder {
-    pub(super) fn serve(
+/// A thread that does not serve anything yet, so that serving cannot fail.
+struct Waiting {
+    thread: JoinHandle<Ended>,
+    begin: Sender<Box<dyn FnOnce() -> Ended + Send>>,
+    watch: Watch,
+    stopped: OwnedFd,
+    stop: OwnedFd,
+}
+
+impl Waiting {
+    fn start(set: &Set, looker: Option<Command>) -> Result<Self> {
+        let calls = [sandbox::PIPE2, sandbox::CLONE3];
+        let failed = |errno| Error::os("cannot serve", errno).of_calls(&calls);
+        let flags = rustix::pipe::PipeFlags::CLOEXEC;
+        let (stopped, stop) = rustix::pipe::pipe_with(flags).map_err(failed)?;
+        let watch = Watch::start(set, looker).map_err(failed)?;
+        let (begin, begun) = channel::<Box<dyn FnOnce() -> Ended + Send>>();
+        let serve = move || begun.recv().map_or(Ended::Stopped, |serve| serve());
+        let thread = std::thread::Builder::new().name("dmafile-hold".to_string());
+        let thread = thread.spawn(serve).map_err(|error| failed(errno(error)))?;
+        Ok(Self {
+            thread,
+            begin,
+            watch,
+            stopped,
+            stop,
+        })
+    }
+
+    fn serve(
+        self,
         set: Set,
         bound: Bound,
         idle: Option<Duration>,
         folder: Option<LinkFolder>,
         manager: Option<Manager>,
-    ) -> Result<Self> {
-        let failed = |errno| Error::os("cannot serve", errno);
-        let flags = rustix::pipe::PipeFlags::CLOEXEC;
-        let (stopped, stop) = rustix::pipe::pipe_with(flags).map_err(failed)?;
+    ) -> Holder {
         let (name, at) = (set.name.clone(), bound.path.clone());
         let files = set
             .members
             .iter()
             .map(|member| member.info.clone())
             .collect();
-        let server = Server::new(set, bound, stopped, idle);
+        let server = Server::new(set, self.watch, bound, self.stopped, idle);
         let serve = move || {
             let (ended, set) = server.run();
             drop(folder);
@@ -338,17 +404,24 @@ impl Holder {
             }
             ended
         };
-        let thread = std::thread::Builder::new().name("dmafile-hold".to_string());
-        let thread = thread.spawn(serve).map_err(|error| failed(errno(error)))?;
-        Ok(Self {
+        // The thread waits for nothing else.
+        let _ = self.begin.send(Box::new(serve));
+        Holder {
             name,
             at,
             files,
             stored: false,
-            thread: Some(thread),
-            stop,
+            thread: Some(self.thread),
+            stop: self.stop,
             pid: std::process::id(),
-        })
+        }
+    }
+}
+
+impl Holder {
+    /// Serves what this process has at a socket of its own.
+    pub(super) fn serve(set: Set, bound: Bound) -> Result<Self> {
+        Ok(Waiting::start(&set, None)?.serve(set, bound, None, None, None))
     }
 
     /// Its name.

@@ -1,20 +1,20 @@
 //! Loads files for a hold.
 
 use super::identity::FileIdentity;
-use super::protocol::{Digest, HeldInfo, MOST_FILES};
+use super::protocol::{Digest, HeldInfo, LONGEST_NAMES, MOST_FILES};
 use super::set::{Member, Set, now};
 use crate::buffer::Buffer;
 use crate::control::{CancelToken, Progress, ProgressFn};
 use crate::error::{Error, Result};
 use crate::load::Load;
-use crate::message::{Builder, Names, Opt, message};
+use crate::message::{Builder, Names, Opt, message, unlisted};
 use crate::model::Model;
 use crate::options::{Kind, Pages};
 use crate::request::Reach;
 use crate::source::Source;
-use crate::sys::{Errno, file};
+use crate::sys::{Errno, file, host};
 use crate::verify::{Check, Hasher, Verify};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) struct Wanted {
     pub writable: bool,
     pub each: EachFn,
     pub cancel: CancelToken,
-    pub progress: Option<ProgressFn>,
+    pub progress: Option<Arc<ProgressFn>>,
     pub names: &'static dyn Names,
 }
 
@@ -40,6 +40,8 @@ pub(super) struct Open {
     pub path: PathBuf,
     pub identity: FileIdentity,
     fd: OwnedFd,
+    /// Its tensors that do not count.
+    superseded: Vec<String>,
 }
 
 impl Wanted {
@@ -89,26 +91,51 @@ impl Wanted {
     /// Opens the files, in the order in which they will be held.
     pub(super) fn open(&self) -> Result<Vec<Open>> {
         let mut all: Vec<Open> = Vec::new();
-        let mut names = HashMap::new();
+        let mut names = BTreeMap::new();
+        let mut paths = Vec::new();
         for path in &self.paths {
-            for path in files(path)? {
-                let place = || path.display().to_string();
-                let failed = |errno| Error::os("cannot open", errno).at(place());
-                // Resolved now: later, a link may point elsewhere and a folder may be replaced.
-                let path =
-                    std::path::absolute(&path).map_err(|error| failed(crate::sys::errno(error)))?;
-                let fd = file::open(&path, false).map_err(failed)?;
-                let identity = FileIdentity::of(fd.as_fd()).map_err(failed)?;
-                let name = path.file_name().unwrap_or_default().to_owned();
-                if let Some(other) = names.insert(name, path.clone()) {
-                    let why = format!("it has the same name as {}", other.display());
-                    return Err(Error::new("cannot hold", why)
-                        .with_errno(Errno::EXIST)
-                        .at(place())
-                        .with_remedy("hold them under two names"));
-                }
-                all.push(Open { path, identity, fd });
+            paths.extend(files(path)?);
+        }
+        // All are open at first; each is read by two descriptors and leaves one of memory.
+        let _ = host::room_for_files(2 * paths.len() as u64);
+        for (path, superseded) in paths {
+            let place = || path.display().to_string();
+            let failed = |errno| Error::os("cannot open", errno).at(place());
+            // Resolved now: later, a link may point elsewhere and a folder may be replaced.
+            let path =
+                std::path::absolute(&path).map_err(|error| failed(crate::sys::errno(error)))?;
+            let fd = file::open(&path, false).map_err(failed)?;
+            let identity = FileIdentity::settled(fd.as_fd()).map_err(failed)?;
+            let name = path.file_name().unwrap_or_default().to_owned();
+            if let Some(why) = unlisted(&name.to_string_lossy()) {
+                return Err(Error::new("cannot hold", format!("its name {why}"))
+                    .with_errno(Errno::INVAL)
+                    .at(place())
+                    .with_remedy("hold it under another name, by a link"));
             }
+            if let Some(other) = names.insert(name, path.clone()) {
+                let why = format!("it has the same name as {}", other.display());
+                return Err(Error::new("cannot hold", why)
+                    .with_errno(Errno::EXIST)
+                    .at(place())
+                    .with_remedy("hold them under two names"));
+            }
+            if superseded.iter().map(String::len).sum::<usize>() > LONGEST_NAMES {
+                let why = format!(
+                    "another file replaces {} of its tensors, which are too many to list",
+                    superseded.len()
+                );
+                return Err(Error::new("cannot hold", why)
+                    .with_errno(Errno::TOOBIG)
+                    .at(place())
+                    .with_remedy("save the model again, without the old copies"));
+            }
+            all.push(Open {
+                path,
+                identity,
+                fd,
+                superseded,
+            });
         }
         if all.len() > MOST_FILES {
             let why = format!("{} files are more than {MOST_FILES}", all.len());
@@ -134,15 +161,21 @@ impl Wanted {
         mut keep: impl FnMut(Buffer, HeldInfo),
     ) -> Result<Vec<Member>> {
         let total: u64 = files.iter().map(|file| file.identity.size).sum();
-        let tell = self.progress.take().map(Arc::new);
+        let tell = self.progress.clone();
         let before = Arc::new(AtomicU64::new(0));
         let mut members = Vec::new();
-        for Open { path, identity, fd } in files {
+        for file in files {
+            let Open {
+                path,
+                identity,
+                fd,
+                superseded,
+            } = file;
             if self.cancel.is_set() {
                 return Err(Error::cancelled(path.display().to_string()));
             }
             let source = Arc::new(Source::of(&path, fd)?);
-            let load = Load::of(source, Reach::Asked)
+            let load = Load::of(Arc::clone(&source), Reach::Asked)
                 .names(self.names)
                 .to(self.kind.clone())
                 .pages(self.pages)
@@ -159,11 +192,15 @@ impl Wanted {
                     tell(Progress { done, total });
                 });
             }
-            let mut loaded = load.run()?;
+            let mut loaded = load.run_to_seal()?;
+            if FileIdentity::of(source.buffered(0).0) != Ok(identity) {
+                return Err(changed("cannot hold", &path));
+            }
             before.fetch_add(identity.size, Ordering::Relaxed);
             let digest = loaded.report.verify.first().map(Digest::of);
             let (buffer, pages) = (&mut loaded.buffer, &loaded.report.pages);
-            let member = Member::new(path, identity, buffer, pages, digest, self.writable)?;
+            let mut member = Member::new(path, identity, buffer, pages, digest, self.writable)?;
+            member.info.superseded = superseded;
             keep(loaded.buffer, member.info.clone());
             members.push(member);
         }
@@ -180,21 +217,27 @@ impl Wanted {
     ) -> Result<Vec<Member>> {
         let mut members = Vec::new();
         let mut memory = memory.into_iter();
-        for Open { path, identity, fd } in files {
+        for file in files {
+            let Open {
+                path,
+                identity,
+                fd,
+                superseded,
+            } = file;
             let failed = |errno| Error::os("cannot share", errno).at(path.display().to_string());
             let own: Vec<_> = memory.next().into_iter().collect();
             let kind = Kind::Memfd.to_string();
-            let mut buffer = Buffer::of_peer(own, &kind, (0, identity.size), false)
+            let mut buffer = Buffer::of_peer_to_seal(own, &kind, (0, identity.size))
                 .map_err(|why| failed(Errno::PROTO).with_why(why))?;
             if FileIdentity::at(&path) != Ok(identity) {
-                return Err(failed(Errno::STALE)
-                    .with_why("the file changed during the load")
-                    .with_remedy("try again"));
+                return Err(changed("cannot share", &path));
             }
             let source = Source::of(&path, fd)?;
             let digest = self.digest(&source, &buffer)?;
             let pages = "existing";
-            let member = Member::new(path, identity, &mut buffer, pages, digest, self.writable)?;
+            let mut member =
+                Member::new(path, identity, &mut buffer, pages, digest, self.writable)?;
+            member.info.superseded = superseded;
             keep(buffer, member.info.clone());
             members.push(member);
         }
@@ -235,11 +278,24 @@ impl Wanted {
     }
 }
 
-/// The files that a path stands for.
-fn files(path: &Path) -> Result<Vec<PathBuf>> {
+/// The error for a file of which no state is in memory.
+fn changed(what: &str, path: &Path) -> Error {
+    Error::os(what, Errno::STALE)
+        .at(path.display().to_string())
+        .with_why("the file changed during the load")
+        .with_remedy("try again")
+}
+
+/// The files that a path stands for, and the tensors in each that do not count.
+fn files(path: &Path) -> Result<Vec<(PathBuf, Vec<String>)>> {
     if !Model::is_collection(path) {
-        return Ok(vec![path.to_path_buf()]);
+        return Ok(vec![(path.to_path_buf(), Vec::new())]);
     }
     let model = Model::open(path)?;
-    Ok(model.shards().into_iter().map(|shard| shard.file).collect())
+    let shards = model.shards().into_iter().enumerate();
+    let described = shards.map(|(number, shard)| {
+        let superseded = model.superseded(number).map(str::to_string).collect();
+        (shard.file, superseded)
+    });
+    Ok(described.collect())
 }

@@ -1,6 +1,8 @@
 //! Names of holds and of their files.
 
 use crate::error::{Error, Result};
+use crate::message::unlisted;
+use std::ffi::OsStr;
 use std::path::Path;
 
 /// The maximum length of a name in bytes.
@@ -35,12 +37,13 @@ pub(super) fn of(path: &Path) -> Option<String> {
     check(&name).is_ok().then_some(name)
 }
 
-/// Checks that a file's name from a peer is a plain file name.
-pub(super) fn is_plain(name: &str) -> bool {
-    !matches!(name, "" | "." | "..")
+/// Checks that a file's name from a peer is a plain file name, as a holder may send it.
+pub(super) fn is_plain(name: &OsStr) -> bool {
+    let text = name.to_string_lossy();
+    !matches!(&text[..], "" | "." | "..")
         && name.len() <= 255
-        && !name.contains('/')
-        && !name.contains(char::is_control)
+        && !text.contains('/')
+        && unlisted(&text).is_none()
 }
 
 #[cfg(test)]
@@ -64,8 +67,8 @@ mod tests {
         ] {
             check(bad).unwrap_err();
         }
-        for bad in ["", ".", "..", "a/b", "a\nb", "a\0"] {
-            assert!(!is_plain(bad), "{bad:?}");
+        for bad in ["", ".", "..", "a/b", "a\nb", "a\0", "a,b"] {
+            assert!(!is_plain(bad.as_ref()), "{bad:?}");
         }
     }
 }

@@ -1,13 +1,12 @@
 //! Where sockets are, which users could have put them there, and how a socket is placed at its path.
 
 use crate::error::{Error, Result};
-use crate::sys::place::look_up;
-use crate::sys::{Errno, errno, socket};
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, RenameFlags, StatxFlags};
+use crate::folder::{self, Folder, split};
+use crate::sys::place::{self, Named};
+use crate::sys::{Errno, errno, sandbox, socket};
+use rustix::fs::FileType;
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Where root's sockets are.
@@ -16,32 +15,53 @@ const OF_ROOT: &str = "/run/dmafile";
 /// Maximum number of connections that wait to be accepted.
 const WAITING: i32 = 1024;
 
-pub(super) fn user() -> u32 {
-    rustix::process::geteuid().as_raw()
-}
+pub(super) use folder::user;
 
 /// The folder for this user's sockets, created if necessary: `/run/dmafile` for root, which others may
 /// enter, and `$XDG_RUNTIME_DIR/dmafile` for other users.
-pub(super) fn own_folder() -> Result<PathBuf> {
-    let (folder, mode) = match user() {
-        0 => (PathBuf::from(OF_ROOT), 0o755),
-        _ => (of_user()?, 0o700),
+pub(super) fn own_folder() -> Result<Folder> {
+    match user() {
+        0 => make(Path::new(OF_ROOT), 0o755),
+        _ => {
+            let path = of_user()?;
+            open(split(&path).0)?.trust()?;
+            make(&path, 0o700)
+        }
+    }
+}
+
+/// Opens a folder that only this user and root can write to, and creates it if necessary.
+pub(super) fn make(path: &Path, mode: u32) -> Result<Folder> {
+    let (parent, name) = split(path);
+    let folder = match (Folder::open(path), name) {
+        (Err(Errno::NOENT), Some(name)) => open(parent)?
+            .make_or_open(name, mode)
+            .map_err(|errno| cannot_make(errno).at(path.display().to_string()))?,
+        (opened, _) => opened.map_err(|errno| cannot_open(errno, path))?,
     };
-    make(&folder, mode)?;
+    folder.trust()?;
     Ok(folder)
 }
 
-/// Creates a folder that only this user can write to.
-pub(super) fn make(folder: &Path, mode: u32) -> Result<()> {
-    let made = fs::DirBuilder::new().mode(mode).create(folder);
-    if let Err(error) = made.as_ref()
-        && error.kind() != std::io::ErrorKind::AlreadyExists
-    {
-        return Err(
-            Error::os("cannot make the folder", errno(error)).at(folder.display().to_string())
-        );
-    }
-    trust(folder, user())
+/// As [`make`], in a folder that is held open.
+pub(super) fn make_in(folder: &Folder, name: &OsStr, mode: u32) -> Result<Folder> {
+    let made = folder.make_or_open(name, mode);
+    let made =
+        made.map_err(|errno| cannot_make(errno).at(folder.place(name).display().to_string()))?;
+    made.trust()?;
+    Ok(made)
+}
+
+fn cannot_make(errno: Errno) -> Error {
+    Error::os("cannot make the folder", errno)
+}
+
+fn cannot_open(errno: Errno, path: &Path) -> Error {
+    Error::os("cannot use the folder", errno).at(path.display().to_string())
+}
+
+fn open(path: &Path) -> Result<Folder> {
+    Folder::open(path).map_err(|errno| cannot_open(errno, path))
 }
 
 fn of_user() -> Result<PathBuf> {
@@ -61,63 +81,73 @@ pub(super) fn folders() -> Vec<PathBuf> {
     own.into_iter().chain([OF_ROOT.into()]).collect()
 }
 
-/// Refuses a folder that users other than root, this user and `owner` can write to.
-fn trust(folder: &Path, owner: u32) -> Result<()> {
-    let place = || folder.display().to_string();
-    let failed =
-        |error: std::io::Error| Error::os("cannot use the folder", errno(error)).at(place());
-    let found = fs::metadata(folder).map_err(failed)?;
-    let refuse = |why: &str, code| {
-        Error::new("cannot use the folder", why)
-            .with_errno(code)
-            .at(place())
+/// The trusted folder of a socket's path, and the socket's name in it.
+fn folder_of(path: &Path) -> Result<(Folder, OsString)> {
+    let (folder, name) = split(path);
+    let Some(name) = name else {
+        return Err(failed(path)(Errno::ISDIR));
     };
-    if !found.is_dir() {
-        return Err(refuse("it is not a folder", Errno::NOTDIR));
-    }
-    if ![0, user(), owner].contains(&found.uid()) {
-        let why = format!("it belongs to another user ({})", found.uid());
-        return Err(refuse(&why, Errno::PERM));
-    }
-    if found.mode() & 0o002 != 0 {
-        return Err(refuse("every user can put a socket there", Errno::PERM)
-            .with_remedy("use a folder that others can't write to"));
-    }
-    Ok(())
-}
-
-fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
+    let folder = open(folder)?;
+    folder.trust()?;
+    Ok((folder, name.to_os_string()))
 }
 
 /// Checks whether a socket can be created there, before a long load.
 pub(super) fn check(path: &Path, replace: bool) -> Result<()> {
-    trust(folder_of(path), user())?;
-    match !replace && answers(path) {
+    let (folder, name) = folder_of(path)?;
+    match !replace && answers(&folder, &name)? {
         true => Err(in_use(path)),
         false => Ok(()),
     }
 }
 
 fn in_use(path: &Path) -> Error {
-    Error::os("cannot make the socket", Errno::ADDRINUSE)
-        .at(path.display().to_string())
+    failed(path)(Errno::ADDRINUSE)
         .with_why("another holder serves there")
         .with_remedy("release it, replace it, or use another name")
 }
 
-/// Connects to a socket, after checking its folder.
+fn failed(path: &Path) -> impl Fn(Errno) -> Error {
+    let place = path.display().to_string();
+    move |errno| {
+        let error = Error::os("cannot make the socket", errno).at(&place);
+        error.of_calls(&[
+            sandbox::SOCKET,
+            sandbox::FCHMOD,
+            sandbox::BIND,
+            sandbox::LISTEN,
+            sandbox::CONNECT,
+        ])
+    }
+}
+
+/// Connects to a socket, after checking who could have put it there: its owner and that of its folder must be the
+/// same user, or root, or this user. A folder that is looked in by default must not belong to another user.
 pub(super) fn connect(what: &str, path: &Path) -> Result<OwnedFd> {
     let failed = |errno| cannot_connect(what, errno, path);
-    let found = fs::metadata(path).map_err(|error| failed(errno(error)))?;
-    if FileType::from_raw_mode(found.mode()) != FileType::Socket {
+    let real = path.canonicalize().map_err(|error| failed(errno(error)))?;
+    let (Some(name), is_default) = (
+        real.file_name(),
+        folders().iter().any(|folder| folder == split(path).0),
+    ) else {
+        return Err(failed(Errno::NOTSOCK));
+    };
+    let folder = Folder::open(split(&real).0).map_err(failed)?;
+    let found = folder.look_up(name).map_err(failed)?;
+    let found = found.ok_or_else(|| failed(Errno::NOENT))?;
+    if found.kind != FileType::Socket {
         return Err(failed(Errno::NOTSOCK));
     }
-    trust(folder_of(path), found.uid())?;
-    socket::connect(path).map_err(failed)
+    let owner = found.owner.0;
+    folder.trust_with((!is_default).then_some(owner))?;
+    let of_folder = folder.look().map_err(failed)?.owner.0;
+    if ![0, user(), of_folder].contains(&owner) {
+        let why = format!("it belongs to user {owner}, and its folder to user {of_folder}");
+        return Err(failed(Errno::PERM)
+            .with_why(why)
+            .with_remedy("take it from a folder in which only its owner can put sockets"));
+    }
+    socket::connect(&folder.reach(name)).map_err(failed)
 }
 
 pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
@@ -137,14 +167,25 @@ pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
             .with_remedy("check the path"),
         _ => error,
     }
+    .of_calls(&[sandbox::SOCKET, sandbox::CONNECT, sandbox::READLINK])
 }
 
 /// A listening socket; its file is removed when this is dropped.
 pub(super) struct Bound {
     pub path: PathBuf,
     listener: OwnedFd,
-    /// The inode of its file; None for an inherited socket.
-    inode: Option<u64>,
+    /// None for an inherited socket.
+    file: Option<SocketFile>,
+}
+
+/// The file of a socket.
+struct SocketFile {
+    folder: Folder,
+    /// Its name at the moment.
+    name: OsString,
+    identity: Named,
+    /// The name that another holder's socket has got, until that holder may be ended.
+    replaced: Option<OsString>,
 }
 
 /// Who may connect.
@@ -165,65 +206,94 @@ impl Bound {
         Ok(Self {
             path: path.unwrap_or_default().into(),
             listener,
-            inode: None,
+            file: None,
         })
     }
 
-    /// Creates a socket with its permissions, and renames it atomically to its path. An existing socket is
-    /// replaced if no process listens on it. If one does, the result is EADDRINUSE, unless `replace` is
-    /// set: then the path at which that process can still be reached is returned as well.
-    pub(super) fn new(
-        path: &Path,
-        access: Access,
-        replace: bool,
-    ) -> Result<(Self, Option<Beside>)> {
-        let failed =
-            |errno| Error::os("cannot make the socket", errno).at(path.display().to_string());
-        let folder = folder_of(path);
-        trust(folder, user())?;
-        let Some(name) = path.file_name() else {
-            return Err(failed(Errno::ISDIR));
-        };
-        let (folder_fd, _) = crate::sys::place::folder(folder).map_err(failed)?;
-        let beside = Beside::new(folder, name);
-        let listener = socket::bind(&beside.0).map_err(failed)?;
-        let own = beside.0.file_name().expect("it was made with one");
-        let mode = Mode::from_raw_mode(access.mode);
-        if let Some(group) = access.group {
-            let group = Some(Gid::from_raw(group));
-            rustix::fs::chownat(&folder_fd, own, None, group, AtFlags::empty()).map_err(failed)?;
-        }
-        rustix::fs::chmodat(&folder_fd, own, mode, AtFlags::empty()).map_err(failed)?;
-        socket::listen(listener.as_fd(), WAITING).map_err(failed)?;
-        let inode = look_up(folder_fd.as_fd(), own)
-            .map_err(failed)?
-            .map(|own| own.inode);
-        let bound = |path: &Path, listener| Self {
-            path: path.to_path_buf(),
+    /// Creates a socket next to its path, with its permissions; connections wait until it is served.
+    pub(super) fn beside(path: &Path, access: Access) -> Result<Self> {
+        let (folder, name) = folder_of(path)?;
+        Self::in_folder(folder, &name, access)
+    }
+
+    /// As [`Bound::beside`], in a trusted folder.
+    pub(super) fn in_folder(folder: Folder, name: &OsStr, access: Access) -> Result<Self> {
+        let path = folder.place(name);
+        let failed = failed(&path);
+        let own = beside(name);
+        // Nobody may connect before the permissions are set.
+        let listener = socket::bind(&folder.reach(&own), 0).map_err(&failed)?;
+        let identity = place::permit_socket(folder.fd(), &own, access.group, access.mode);
+        let identity = identity.inspect_err(|_| {
+            let _ = folder.remove(&own);
+        });
+        let bound = Self {
             listener,
-            inode,
+            file: Some(SocketFile {
+                identity: identity.map_err(&failed)?,
+                folder,
+                name: own,
+                replaced: None,
+            }),
+            path: path.clone(),
         };
-        let rename = |flags| rustix::fs::renameat_with(&folder_fd, own, &folder_fd, name, flags);
-        match rename(RenameFlags::NOREPLACE) {
-            Ok(()) => return Ok((bound(path, listener), None)),
+        socket::listen(bound.listener.as_fd(), WAITING).map_err(failed)?;
+        Ok(bound)
+    }
+
+    /// Moves the socket atomically to its path. A socket there is replaced if no process listens on it. If one
+    /// does, the result is EADDRINUSE, unless `replace` is set: then both change places, and back if this is dropped
+    /// before [`Bound::stay`]. An inherited socket stays where it is.
+    pub(super) fn put(&mut self, replace: bool) -> Result<()> {
+        let failed = failed(&self.path);
+        let Some(file) = &mut self.file else {
+            return Ok(());
+        };
+        let name = self.path.file_name().expect("it was made with one");
+        let folder = file.folder.fd();
+        match place::rename_new(folder, &file.name, name) {
+            Ok(()) => {
+                file.name = name.to_os_string();
+                return Ok(());
+            }
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(failed(errno)),
         }
-        let there = look_up(folder_fd.as_fd(), name).map_err(failed)?;
+        let there = file.folder.look_up(name).map_err(&failed)?;
         if there.is_some_and(|there| there.kind != FileType::Socket) {
             return Err(failed(Errno::EXIST).with_remedy("remove it, or name another socket"));
         }
-        if !replace && answers(path) {
-            return Err(in_use(path));
+        if !replace && answers(&file.folder, name)? {
+            return Err(in_use(&self.path));
         }
         // An exchange, so that a socket that another process has put there in between is not lost.
-        rename(RenameFlags::EXCHANGE).map_err(failed)?;
-        let alive = answers(&beside.0);
-        if alive && !replace {
-            let _ = rename(RenameFlags::EXCHANGE);
-            return Err(in_use(path));
+        place::exchange(folder, &file.name, name).map_err(&failed)?;
+        let other = std::mem::replace(&mut file.name, name.to_os_string());
+        match answers(&file.folder, &other)? {
+            true => file.replaced = Some(other),
+            false => drop(file.folder.remove(&other)),
         }
-        Ok((bound(path, listener), alive.then_some(beside)))
+        match file.replaced.is_some() && !replace {
+            true => Err(in_use(&self.path)),
+            false => Ok(()),
+        }
+    }
+
+    /// Stays at its path. Returns where the holder that it has replaced can still be reached.
+    pub(super) fn stay(&mut self) -> Result<Option<Replaced>> {
+        let Some(file) = &mut self.file else {
+            return Ok(None);
+        };
+        let Some(name) = file.replaced.take() else {
+            return Ok(None);
+        };
+        match file.folder.twin() {
+            Ok(folder) => Ok(Some(Replaced { folder, name })),
+            Err(errno) => {
+                file.replaced = Some(name);
+                Err(failed(&self.path)(errno))
+            }
+        }
     }
 
     pub(super) fn listener(&self) -> &OwnedFd {
@@ -231,44 +301,60 @@ impl Bound {
     }
 }
 
-impl Drop for Bound {
+impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Another holder may have replaced it.
-        let stat = || {
-            let flags = AtFlags::SYMLINK_NOFOLLOW;
-            rustix::fs::statx(CWD, &self.path, flags, StatxFlags::INO).ok()
+        // A third holder may have replaced this one.
+        let is_own = |name: &OsStr| {
+            let there = self.folder.look_up(name).ok().flatten();
+            there.is_some_and(|there| there.is(&self.identity))
         };
-        if self.inode.is_some() && stat().map(|stat| stat.stx_ino) == self.inode {
-            let _ = fs::remove_file(&self.path);
+        if !is_own(&self.name) {
+            return;
         }
+        if let Some(other) = &self.replaced
+            && place::exchange(self.folder.fd(), other, &self.name).is_ok()
+        {
+            self.name.clone_from(other);
+        }
+        let _ = self.folder.remove(&self.name);
     }
 }
 
-/// Whether a process listens on it.
-fn answers(path: &Path) -> bool {
-    match socket::connect(path) {
-        Ok(_) => true,
-        Err(errno) => !matches!(errno, Errno::NOENT | Errno::CONNREFUSED),
+/// The socket of a holder that another one has replaced; removed when this is dropped.
+pub(super) struct Replaced {
+    folder: Folder,
+    name: OsString,
+}
+
+impl Replaced {
+    pub(super) fn path(&self) -> PathBuf {
+        self.folder.reach(&self.name)
     }
 }
 
-/// A temporary name next to that of a socket; removed when this is dropped.
-pub(super) struct Beside(pub PathBuf);
-
-impl Beside {
-    fn new(folder: &Path, name: &OsStr) -> Self {
-        use std::hash::{BuildHasher, RandomState};
-        // Only this user can write to the folder, but two of its processes may do so at once.
-        let random = RandomState::new().hash_one(std::process::id());
-        let mut own = OsString::from(".");
-        own.push(name);
-        own.push(format!(".{random:016x}"));
-        Self(folder.join(own))
-    }
-}
-
-impl Drop for Beside {
+impl Drop for Replaced {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        let _ = self.folder.remove(&self.name);
     }
+}
+
+/// Whether a process listens on a socket.
+fn answers(folder: &Folder, name: &OsStr) -> Result<bool> {
+    match socket::connect(&folder.reach(name)) {
+        Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(false),
+        Err(errno) if sandbox::SOCKET.refuses(errno) || sandbox::CONNECT.refuses(errno) => {
+            Err(failed(&folder.place(name))(errno))
+        }
+        _ => Ok(true),
+    }
+}
+
+/// A temporary name next to that of a socket.
+fn beside(name: &OsStr) -> OsString {
+    // Only this user can write to the folder, but two of its processes may do so at once.
+    let random = folder::random();
+    let mut own = OsString::from(".");
+    own.push(name);
+    own.push(format!(".{random:016x}"));
+    own
 }

@@ -4,9 +4,12 @@
 //! not all fit, the taker requests the remaining ones.
 
 use super::identity::FileIdentity;
+use super::name;
 use crate::verify::Verified;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 /// The version of these messages.
 pub(super) const VERSION: u32 = 1;
@@ -14,6 +17,8 @@ pub(super) const VERSION: u32 = 1;
 pub(super) const LONGEST_REQUEST: usize = 4 << 10;
 /// The maximum length of an answer in bytes.
 pub(super) const LONGEST_ANSWER: usize = 64 << 10;
+/// The maximum length of the names in [`HeldInfo::superseded`] together: they must fit into an answer, escaped.
+pub(super) const LONGEST_NAMES: usize = 8 << 10;
 /// The maximum number of files in a hold.
 pub(super) const MOST_FILES: usize = 10_000;
 /// The maximum number of descriptors in an answer with several files: descriptors that have been sent but not
@@ -44,6 +49,19 @@ pub(super) struct Request {
     /// The first file to send; those before it have been received.
     #[serde(default)]
     pub from: usize,
+}
+
+impl Request {
+    /// The request in a message; or why it is none.
+    pub(super) fn parse(message: &[u8]) -> Result<Self, &'static str> {
+        match serde_json::from_slice::<Self>(message) {
+            Err(_) => Err("the request is unknown"),
+            Ok(request) if request.v != VERSION => {
+                Err("the version of the request is not supported")
+            }
+            Ok(request) => Ok(request),
+        }
+    }
 }
 
 /// An answer.
@@ -80,6 +98,16 @@ pub(super) struct Refusal {
 }
 
 impl Answer {
+    /// The answer in a message; or why it is none.
+    pub(super) fn parse(message: &[u8]) -> Result<Self, String> {
+        let answer: Self = serde_json::from_slice(message).map_err(|error| error.to_string())?;
+        let is_refusal = answer.error.is_some();
+        match is_refusal || (answer.v == VERSION && answer.total <= MOST_FILES) {
+            true => Ok(answer),
+            false => Err("its version is not supported, or it claims too many files".to_string()),
+        }
+    }
+
     /// An answer without content.
     pub(super) fn empty() -> Self {
         Self {
@@ -108,11 +136,14 @@ impl Answer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HeldInfo {
-    /// Its name, without a folder; unique in its hold.
+    /// Its name, without a folder. Parts that are not UTF-8 are replaced; [`HeldInfo::file_name`] has them.
     pub name: String,
     /// The path it was loaded from; in JSON, parts that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub file: PathBuf,
+    /// All bytes of that path, if it is not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_bytes: Option<Vec<u8>>,
     /// The kind of memory, as the command line names it.
     pub kind: String,
     /// Its page size, as in [`Report::pages`](crate::Report::pages).
@@ -127,10 +158,43 @@ pub struct HeldInfo {
     pub identity: FileIdentity,
     /// The digest computed during the load.
     pub digest: Option<Digest>,
-    /// Whether the file has changed since, or was replaced.
-    pub changed: bool,
+    /// Whether the file has changed since, or was replaced. None if that is unknown, because its file system does
+    /// not answer.
+    pub changed: Option<bool>,
     /// Number of descriptors of the memory: one, except for several dma-bufs.
     pub descriptors: usize,
+    /// Tensors in it that do not count, because the model's index names another file for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub superseded: Vec<String>,
+}
+
+impl HeldInfo {
+    /// Its name as in the file system; unique in its hold.
+    pub fn file_name(&self) -> OsString {
+        let own = self.file.file_name();
+        match own.filter(|own| own.to_string_lossy() == self.name) {
+            Some(own) => own.into(),
+            None => self.name.clone().into(),
+        }
+    }
+
+    /// The bytes of a path, if it is not UTF-8.
+    pub(super) fn bytes_of(path: &Path) -> Option<Vec<u8>> {
+        let bytes = path.to_str().is_none().then_some(path.as_os_str());
+        bytes.map(|bytes| bytes.as_bytes().to_vec())
+    }
+
+    /// Completes what a holder sent by the path that text could not carry; false if the name is not that of a file.
+    pub(super) fn complete(&mut self) -> bool {
+        if let Some(bytes) = &self.file_bytes {
+            let path = PathBuf::from(OsString::from_vec(bytes.clone()));
+            if path.to_string_lossy() != self.file.to_string_lossy() {
+                return false;
+            }
+            self.file = path;
+        }
+        name::is_plain(&self.file_name())
+    }
 }
 
 /// A digest of a file's bytes.

@@ -58,12 +58,14 @@ impl Member {
     ) -> Result<Self> {
         let is_memfd = buffer.kind() == Kind::Memfd.to_string();
         let sealed = is_memfd && !writable;
-        if sealed {
-            buffer.seal()?;
+        match sealed {
+            true => buffer.seal()?,
+            false => buffer.enter_forks(),
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let info = HeldInfo {
             name: name.into_owned(),
+            file_bytes: HeldInfo::bytes_of(&path),
             kind: buffer.kind().to_string(),
             pages: pages.to_string(),
             bytes: buffer.len(),
@@ -71,8 +73,9 @@ impl Member {
             sealed,
             identity,
             digest,
-            changed: false,
+            changed: Some(false),
             descriptors: 0,
+            superseded: Vec::new(),
             file: path,
         };
         Self::of(info, buffer)
@@ -104,11 +107,10 @@ impl Member {
         Ok(Self { info, fds })
     }
 
-    /// Its description now, after checking whether the file has changed.
-    pub(super) fn now(&self) -> HeldInfo {
-        let now = FileIdentity::at(&self.info.file);
+    /// Its description now.
+    pub(super) fn now(&self, changed: Option<bool>) -> HeldInfo {
         HeldInfo {
-            changed: now != Ok(self.info.identity),
+            changed,
             ..self.info.clone()
         }
     }

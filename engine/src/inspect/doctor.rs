@@ -143,7 +143,7 @@ fn pcie(folder: &Path) -> Option<String> {
 }
 
 fn kernel(host: &Host) -> Check {
-    let release = host::text("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = host::kernel().unwrap_or_else(|| "of unknown version".to_string());
     let found = format!(
         "Linux {release}, {} processors, pages of {}",
         host.cpus, host.page
@@ -408,6 +408,14 @@ fn memory(host: &Host) -> Check {
 
 fn container(host: &Host) -> Check {
     let name = "container limits";
+    let missing = host::missing();
+    if !missing.is_empty() {
+        let are = if missing.len() == 1 { "is" } else { "are" };
+        let missing = missing.join(" and ");
+        let found = format!("unknown: {missing} {are} not mounted, which also hides huge pages");
+        return Check::new(name, Health::Fair, found)
+            .remedy("mount -t proc proc /proc; mount -t sysfs sysfs /sys");
+    }
     let seccomp = host::text("/proc/self/status")
         .and_then(|text| {
             let mode = text

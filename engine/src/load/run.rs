@@ -123,7 +123,14 @@ impl Load {
     /// not enough memory, EOPNOTSUPP for a method that does not work with the memory, EBADMSG for a
     /// wrong digest. Nothing is left behind, except that the contents of an `fd:N` that was being
     /// filled are undefined.
-    pub fn run(mut self) -> Result<Loaded> {
+    pub fn run(self) -> Result<Loaded> {
+        let loaded = self.run_to_seal()?;
+        loaded.buffer.enter_forks();
+        Ok(loaded)
+    }
+
+    /// As [`Load::run`], for memory that will be sealed; children that are forked before then do not get it.
+    pub(crate) fn run_to_seal(mut self) -> Result<Loaded> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         let decided = self.prepare(None, &clock, &log)?;
         if let Kind::Pinned(device) = decided.target.kind {
@@ -146,7 +153,7 @@ impl Load {
             _ => plan.kind.clone(),
         };
         Ok(Loaded {
-            buffer: Buffer::new(filled, kind, plan.lead, plan.bytes),
+            buffer: Buffer::unforked(filled, kind, plan.lead, plan.bytes),
             report,
         })
     }

@@ -8,7 +8,7 @@ use super::{Job, Stop, uring, work};
 use crate::error::Error;
 use crate::flow::feed::{Extent, Lane};
 use crate::sys::map::{Mapping, Region, page_size};
-use crate::sys::{Errno, file};
+use crate::sys::{Errno, file, sandbox};
 
 /// With fewer blocks per thread, which reads ahead and copies, the disk would be idle during a
 /// copy.
@@ -144,7 +144,8 @@ impl Bounce<'_> {
                 Ok(got) => done += got,
                 // A sandbox; buffered reads do not need this copy.
                 Err(errno) => {
-                    let error = Error::os("cannot copy to the buffer (process_vm_readv)", errno);
+                    let error = Error::os("cannot copy to the buffer", errno);
+                    let error = error.of_calls(&[sandbox::PROCESS_VM_READV]);
                     return Err(Stop::Refused(error));
                 }
             }

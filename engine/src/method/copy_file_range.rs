@@ -6,7 +6,7 @@ use super::fill::{cut_short, failed};
 use super::{Job, Stop, work};
 use crate::error::Error;
 use crate::flow::feed::Lane;
-use crate::sys::{Errno, file};
+use crate::sys::{Errno, file, sandbox};
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let to = match job.dma_buf {
@@ -33,17 +33,9 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     })
 }
 
-/// Whether an errno means that the kernel cannot do this copy; EPERM and ENOSYS come from a seccomp
-/// filter.
+/// Whether an errno means that the kernel cannot do this copy, or that a sandbox refuses it.
 fn is_refusal(errno: Errno) -> bool {
-    let refusals = [
-        Errno::XDEV,
-        Errno::INVAL,
-        Errno::OPNOTSUPP,
-        Errno::PERM,
-        Errno::NOSYS,
-    ];
-    refusals.contains(&errno)
+    matches!(errno, Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP) || sandbox::may_return(errno)
 }
 
 fn refused(job: &Job<'_>, errno: Errno) -> Stop {

@@ -5,20 +5,33 @@ use super::{Job, Stop, work};
 use crate::error::Error;
 use crate::flow::feed::Lane;
 use crate::message::{Opt, message};
-use crate::options::Method;
+use crate::options::{Kind, Method};
 use crate::sys::pipe;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     // It writes at the file position, which all duplicates of a descriptor share: so reopen it.
-    let own = pipe::reopen(job.target()?).map_err(|errno| {
-        let error = Error::os("the buffer cannot be opened again", errno);
-        Stop::Refused(error.with_remedy(message![
-            "mount /proc, or use ",
-            Opt::Method.set(Method::Splice),
-        ]))
-    })?;
-    let to = own.as_fd();
+    let target = job.target()?;
+    match pipe::reopen(target) {
+        Ok(own) => send(job, own.as_fd()),
+        // Without /proc. Nobody else has a new memfd yet, and its position must be 0 when they do.
+        Err(_) if job.plan.kind == Kind::Memfd.to_string() => {
+            let done = send(job, target);
+            let back = pipe::seek(target, 0).map_err(|errno| Error::os("cannot seek", errno));
+            done.and(back.map_err(Stop::Failed))
+        }
+        Err(errno) => {
+            let error = Error::os("the buffer cannot be opened again", errno);
+            Err(Stop::Refused(error.with_remedy(message![
+                "mount /proc, or use ",
+                Opt::Method.set(Method::Splice),
+            ])))
+        }
+    }
+}
+
+/// Sends to a descriptor whose position nothing else uses.
+fn send(job: &Job<'_>, to: BorrowedFd<'_>) -> Result<(), Stop> {
     work(job, Lane::Main, 0, |extent| {
         let fail = |done, errno| Stop::Failed(failed(job.source, extent.file + done, errno));
         let (from, offset) = job.input(extent.file)?;

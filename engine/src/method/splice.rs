@@ -5,13 +5,15 @@ use super::{Job, Stop, work};
 use crate::error::Error;
 use crate::flow::feed::Lane;
 use crate::sys::pipe::Pipe;
+use crate::sys::sandbox;
 
 /// An unprivileged user's largest pipe (/proc/sys/fs/pipe-max-size).
 const PIPE: usize = 1 << 20;
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let to = job.target()?;
-    let pipe = Pipe::new(PIPE).map_err(|errno| Error::os("cannot make a pipe", errno))?;
+    let pipe = Pipe::new(PIPE)
+        .map_err(|errno| Error::os("cannot make a pipe", errno).of_calls(&[sandbox::PIPE2]))?;
     work(job, Lane::Main, 0, |extent| {
         let fail = |done, errno| Stop::Failed(failed(job.source, extent.file + done, errno));
         let (from, offset) = job.input(extent.file)?;

@@ -30,6 +30,7 @@ use std::sync::Arc;
 #[cfg(feature = "checksums")]
 pub use digests::Digests;
 pub use pattern::Pattern;
+pub use shards::is_hidden;
 
 /// Size in bytes below which [`Model::read_part`] is faster than a load, which must be planned first.
 pub const SMALL_READ: u64 = 256 << 10;
@@ -76,11 +77,13 @@ pub struct Model {
     has_metadata: bool,
     tensors: Vec<Tensor>,
     by_name: HashMap<String, usize>,
+    superseded: Vec<(usize, String)>,
 }
 
 impl Model {
     /// Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split GGUF
-    /// (`…-00001-of-0000N.gguf`), or a folder with one of these. Only headers are read.
+    /// (`…-00001-of-0000N.gguf`), or a folder with one of these, in which hidden files do not count. Only headers
+    /// are read. If several files have a tensor, the index says which one counts.
     ///
     /// # Errors
     /// EBADMSG for files that are not a valid model or do not belong together, with the file and the reason;
@@ -105,7 +108,8 @@ impl Model {
     }
 
     /// A model whose files are in memory, each completely in a separate memfd: the name and the buffer of each
-    /// file, in the order of the model's files. `path` names the model in errors.
+    /// file, in the order of the model's files, and its tensors that do not count ([`Model::superseded`]). `path`
+    /// names the model in errors.
     ///
     /// # Errors
     /// EOPNOTSUPP for a buffer that is not a whole file: private memory, dma-bufs, hugetlb pages, a part of a
@@ -113,10 +117,10 @@ impl Model {
     #[cfg(feature = "hold")]
     pub fn of_buffers<'b>(
         path: impl AsRef<Path>,
-        files: impl IntoIterator<Item = (&'b Path, &'b Buffer)>,
+        files: impl IntoIterator<Item = (&'b Path, &'b Buffer, &'b [String])>,
     ) -> Result<Self> {
-        let mut open = Vec::new();
-        for (name, buffer) in files {
+        let (mut open, mut superseded) = (Vec::new(), Vec::new());
+        for (name, buffer, without) in files {
             let place = || name.display().to_string();
             let failed = |errno| Error::os("cannot read a model", errno).at(place());
             let whole = |fd: &BorrowedFd<'_>| {
@@ -130,8 +134,10 @@ impl Model {
             };
             let twin = file::twin(fd).map_err(failed)?;
             open.push((name.to_path_buf(), twin));
+            superseded.push(without.iter().cloned().collect());
         }
-        let found = shards::Found::plain(open.iter().map(|(path, _)| path.clone()).collect());
+        let files = open.iter().map(|(path, _)| path.clone()).collect();
+        let found = shards::Found::without(files, superseded);
         if open.is_empty() {
             let place = path.as_ref().display().to_string();
             return Err(Error::os("cannot read a model", Errno::NODATA).at(place));
@@ -171,6 +177,7 @@ impl Model {
                 has_metadata,
                 tensors: Vec::new(),
                 by_name: HashMap::new(),
+                superseded: Vec::new(),
             });
             if format != model.format {
                 return Err(unsound(format!(
@@ -178,7 +185,12 @@ impl Model {
                     model.format
                 )));
             }
-            model.add(table.tensors, shard, start).map_err(unsound)?;
+            let tensors = table.tensors.into_iter();
+            let (tensors, old): (Vec<_>, Vec<_>) =
+                tensors.partition(|tensor| found.counts(shard, &tensor.name));
+            model.add(tensors, shard, start).map_err(unsound)?;
+            let old = old.into_iter().map(|tensor| (shard, tensor.name));
+            model.superseded.extend(old);
         }
         let model = model.expect("there is at least one file");
         found.check_places(&model)?;
@@ -231,6 +243,13 @@ impl Model {
         &self.tensors
     }
 
+    /// The tensors of a file, by its index in [`Model::shards`], that do not count: the index names another file
+    /// for them.
+    pub fn superseded(&self, shard: usize) -> impl Iterator<Item = &str> {
+        let all = self.superseded.iter();
+        all.filter(move |old| old.0 == shard).map(|old| &*old.1)
+    }
+
     /// The tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {
         self.by_name.get(name).map(|&index| &self.tensors[index])
@@ -244,6 +263,19 @@ impl Model {
     /// Whether that header has metadata, which may be empty; it is optional in safetensors files.
     pub fn has_metadata(&self) -> bool {
         self.has_metadata
+    }
+
+    /// What `dmafile show --json` prints: everything in the headers, with these of its tensors. It refers to what
+    /// the model has, so that writing it takes no memory.
+    #[doc(hidden)]
+    pub fn description<'m>(&'m self, tensors: &'m [&'m Tensor]) -> impl Serialize + 'm {
+        Description {
+            file: self.path(),
+            format: self.format,
+            metadata: &self.metadata,
+            shards: self.shards(),
+            tensors,
+        }
     }
 
     /// The tensors that match at least one pattern, in the order of the files.
@@ -366,6 +398,17 @@ impl Model {
     pub fn load_tensor(&self, tensor: &Tensor) -> Result<Load> {
         self.load_part(tensor, 0, tensor.bytes)
     }
+}
+
+/// A model as JSON.
+#[derive(Serialize)]
+struct Description<'m> {
+    #[serde(serialize_with = "crate::error::lossy")]
+    file: &'m Path,
+    format: Format,
+    metadata: &'m BTreeMap<String, Value>,
+    shards: Vec<Shard>,
+    tensors: &'m [&'m Tensor],
 }
 
 /// Reads a file from its start without moving its position.

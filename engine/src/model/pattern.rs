@@ -48,7 +48,7 @@ impl Pattern {
     }
 }
 
-/// Names of tensors are much shorter, and compiling a pattern is recursive.
+/// The maximum length of a pattern that is compiled, which is recursive. A name may be longer.
 const LONGEST: usize = 1024;
 
 impl FromStr for Pattern {
@@ -63,23 +63,23 @@ impl FromStr for Pattern {
                 format!("'{text}' is not a valid pattern: {why}"),
             )
         };
-        if text.len() > LONGEST {
+        let regex = text.strip_prefix("re:");
+        let matcher = if regex.is_none() && !text.contains(['*', '?', '[', '{']) {
+            Matcher::Name
+        } else if text.len() > LONGEST {
             return Err(bad(format!("it is longer than {LONGEST} bytes")));
-        }
-        let matcher = if let Some(regex) = text.strip_prefix("re:") {
+        } else if let Some(regex) = regex {
             // First compiled by itself: otherwise the parentheses could complete an invalid
             // expression.
             let whole =
                 regex::Regex::new(regex).and_then(|_| regex::Regex::new(&format!("^(?:{regex})$")));
             Matcher::Regex(whole.map_err(|error| bad(error.to_string()))?)
-        } else if text.contains(['*', '?', '[', '{']) {
+        } else {
             let glob = globset::GlobBuilder::new(text).build();
             let glob = glob.map_err(|error| bad(error.kind().to_string()))?;
             // The crate's own compile function panics if the expression becomes too large.
             let glob = regex::bytes::Regex::new(glob.regex());
             Matcher::Glob(glob.map_err(|error| bad(error.to_string()))?)
-        } else {
-            Matcher::Name
         };
         Ok(Self {
             text: text.to_string(),
@@ -123,6 +123,8 @@ mod tests {
             }
         }
         let long = "a".repeat(1025);
+        assert!(matches(&long, &long) && !matches(&long, "a"));
+        let long = format!("{long}*");
         for bad in ["re:(", "re:a)|(?:q", "a[", "x{a", &long] {
             let error = bad.parse::<Pattern>().unwrap_err();
             assert_eq!(error.kind(), crate::ErrorKind::Usage);

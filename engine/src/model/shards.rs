@@ -6,7 +6,8 @@ use crate::model::Model;
 use crate::sys::{Errno, errno, file};
 use rustix::fs::FileType;
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -23,6 +24,8 @@ pub(super) struct Found {
     /// Tensors, and the files that contain them according to the index.
     placed: BTreeMap<String, String>,
     index: PathBuf,
+    /// For each file, tensors in it that do not count.
+    superseded: Vec<HashSet<String>>,
 }
 
 /// The parts of `model-00001-of-00003.gguf`.
@@ -30,6 +33,12 @@ struct Split<'p> {
     stem: &'p str,
     number: u32,
     count: u32,
+}
+
+/// Whether a file in a folder with this name is hidden: none of the model's, but for example the `._NAME` that
+/// macOS puts next to each NAME on disks of other systems.
+pub fn is_hidden(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b".")
 }
 
 /// Whether a path stands for more than one file.
@@ -65,8 +74,10 @@ fn in_folder(folder: &Path) -> Result<Found> {
     for entry in fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().unwrap_or_default();
-        // File names need not be UTF-8.
-        entries.push((name.to_string_lossy().into_owned(), path));
+        if !is_hidden(name) {
+            // File names need not be UTF-8.
+            entries.push((name.to_string_lossy().into_owned(), path));
+        }
     }
     entries.sort();
     let ending = |end: &str| -> Vec<&(String, PathBuf)> {
@@ -196,15 +207,22 @@ fn by_index(path: &Path) -> Result<Found> {
         files,
         placed: index.weight_map,
         index: path.to_path_buf(),
+        superseded: Vec::new(),
     })
 }
 
 impl Found {
     pub(super) fn plain(files: Vec<PathBuf>) -> Self {
+        Self::without(files, Vec::new())
+    }
+
+    /// Files, and for each of them the tensors that do not count.
+    pub(super) fn without(files: Vec<PathBuf>, superseded: Vec<HashSet<String>>) -> Self {
         Self {
             files,
             placed: BTreeMap::new(),
             index: PathBuf::new(),
+            superseded,
         }
     }
 
@@ -237,6 +255,15 @@ impl Found {
                 count.unwrap_or(0)
             )),
         }
+    }
+
+    /// Whether a tensor of the file with this number is one of the model's: where several files have it, the
+    /// index decides, as some hold copies that others have replaced.
+    pub(super) fn counts(&self, number: usize, tensor: &str) -> bool {
+        let superseded = self.superseded.get(number);
+        let placed = self.placed.get(tensor);
+        placed.is_none_or(|file| name_of(&self.files[number]) == Some(file))
+            && superseded.is_none_or(|names| !names.contains(tensor))
     }
 
     /// Checks that every tensor is in the file that the index names.

@@ -108,7 +108,7 @@ fn best_pages(
     if host.thp_size == 0 {
         return (
             Pages::Small,
-            format!("this kernel has no transparent huge pages{pool}"),
+            format!("this kernel has no transparent huge pages, or /sys hides them{pool}"),
         );
     }
     if bytes <= SMALL_FILE.max(host.thp_size) {

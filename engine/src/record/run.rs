@@ -10,8 +10,9 @@ use crate::save::part::{How, folder_of};
 use crate::sync::{lock, wait, wait_for};
 use crate::sys::{Errno, host};
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -37,7 +38,8 @@ pub struct Recorded {
 }
 
 /// Appends buffers to a file as devices fill them. Any thread may append. Dropping it finishes the
-/// recording, but cannot report an error.
+/// recording, but cannot report an error. A forked child has neither its threads nor any use for it: there
+/// it and its tickets return EINVAL, and dropping them does nothing.
 pub struct Recorder {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -51,6 +53,8 @@ pub struct Ticket {
 }
 
 struct Shared {
+    /// The process that has the threads.
+    process: u32,
     capture: Capture,
     how: How,
     folder: Folder,
@@ -121,6 +125,7 @@ impl Recorder {
                 .with_remedy("remove it, or record to another file"));
         }
         let shared = Arc::new(Shared {
+            process: std::process::id(),
             how: capture.how(),
             capture,
             folder,
@@ -199,7 +204,7 @@ impl Recorder {
     ) -> Result<Option<Ticket>> {
         let shared = &self.shared;
         shared.check(buffer, at, length)?;
-        let mut state = lock(&shared.state);
+        let mut state = shared.own_state()?;
         loop {
             let taken = shared.take_if_room(&mut state, buffer, (at, length), note)?;
             if taken.is_some() {
@@ -226,14 +231,17 @@ impl Recorder {
     ) -> Result<Option<Ticket>> {
         let shared = &self.shared;
         shared.check(buffer, at, length)?;
-        shared.take_if_room(&mut lock(&shared.state), buffer, (at, length), note)
+        shared.take_if_room(&mut *shared.own_state()?, buffer, (at, length), note)
     }
 
     /// Waits until an append need not wait, or will return an error; false on timeout.
     pub fn wait_for_room(&self, most: Duration) -> bool {
         let over =
             |state: &State| self.shared.has_room(state) || state.failed.is_some() || state.closing;
-        self.shared.wait_until(Some(most), over).is_some()
+        match self.shared.wait_until(Some(most), over) {
+            Ok(state) => state.is_some(),
+            Err(_) => true,
+        }
     }
 
     /// Waits until all records appended before the call are acknowledged: a system crash does not lose
@@ -242,7 +250,7 @@ impl Recorder {
     /// # Errors
     /// The error of a write or the sync; the records before it are acknowledged.
     pub fn sync(&self) -> Result<()> {
-        let number = lock(&self.shared.state).counts.records;
+        let number = self.shared.own_state()?.counts.records;
         self.shared.settled(number, None).map(drop)
     }
 
@@ -254,9 +262,10 @@ impl Recorder {
         })
     }
 
-    /// The counts of the recording so far.
+    /// The counts of the recording so far; zeros in a forked child.
     pub fn recorded(&self) -> Recorded {
-        lock(&self.shared.state).counts.clone()
+        let state = self.shared.own_state();
+        state.map_or_else(|_| Recorded::default(), |state| state.counts.clone())
     }
 
     /// Ends the recording: accepts no more records, waits until everything is on the disk, releases the
@@ -265,7 +274,7 @@ impl Recorder {
     /// # Errors
     /// As [`Recorder::sync`]. The recording is not marked as complete then.
     pub fn finish(&self) -> Result<Recorded> {
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.own_state()?;
         state.closing = true;
         self.shared.changed.notify_all();
         drop(state);
@@ -287,7 +296,16 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        let _ = self.finish();
+        if self.shared.is_here() {
+            let _ = self.finish();
+        } else {
+            // The threads are the parent's: they can neither be joined nor detached.
+            let threads = self
+                .threads
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::take(threads));
+        }
     }
 }
 
@@ -310,7 +328,8 @@ impl Ticket {
 
     /// Whether it is written, or has failed: nothing reads the buffer any more.
     pub fn is_written(&self) -> bool {
-        lock(&self.shared.state).is_written(self.number)
+        let state = self.shared.own_state();
+        state.is_ok_and(|state| state.is_settled(self.number))
     }
 
     /// Waits until it is written: the buffer can be reused. A crash may still lose the record.
@@ -327,8 +346,8 @@ impl Ticket {
     /// As [`Ticket::wait`].
     pub fn wait_for(&self, most: Option<Duration>) -> Result<bool> {
         let number = self.number;
-        let over = |state: &State| state.is_written(number);
-        match self.shared.wait_until(most, over) {
+        let over = |state: &State| state.is_settled(number);
+        match self.shared.wait_until(most, over)? {
             Some(state) => state.outcome(number).map(|()| true),
             None => Ok(false),
         }
@@ -336,7 +355,8 @@ impl Ticket {
 
     /// Whether it is acknowledged.
     pub fn is_durable(&self) -> bool {
-        lock(&self.shared.state).counts.durable > self.number
+        let state = self.shared.own_state();
+        state.is_ok_and(|state| state.counts.durable > self.number)
     }
 
     /// Acknowledges it and all records before it, and waits for that, at most this long if `most` is not
@@ -355,14 +375,17 @@ impl std::fmt::Debug for Ticket {
     }
 }
 
+fn panicked() -> Error {
+    Error::new("cannot record", "a thread of the recorder has panicked")
+}
+
 /// Marks the end of a thread when dropped.
 struct End<'a>(&'a Shared);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let why = "a thread of the recorder has panicked";
-            self.0.fail(&Error::new("cannot record", why));
+            self.0.fail(&panicked());
             lock(&self.0.state).over = true;
         }
         self.0.changed.notify_all();
@@ -370,8 +393,11 @@ impl Drop for End<'_> {
 }
 
 impl State {
-    fn is_written(&self, number: u64) -> bool {
-        self.slot(number).is_none_or(|slot| slot.done.is_some())
+    /// Whether it is written, or never will be.
+    fn is_settled(&self, number: u64) -> bool {
+        // After a panic there may be no thread left that would write it.
+        let nothing_reads = self.over && self.writing == 0;
+        nothing_reads || self.slot(number).is_none_or(|slot| slot.done.is_some())
     }
 
     /// None if it is acknowledged already.
@@ -381,8 +407,13 @@ impl State {
     }
 
     fn outcome(&self, number: u64) -> Result<()> {
-        let done = self.slot(number).and_then(|slot| slot.done.clone());
-        done.unwrap_or(Ok(()))
+        match self.slot(number) {
+            None => Ok(()),
+            Some(slot) => {
+                let never = || self.failed.clone().map_or(Ok(()), Err);
+                slot.done.clone().unwrap_or_else(never)
+            }
+        }
     }
 
     /// Fails if no more may be appended.
@@ -401,6 +432,21 @@ impl State {
 }
 
 impl Shared {
+    fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// The locked state; EINVAL in a forked child, where a thread that does not exist may hold the lock.
+    fn own_state(&self) -> Result<MutexGuard<'_, State>> {
+        if self.is_here() {
+            return Ok(lock(&self.state));
+        }
+        Err(Error::os("cannot record", Errno::INVAL)
+            .with_why("the recorder belongs to the process that forked this one")
+            .at(self.capture.path.display().to_string())
+            .with_remedy("start another one"))
+    }
+
     fn check(&self, buffer: &RecordBuffer, at: u64, length: u64) -> Result<()> {
         let bytes = buffer.bytes();
         if at.checked_add(length).is_some_and(|end| end <= bytes) {
@@ -417,37 +463,37 @@ impl Shared {
         state.queue.len() as u64 + u64::from(state.writing) < self.capture.in_flight.into()
     }
 
-    /// Waits until a condition is true, and returns the locked state; None on timeout.
+    /// Waits until a condition is true, and returns the locked state; None on timeout. Fails in a forked child.
     fn wait_until(
         &self,
         most: Option<Duration>,
         over: impl Fn(&State) -> bool,
-    ) -> Option<MutexGuard<'_, State>> {
+    ) -> Result<Option<MutexGuard<'_, State>>> {
         let until = most.and_then(|most| Instant::now().checked_add(most));
-        let mut state = lock(&self.state);
+        let mut state = self.own_state()?;
         while !over(&state) {
             state = match until {
                 None => wait(&self.changed, state),
                 Some(until) => {
                     let left = until.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        return None;
+                        return Ok(None);
                     }
                     wait_for(&self.changed, state, left)
                 }
             };
         }
-        Some(state)
+        Ok(Some(state))
     }
 
     /// Waits until all records before a number are acknowledged.
     fn settled(&self, number: u64, most: Option<Duration>) -> Result<bool> {
-        let mut state = lock(&self.state);
+        let mut state = self.own_state()?;
         state.wanted = state.wanted.max(number);
         self.changed.notify_all();
         drop(state);
         let over = |state: &State| state.counts.durable >= number || state.over;
-        let Some(state) = self.wait_until(most, over) else {
+        let Some(state) = self.wait_until(most, over)? else {
             return Ok(false);
         };
         match &state.failed {
@@ -560,7 +606,7 @@ impl Shared {
     fn work(&self) {
         loop {
             let over = |state: &State| !state.queue.is_empty() || state.closing;
-            let Some(mut state) = self.wait_until(None, over) else {
+            let Ok(Some(mut state)) = self.wait_until(None, over) else {
                 return;
             };
             let Some(item) = state.queue.pop_front() else {
@@ -569,19 +615,27 @@ impl Shared {
             state.writing += 1;
             let failed = state.failed.clone();
             drop(state);
-            let done = match failed {
-                Some(error) => Err(error),
-                None => {
-                    let range = (item.at, item.length);
-                    item.buffer
-                        .0
-                        .write(range, (&item.file.growing, item.offset), &self.how)
-                }
-            };
             let number = item.number;
-            // The memory must be released before the ticket says so.
-            drop(item);
-            self.landed(number, done);
+            let write = || {
+                let done = match failed {
+                    Some(error) => Err(error),
+                    None => {
+                        let (range, to) = ((item.at, item.length), &item.file.growing);
+                        item.buffer.0.write(range, (to, item.offset), &self.how)
+                    }
+                };
+                // The memory must be released before the ticket says so.
+                drop(item);
+                done
+            };
+            // The memory is a caller's, whose code may panic when it is released.
+            match catch_unwind(AssertUnwindSafe(write)) {
+                Ok(done) => self.landed(number, done),
+                Err(cause) => {
+                    self.landed(number, Err(panicked()));
+                    resume_unwind(cause);
+                }
+            }
             self.make_ready();
         }
     }
@@ -652,7 +706,7 @@ impl Shared {
                 .sync_interval
                 .map(|time| time.saturating_sub(since.elapsed()));
             let left = left.map(|left| left.max(Duration::from_millis(1)));
-            let Some(state) = self.wait_until(left, over) else {
+            let Ok(Some(state)) = self.wait_until(left, over) else {
                 let unsettled = |state: &State| state.written > state.counts.durable;
                 if !unsettled(&lock(&self.state)) {
                     since = Instant::now();

@@ -87,9 +87,9 @@ impl Beside {
         let cannot = |what: &str, errno| cannot_keep(&self.target, what, errno);
         let is = &old.is;
         place::own(file, is.owner).map_err(|errno| cannot(OWNER, errno))?;
-        let attributes = self.target.open_again(old);
-        let attributes = attributes.and_then(|old| place::attributes(old.as_fd()));
-        let attributes = attributes.map_err(|errno| cannot("its extended attributes", errno))?;
+        let named = (self.target.folder.fd(), &*self.target.name);
+        let attributes = place::attributes(old.fd(), named)
+            .map_err(|errno| cannot("its extended attributes", errno))?;
         let (mut kept, mut left, mut list) = (0, Vec::new(), None);
         for (name, value) in attributes {
             if OF_CONTENTS.iter().any(|of| name == *of) {
@@ -138,13 +138,7 @@ impl Beside {
             Some(Some(list)) => place::set_attribute(file, OsStr::new(LIST), list),
         };
         listed
-            .and_then(|()| {
-                // A file system without permissions of its own has none to set.
-                match !self.replaces && place::look_at(file)?.mode == access.mode {
-                    true => Ok(()),
-                    false => place::set_mode(file, access.mode),
-                }
-            })
+            .and_then(|()| place::set_mode(file, access.mode))
             .map_err(|errno| match self.replaces {
                 true => cannot_keep(&self.target, OWNER, errno),
                 false => Error::os("cannot set its permissions", errno).at(self.target.place()),
@@ -227,15 +221,23 @@ impl Target {
     /// Creates a file, without a name if possible.
     fn open(&self, log: &Reasons) -> Result<(OwnedFd, Option<OsString>)> {
         let refused = match place::nameless(self.folder.fd()) {
-            Ok(file) if place::has_link(file.as_fd()) => {
-                log.add(
-                    "file",
-                    "without a name",
-                    "it gets one when it is complete (O_TMPFILE)",
-                );
-                return Ok((file, None));
-            }
-            Ok(_) => "without /proc an unnamed file cannot be given a name".to_string(),
+            Ok(file) => match place::can_link(file.as_fd()) {
+                Ok(()) => {
+                    log.add(
+                        "file",
+                        "without a name",
+                        "it gets one when it is complete (O_TMPFILE)",
+                    );
+                    return Ok((file, None));
+                }
+                Err(Errno::NOENT) => {
+                    "without /proc an unnamed file cannot be given a name".to_string()
+                }
+                Err(errno) => {
+                    let name = errno_name(errno.raw_os_error());
+                    format!("an unnamed file cannot be given a name: linkat is refused ({name})")
+                }
+            },
             Err(errno @ (Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT)) => {
                 let name = errno_name(errno.raw_os_error());
                 format!("the file system does not support unnamed files ({name})")
@@ -347,7 +349,7 @@ fn may_replace(target: &Target, old: &Found) -> Result<()> {
             return refuse("it is a folder", Errno::ISDIR, "name a file in it".into());
         }
         FileType::BlockDevice => {
-            let remedy = message!["write into it, from a byte on, with ", Opt::Offset];
+            let remedy = message!["to write into it, use ", Opt::InPlace];
             return refuse("it is a block device", Errno::INVAL, remedy);
         }
         _ => {

@@ -13,6 +13,7 @@ use crate::sys::map::{Lent, Mapping, Region, page_size};
 use crate::sys::pagemap::mapped_from;
 use crate::sys::{self, Errno, dmabuf, file, memfd, retry};
 use rustix::fs::FileType;
+use std::ffi::OsStr;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -77,9 +78,17 @@ impl fmt::Display for Origin<'_> {
 impl FromStr for Origin<'_> {
     type Err = Error;
 
+    /// As [`Origin::parse`].
+    fn from_str(text: &str) -> Result<Self> {
+        Self::parse(text.as_ref())
+    }
+}
+
+impl Origin<'_> {
     /// `fd:N`, `fd:N@OFFSET` (in bytes), `-`, or the path of a file. A descriptor is duplicated; EBADF if
     /// it is not open.
-    fn from_str(text: &str) -> Result<Self> {
+    pub fn parse(word: &OsStr) -> Result<Self> {
+        let text = &*word.to_string_lossy();
         let duplicate = |number| {
             file::duplicate(number).map(Arc::new).map_err(|errno| {
                 Error::os("cannot use the descriptor", errno)
@@ -93,7 +102,7 @@ impl FromStr for Origin<'_> {
             return duplicate(0).map(Self::Stream);
         }
         let Some(number) = text.strip_prefix("fd:") else {
-            return Ok(Self::File(text.into()));
+            return Ok(Self::File(word.into()));
         };
         let bad = || {
             let why = format!("'{text}' is not a descriptor; for a file of this name use ./{text}");
@@ -214,6 +223,13 @@ impl<'m> Opened<'m> {
             start: 0,
             bytes: Some(memory.region().len()),
             body: Arc::new(Body::Lent(memory)),
+        }
+    }
+
+    /// Includes memory in children that are forked from now on: those may read it, too.
+    pub(super) fn enter_forks(&self) {
+        if let Some(Ok(map)) = self.memory().and_then(|memory| memory.map.get()) {
+            map.region().leave_out_of_forks(false);
         }
     }
 
@@ -727,7 +743,7 @@ fn of_memory(
             .next_multiple_of(if huge { stat.fs_block } else { 1 }) as usize;
         let writable = match huge {
             true => Mapping::shared_sparse(fd.as_fd(), size),
-            false => Mapping::shared(fd.as_fd(), size.max(1), 1, true),
+            false => Mapping::unforked(fd.as_fd(), size.max(1), 1),
         };
         match writable {
             Ok(map) => (Ok(map), None),

@@ -55,6 +55,8 @@ impl Memory {
                 .at(origin.to_string())
                 .with_remedy("read it into memory and record that"));
         }
+        // A child may record from it with a recorder of its own.
+        opened.enter_forks();
         Ok(Self::new(origin.to_string(), opened))
     }
 

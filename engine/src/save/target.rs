@@ -4,7 +4,7 @@ use super::to::cannot_open;
 use crate::error::{Error, Result};
 use crate::folder::{Folder, split, user};
 use crate::sys::place::{self, Named};
-use crate::sys::{Errno, file};
+use crate::sys::{Errno, sandbox};
 use rustix::fs::FileType;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -72,7 +72,8 @@ impl Target {
                 return Ok(target);
             }
             target.refuse_of_others(&link.is, "it is a link", "name the file that it leads to")?;
-            end = place::target_of(link.fd()).map_err(cannot)?;
+            let target_of = place::target_of(link.fd());
+            end = target_of.map_err(|errno| cannot(errno).of_calls(&[sandbox::READLINKAT]))?;
             above = Some(target.folder);
         }
         Err(cannot(Errno::LOOP).with_why("its symbolic links form a loop"))
@@ -104,18 +105,6 @@ impl Target {
     /// The type of the file that a link of `/proc` leads to.
     pub(super) fn kind_behind(&self) -> Result<FileType, Errno> {
         place::kind(self.folder.fd(), &self.name)
-    }
-
-    /// Opens a file that [`Target::find`] has found for reading its attributes.
-    pub(super) fn open_again(&self, found: &Found) -> Result<OwnedFd, Errno> {
-        if place::has_link(found.fd()) {
-            return file::twin(found.fd());
-        }
-        let opened = place::open_to_read(self.folder.fd(), &self.name)?;
-        match place::look_at(opened.as_fd())?.is(&found.is) {
-            true => Ok(opened),
-            false => Err(Errno::STALE),
-        }
     }
 
     /// Refuses what another user may have put in the way: in a folder that all users may write to, but where only

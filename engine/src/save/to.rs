@@ -10,7 +10,7 @@ use crate::source;
 use crate::sync::lock;
 use crate::sys::block::Device;
 use crate::sys::map::page_size;
-use crate::sys::{Errno, cache, file, memfd, place};
+use crate::sys::{Errno, cache, file, memfd, place, sandbox};
 use rustix::fs::FileType;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -265,7 +265,7 @@ impl To {
             let (choice, why) = match refused {
                 Some(errno) => {
                     let name = errno_name(errno.raw_os_error());
-                    ("not reserved", format!("the file system cannot ({name})"))
+                    ("not reserved", format!("fallocate is refused ({name})"))
                 }
                 None => ("reserved", "before the first write".to_string()),
             };
@@ -441,9 +441,10 @@ fn stat(file: &OwnedFd, path: &Path) -> Result<file::Stat> {
         .map_err(|errno| Error::os("cannot stat", errno).at(path.display().to_string()))
 }
 
-/// Whether the file system does not support reservations.
+/// Whether space cannot be reserved here: the file system does not support it, or a sandbox refuses it.
 fn is_unknown(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV)
+        || sandbox::FALLOCATE.refuses(errno)
 }
 
 /// The error if a file cannot be created, or opened for writing.
@@ -455,16 +456,18 @@ pub(super) fn cannot_open(errno: Errno) -> Error {
         Errno::TXTBSY => error.with_remedy("it is a running program: stop it first"),
         _ => with_usual_remedy(error, errno),
     }
+    .of_calls(&[sandbox::RENAMEAT, sandbox::LINKAT, sandbox::STATX])
 }
 
 /// The error if bytes cannot be written.
 pub(super) fn cannot_write(errno: Errno) -> Error {
-    with_usual_remedy(Error::os("cannot write", errno), errno)
+    with_usual_remedy(Error::os("cannot write", errno), errno).of_calls(&[sandbox::FTRUNCATE])
 }
 
 /// The error if written bytes cannot be synced.
 pub(super) fn cannot_sync(errno: Errno) -> Error {
-    with_usual_remedy(Error::os("cannot sync", errno), errno)
+    let calls = [sandbox::FSYNC, sandbox::FDATASYNC, sandbox::SYNCFS];
+    with_usual_remedy(Error::os("cannot sync", errno), errno).of_calls(&calls)
 }
 
 fn with_usual_remedy(error: Error, errno: Errno) -> Error {

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::folder;
 use crate::save::{Save, cannot_make};
 use crate::source::Source;
-use crate::sys::{Errno, file, place};
+use crate::sys::{Errno, file, place, sandbox};
 use rustix::fs::FileType;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -80,6 +80,7 @@ impl Folder {
                 failed(errno)
                     .with_why("its file system cannot lock the folder (flock(2))")
                     .with_remedy("save to another file system")
+                    .of_calls(&[sandbox::FLOCK])
             })?;
             // The save that had it may have ended, and removed it, in between.
             if self.has_lock(&lock.file).map_err(failed)? {

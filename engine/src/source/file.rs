@@ -91,23 +91,33 @@ fn refusal(why: &str, errno: Errno, remedy: &str) -> Error {
 }
 
 impl Input {
-    /// Opens a regular file or a block device, with and without `O_DIRECT`.
+    /// Opens a regular file or a block device, with and without `O_DIRECT`; `both` says why not with it.
     ///
     /// Refuses anything without contents of a known size: directories, FIFOs, sockets, character
     /// devices, files of `/proc` and similar, and empty files.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn open(path: &Path, both: &Result<(), String>) -> Result<Self> {
         let place = path.display().to_string();
         let buffered = file::open(path, false).map_err(|errno| match errno {
             // What open(2) returns for a socket.
             Errno::NXIO => refusal("is a socket or a device without a driver", errno, REGULAR),
             _ => Error::os("cannot open", errno),
         });
-        Self::of(path, buffered.map_err(|error| error.at(&place))?, path)
+        Self::of(
+            path,
+            buffered.map_err(|error| error.at(&place))?,
+            path,
+            both,
+        )
     }
 
     /// The same for a file that is open for reading; `again` is a path to reopen it, `path` its name in
     /// messages.
-    pub(crate) fn of(path: &Path, buffered: OwnedFd, again: &Path) -> Result<Self> {
+    pub(crate) fn of(
+        path: &Path,
+        buffered: OwnedFd,
+        again: &Path,
+        both: &Result<(), String>,
+    ) -> Result<Self> {
         let place = path.display().to_string();
         let refuse = |why: &str, errno, remedy| refusal(why, errno, remedy).at(&place);
         let stat = file::stat(buffered.as_fd())
@@ -143,7 +153,10 @@ impl Input {
             align: stat.fs_block.max(crate::sys::map::page_size()),
             missed: Mutex::default(),
         };
-        source.direct = source.open_direct(again);
+        source.direct = match both {
+            Ok(()) => source.open_direct(again),
+            Err(why) => Err(why.clone()),
+        };
         Ok(source)
     }
 
@@ -343,7 +356,7 @@ mod tests {
         }
         file.set_len(8 << 20).unwrap();
         file.sync_all().unwrap();
-        let source = Input::open(&path).unwrap();
+        let source = Input::open(&path, &Ok(())).unwrap();
         let small = 4096;
         let whole = source.data(0, 8 << 20, small);
         assert_eq!(
@@ -358,7 +371,7 @@ mod tests {
 
     #[test]
     fn descriptors_are_blocking() {
-        let source = Input::open(&std::env::current_exe().unwrap()).unwrap();
+        let source = Input::open(&std::env::current_exe().unwrap(), &Ok(())).unwrap();
         let fds = [Ok(source.buffered()), source.direct()];
         for fd in fds.into_iter().flatten() {
             let flags = rustix::fs::fcntl_getfl(fd).unwrap();
@@ -368,7 +381,12 @@ mod tests {
 
     #[test]
     fn files_without_fixed_contents_are_refused() {
-        let refused = |path: &str| Input::open(Path::new(path)).err().unwrap().to_string();
+        let refused = |path: &str| {
+            Input::open(Path::new(path), &Ok(()))
+                .err()
+                .unwrap()
+                .to_string()
+        };
         assert!(refused("/proc/self/maps").contains("proc generates this file"));
         assert!(refused("/dev/null").contains("is not a regular file"));
         assert!(refused("/tmp").contains("is a directory (EISDIR)"));

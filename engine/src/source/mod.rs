@@ -8,7 +8,7 @@ mod file;
 
 use crate::error::{Error, Result};
 use crate::sys::block::Device;
-use crate::sys::{Errno, place};
+use crate::sys::{Errno, host, place};
 use file::Input;
 pub(crate) use file::{file_system, in_memory};
 use serde::Serialize;
@@ -89,7 +89,7 @@ impl Source {
     /// As [`Input::open`].
     pub(crate) fn of(path: &Path, file: OwnedFd) -> Result<Self> {
         let link = place::link_of(file.as_fd());
-        let file = Input::of(path, file, &link)?;
+        let file = Input::of(path, file, &link, &Ok(()))?;
         Ok(Self {
             path: path.to_path_buf(),
             parts: vec![Part { file, start: 0 }],
@@ -97,16 +97,33 @@ impl Source {
     }
 
     /// Opens files, at least one, in this order; `path` is the name of all of them in messages.
+    ///
+    /// If two descriptors for each are too many for this process, none of them is read directly.
     pub(crate) fn open_all(path: &Path, files: &[PathBuf]) -> Result<Self> {
-        Self::all(path, files.iter().map(|path| Input::open(path)))
+        let both = Self::room_for_both(files.len());
+        Self::all(path, files.iter().map(|path| Input::open(path, &both)))
+    }
+
+    /// Whether there is room for two descriptors of each file, or why not.
+    fn room_for_both(files: usize) -> Result<(), String> {
+        match files {
+            1 => Ok(()),
+            _ => host::room_for_files(2 * files as u64).map_err(|most| {
+                format!(
+                    "{files} files need two descriptors each for that, and this process may have {most} \
+                     (RLIMIT_NOFILE)"
+                )
+            }),
+        }
     }
 
     /// As [`Source::open_all`], for files that are open for reading.
     #[cfg(feature = "hold")]
     pub(crate) fn of_all(path: &Path, files: Vec<(PathBuf, OwnedFd)>) -> Result<Self> {
+        let both = Self::room_for_both(files.len());
         let files = files.into_iter().map(|(path, file)| {
             let link = place::link_of(file.as_fd());
-            Input::of(&path, file, &link)
+            Input::of(&path, file, &link, &both)
         });
         Self::all(path, files)
     }

@@ -1,15 +1,16 @@
 //! Files: opening them, their properties, where their data is, reading into a region and writing from one.
 
 use super::map::{Region, iovec};
-use super::{Errno, last_errno, retry};
+use super::sandbox::may_return;
+use super::{Errno, host, last_errno, retry, stat};
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use rustix::time::Timespec;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-/// The results of `statx(2)` and `fstatfs(2)` for an open file.
+/// What an open file is, and its file system (fstatfs(2)).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stat {
     pub kind: FileType,
@@ -17,9 +18,9 @@ pub(crate) struct Stat {
     pub identity: (u32, u32, u64),
     /// The block device that it is or is stored on, as major and minor number; major 0 if there is none.
     pub device: (u32, u32),
-    /// Memory and offset alignment of direct I/O, if the kernel reports it (STATX_DIOALIGN, Linux 6.1).
-    /// Zeros mean that direct I/O is not supported.
+    /// As [`stat::Inode::direct`].
     pub direct: Option<(u32, u32)>,
+    /// 0 if a sandbox hides it.
     pub fs_magic: u64,
     pub fs_block: u64,
     /// Number of bytes allocated for it.
@@ -55,6 +56,15 @@ pub(crate) fn twin(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(fd, 3)
 }
 
+/// The same descriptor by the lowest number that is free: other programs may have a low limit on open files, or use
+/// select(2).
+pub(crate) fn lowest(fd: OwnedFd) -> OwnedFd {
+    match twin(fd.as_fd()) {
+        Ok(twin) if twin.as_raw_fd() < fd.as_raw_fd() => twin,
+        _ => fd,
+    }
+}
+
 /// Duplicates a descriptor by a number that was passed to the process.
 pub(crate) fn duplicate(number: i32) -> Result<OwnedFd, Errno> {
     // Not rustix's, which requires an open descriptor: this may be any number.
@@ -67,27 +77,25 @@ pub(crate) fn duplicate(number: i32) -> Result<OwnedFd, Errno> {
 }
 
 pub(crate) fn stat(fd: BorrowedFd<'_>) -> Result<Stat, Errno> {
-    let asked = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
-    let statx = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, asked)?;
-    let told = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN);
-    let fs = rustix::fs::fstatfs(fd)?;
-    let kind = FileType::from_raw_mode(statx.stx_mode.into());
-    // stat reports 0 as the size of a block device.
-    let (size, device) = if kind == FileType::BlockDevice {
-        let size = rustix::fs::seek(fd, SeekFrom::End(0))?;
-        (size, (statx.stx_rdev_major, statx.stx_rdev_minor))
-    } else {
-        (statx.stx_size, (statx.stx_dev_major, statx.stx_dev_minor))
+    let inode = stat::of(fd)?;
+    let (fs_magic, fs_block) = match rustix::fs::fstatfs(fd) {
+        Ok(fs) => (fs.f_type as u64, fs.f_bsize as u64),
+        Err(errno) if may_return(errno) => (0, inode.block),
+        Err(errno) => return Err(errno),
+    };
+    let (size, device) = match inode.kind {
+        FileType::BlockDevice => (rustix::fs::seek(fd, SeekFrom::End(0))?, inode.is_device),
+        _ => (inode.size, inode.device),
     };
     Ok(Stat {
-        kind,
+        kind: inode.kind,
         size,
-        identity: (statx.stx_dev_major, statx.stx_dev_minor, statx.stx_ino),
+        identity: (inode.device.0, inode.device.1, inode.number),
         device,
-        direct: told.then_some((statx.stx_dio_mem_align, statx.stx_dio_offset_align)),
-        fs_magic: fs.f_type as u64,
-        fs_block: fs.f_bsize as u64,
-        allocated: statx.stx_blocks * 512,
+        direct: inode.direct,
+        fs_magic,
+        fs_block,
+        allocated: inode.allocated,
     })
 }
 
@@ -180,6 +188,34 @@ pub(crate) fn read(
     u64::try_from(got).map_err(|_| last_errno())
 }
 
+/// Writes all of a file's dirty pages to its file system, and waits for that. The next store through a mapping
+/// of one of them then updates the file's times; a store to a page that is still dirty does not.
+///
+/// With sync_file_range(2), because fdatasync(2) also waits for the disk's cache; but where the pages belong to
+/// another file (overlayfs), and where it is refused, with fdatasync(2). What refuses both has nothing to write.
+pub(crate) fn write_back(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: the call takes numbers only.
+    let range = || match unsafe { libc::sync_file_range(fd.as_raw_fd(), 0, 0, flags) } {
+        0 => Ok(()),
+        _ => Err(last_errno()),
+    };
+    let failed = |errno: &Errno| [Errno::IO, Errno::NOSPC, Errno::DQUOT].contains(errno);
+    let stacked = rustix::fs::fstatfs(fd)?.f_type as u64 == libc::OVERLAYFS_SUPER_MAGIC as u64;
+    if !stacked {
+        match retry(range) {
+            Err(errno) if !failed(&errno) => {}
+            done => return done,
+        }
+    }
+    match retry(|| rustix::fs::fdatasync(fd)) {
+        Err(errno) if failed(&errno) => Err(errno),
+        _ => Ok(()),
+    }
+}
+
 /// Waits up to `most` until a pipe has something to read, or has ended; returns whether it has.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>, most: Duration) -> Result<bool, Errno> {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
@@ -194,7 +230,7 @@ pub(crate) fn wait_readable(fd: BorrowedFd<'_>, most: Duration) -> Result<bool, 
 /// The maximum size that this process may give to a file, in bytes; None if there is no limit
 /// (RLIMIT_FSIZE).
 pub(crate) fn size_limit() -> Option<u64> {
-    rustix::process::getrlimit(rustix::process::Resource::Fsize).current
+    host::limits(libc::RLIMIT_FSIZE).ok()?.soft
 }
 
 /// pread(2) into `len` bytes at `at` of the region.

@@ -114,6 +114,16 @@ impl Mapping {
         Ok(hole)
     }
 
+    /// As [`Mapping::shared`], writable, and left out of forked children from the start: as long as a child has
+    /// such a mapping, the memory cannot be sealed against writing.
+    pub(crate) fn unforked(fd: BorrowedFd<'_>, len: usize, align: usize) -> Result<Self, Errno> {
+        Self::outside_forks(|| Self::shared(fd, len, align, true))
+    }
+
+    fn outside_forks(map: impl FnOnce() -> Result<Self, Errno>) -> Result<Self, Errno> {
+        super::fork::hold_off(|| map().inspect(|map| map.region().leave_out_of_forks(true)))
+    }
+
     /// `len` bytes of `fd` from its start, copied page by page when written to (MAP_PRIVATE); `align` as in
     /// [`Mapping::shared`]. The kernel does not reserve memory for the copies (MAP_NORESERVE).
     #[cfg(feature = "hold")]
@@ -128,9 +138,11 @@ impl Mapping {
 
     /// `len` bytes of a hugetlb memfd from its start, shared and writable, of which few will be touched:
     /// nothing is reserved for its holes (MAP_NORESERVE). Touching a hole raises SIGBUS if the pool is empty.
+    /// Left out of forked children, as [`Mapping::unforked`].
     pub(crate) fn shared_sparse(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        Self::shared_with(fd, len, prot, MapFlags::SHARED | MapFlags::NORESERVE)
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        Self::outside_forks(|| Self::shared_with(fd, len, prot, flags))
     }
 
     fn shared_with(
@@ -338,6 +350,11 @@ impl View {
 
     pub(crate) fn len(&self) -> u64 {
         self.0.len as u64
+    }
+
+    /// Includes it in children that are forked from now on.
+    pub(crate) fn enter_forks(&self) {
+        self.0.region().leave_out_of_forks(false);
     }
 
     /// Requests transparent huge pages for later accesses.

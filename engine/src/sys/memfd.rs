@@ -1,8 +1,10 @@
 //! memfd: memory with a descriptor, and its seals (memfd_create(2), fcntl(2)).
 
-use super::{Errno, file, retry};
+use super::{Errno, file, last_errno, retry, sandbox};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use std::ffi::CString;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
 /// A sealable memfd named `name`; `huge` takes its pages from the hugetlb pool.
@@ -23,7 +25,22 @@ pub(crate) fn resize(fd: BorrowedFd<'_>, size: u64) -> Result<(), Errno> {
     if file::size_limit().is_some_and(|limit| size > limit) {
         return Err(Errno::FBIG);
     }
-    retry(|| rustix::fs::ftruncate(fd, size))
+    match retry(|| rustix::fs::ftruncate(fd, size)) {
+        Err(errno) if sandbox::FTRUNCATE.refuses(errno) => {
+            let link = super::place::link_of(fd).into_os_string().into_vec();
+            let link = CString::new(link).map_err(|_| Errno::INVAL)?;
+            retry(|| {
+                // SAFETY: a string that ends with NUL.
+                match unsafe { libc::truncate64(link.as_ptr(), size as libc::off64_t) } {
+                    0 => Ok(()),
+                    _ => Err(last_errno()),
+                }
+            })
+            // Not that /proc is missing: what has to be allowed is ftruncate.
+            .map_err(|_| errno)
+        }
+        done => done,
+    }
 }
 
 /// Whether the descriptor can be mapped for writing: it must be open for reading and writing.
@@ -44,8 +61,26 @@ pub(crate) fn seals(fd: BorrowedFd<'_>) -> Result<SealFlags, Errno> {
 
 /// A second descriptor that is open only for reading: its receiver cannot add seals.
 pub(crate) fn read_only(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    reopen(fd, OFlags::RDONLY)
+}
+
+/// A descriptor of the same memfd, with the same access, whose offset, flags and locks no other descriptor
+/// shares (open(2): *open file description*). None for anything but a memfd, and if it cannot be opened, as
+/// without `/proc`. EMFILE, ENFILE and ENOMEM may be over in a moment.
+pub(crate) fn again(fd: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
+    if seals(fd).is_err() {
+        return Ok(None);
+    }
+    match reopen(fd, rustix::fs::fcntl_getfl(fd)? & OFlags::ACCMODE) {
+        Ok(again) => Ok(Some(again)),
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(errno),
+        Err(_) => Ok(None),
+    }
+}
+
+fn reopen(fd: BorrowedFd<'_>, access: OFlags) -> Result<OwnedFd, Errno> {
     let link = super::place::link_of(fd);
-    retry(|| rustix::fs::open(&link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
+    retry(|| rustix::fs::open(&link, access | OFlags::CLOEXEC, Mode::empty()))
 }
 
 /// How often `F_SEAL_WRITE` waits for references to pages; the kernel itself waits about 150 ms each time.

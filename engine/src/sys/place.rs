@@ -1,12 +1,13 @@
 //! Names in a folder, files without names, and making both durable.
 
-use super::{Errno, retry};
+use super::stat::{self, Inode};
+use super::{Errno, retry, sandbox};
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, FlockOperation, Gid, Mode, OFlags, StatxAttributes,
-    StatxFlags, Uid, XattrFlags,
+    AtFlags, FallocateFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, Uid,
+    XattrFlags,
 };
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -78,13 +79,8 @@ pub(crate) fn remove_folder(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), 
 
 /// What a name refers to; None if it does not exist. A symbolic link is not followed.
 pub(crate) fn look_up(folder: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Named>, Errno> {
-    match rustix::fs::statx(
-        folder,
-        name,
-        AtFlags::SYMLINK_NOFOLLOW,
-        StatxFlags::BASIC_STATS,
-    ) {
-        Ok(stat) => Ok(Some(named(&stat))),
+    match stat::name(folder, name) {
+        Ok(inode) => Ok(Some(named(&inode))),
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno),
     }
@@ -92,26 +88,24 @@ pub(crate) fn look_up(folder: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Nam
 
 /// The type of what a name refers to, after following links.
 pub(crate) fn kind(folder: BorrowedFd<'_>, name: &OsStr) -> Result<FileType, Errno> {
-    let stat = rustix::fs::statx(folder, name, AtFlags::empty(), StatxFlags::TYPE)?;
-    Ok(FileType::from_raw_mode(stat.stx_mode.into()))
+    let stat = retry(|| rustix::fs::statat(folder, name, AtFlags::empty()))?;
+    Ok(FileType::from_raw_mode(stat.st_mode))
 }
 
 /// What a descriptor refers to.
 pub(crate) fn look_at(fd: BorrowedFd<'_>) -> Result<Named, Errno> {
-    rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
-        .map(|stat| named(&stat))
+    stat::of(fd).map(|inode| named(&inode))
 }
 
-fn named(stat: &rustix::fs::Statx) -> Named {
-    let fixed = StatxAttributes::IMMUTABLE | StatxAttributes::APPEND;
+fn named(inode: &Inode) -> Named {
     Named {
-        kind: FileType::from_raw_mode(stat.stx_mode.into()),
-        device: (stat.stx_dev_major, stat.stx_dev_minor),
-        inode: stat.stx_ino,
-        owner: (stat.stx_uid, stat.stx_gid),
-        mode: u32::from(stat.stx_mode) & 0o1777,
-        links: stat.stx_nlink,
-        immutable: stat.stx_attributes.intersects(fixed),
+        kind: inode.kind,
+        device: inode.device,
+        inode: inode.number,
+        owner: inode.owner,
+        mode: inode.mode & 0o1777,
+        links: inode.links,
+        immutable: inode.immutable,
     }
 }
 
@@ -166,6 +160,11 @@ pub(crate) fn nameless(folder: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 pub(crate) fn create(folder: BorrowedFd<'_>, name: &OsStr, mode: u32) -> Result<OwnedFd, Errno> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     retry(|| rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(mode)))
+}
+
+/// As [`create`], for a file that only this user may open.
+pub(crate) fn create_private(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
+    create(folder, name, PRIVATE)
 }
 
 /// The permissions of new files, before their restriction.
@@ -240,9 +239,20 @@ pub(crate) fn link(fd: BorrowedFd<'_>, folder: BorrowedFd<'_>, name: &OsStr) -> 
     )
 }
 
-/// Whether [`link`] and [`reopen_direct`] work: they need `/proc`.
+/// Whether there is a link to what a descriptor refers to: it needs `/proc`.
 pub(crate) fn has_link(fd: BorrowedFd<'_>) -> bool {
-    std::fs::symlink_metadata(link_of(fd)).is_ok()
+    stat::link(&link_of(fd)).is_ok()
+}
+
+/// Whether [`link`] works: ENOENT without `/proc`, or what a sandbox returns.
+pub(crate) fn can_link(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    if !has_link(fd) {
+        return Err(Errno::NOENT);
+    }
+    match sandbox::LINKAT.refusal() {
+        Some(errno) => Err(errno),
+        None => Ok(()),
+    }
 }
 
 /// A path to what a descriptor refers to, valid while it is open (proc(5)).
@@ -252,7 +262,87 @@ pub(crate) fn link_of(fd: BorrowedFd<'_>) -> PathBuf {
 
 /// Renames a file within a folder, and atomically replaces the file that has the new name (rename(2)).
 pub(crate) fn rename(folder: BorrowedFd<'_>, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
-    rustix::fs::renameat(folder, from, folder, to)
+    match rustix::fs::renameat(folder, from, folder, to) {
+        Err(errno) if sandbox::RENAMEAT.refuses(errno) => {
+            rustix::fs::renameat_with(folder, from, folder, to, RenameFlags::empty())
+        }
+        done => done,
+    }
+}
+
+/// Renames within a folder; EEXIST if anything has the new name.
+pub(crate) fn rename_new(folder: BorrowedFd<'_>, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
+    match rustix::fs::renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE) {
+        Err(errno) if is_unknown(errno) => {}
+        done => return done,
+    }
+    match rustix::fs::linkat(folder, from, folder, to, AtFlags::empty()) {
+        Ok(()) => return unlink(folder, from),
+        Err(Errno::PERM) => {}
+        Err(errno) => return Err(errno),
+    }
+    // A folder has no other links. An empty folder that has got the name since would be replaced.
+    match look_up(folder, to)? {
+        None => rename(folder, from, to),
+        Some(_) => Err(Errno::EXIST),
+    }
+}
+
+/// Exchanges two names in a folder (renameat2(2)): atomically, unless the kernel, a sandbox or the file system does
+/// not support that. Then the second name does not exist for a moment.
+pub(crate) fn exchange(folder: BorrowedFd<'_>, one: &OsStr, other: &OsStr) -> Result<(), Errno> {
+    match rustix::fs::renameat_with(folder, one, folder, other, RenameFlags::EXCHANGE) {
+        Err(errno) if is_unknown(errno) => {}
+        done => return done,
+    }
+    let mut aside = one.to_os_string();
+    aside.push(".old");
+    rename_new(folder, other, &aside)?;
+    rename(folder, one, other).inspect_err(|_| {
+        let _ = rename(folder, &aside, other);
+    })?;
+    rename(folder, &aside, one)
+}
+
+/// The errors of renameat2(2) for flags that are not supported, or for a call that a sandbox refuses.
+fn is_unknown(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSYS | Errno::INVAL | Errno::PERM) || sandbox::RENAMEAT2.refuses(errno)
+}
+
+/// Sets the group and the permissions of a socket that this process has just made, and returns what it is. A symbolic
+/// link is not followed.
+pub(crate) fn permit_socket(
+    folder: BorrowedFd<'_>,
+    name: &OsStr,
+    group: Option<u32>,
+    mode: u32,
+) -> Result<Named, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = retry(|| rustix::fs::openat(folder, name, flags, Mode::empty()))?;
+    let found = look_at(fd.as_fd())?;
+    if found.kind != FileType::Socket || found.owner.0 != rustix::process::geteuid().as_raw() {
+        return Err(Errno::PERM);
+    }
+    if let Some(group) = group.map(Gid::from_raw) {
+        rustix::fs::chownat(&fd, c"", None, Some(group), AtFlags::EMPTY_PATH)?;
+    }
+    let mode = Mode::from_raw_mode(mode);
+    match has_link(fd.as_fd()) {
+        true => rustix::fs::chmod(link_of(fd.as_fd()), mode)?,
+        false => rustix::fs::chmodat(folder, name, mode, AtFlags::empty())?,
+    }
+    Ok(found)
+}
+
+/// Creates a symbolic link; EEXIST if anything has the name.
+pub(crate) fn symlink(folder: BorrowedFd<'_>, name: &OsStr, target: &Path) -> Result<(), Errno> {
+    rustix::fs::symlinkat(target, folder, name)
+}
+
+/// The target of a symbolic link.
+pub(crate) fn read_link(folder: BorrowedFd<'_>, name: &OsStr) -> Result<PathBuf, Errno> {
+    let target = rustix::fs::readlinkat(folder, name, Vec::new())?;
+    Ok(OsString::from_vec(target.into_bytes()).into())
 }
 
 pub(crate) fn unlink(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
@@ -263,6 +353,15 @@ pub(crate) fn unlink(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> 
 /// closed (flock(2)); EAGAIN if another process has marked it.
 pub(crate) fn mark(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     retry(|| rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive))
+}
+
+/// Locks a file that is open for writing, for this process: until it ends, or closes any descriptor of the file
+/// (F_SETLK in fcntl(2)). EAGAIN if another process has locked it.
+pub(crate) fn lock(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    match rustix::fs::fcntl_lock(fd, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::ACCESS) => Err(Errno::AGAIN),
+        done => done,
+    }
 }
 
 /// Removes a mark immediately: a child that was forked since has the descriptor, too.
@@ -276,27 +375,63 @@ pub(crate) fn own(fd: BorrowedFd<'_>, owner: (u32, u32)) -> Result<(), Errno> {
     if look_at(fd)?.owner == owner {
         return Ok(());
     }
-    let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
-    rustix::fs::fchown(fd, Some(user), Some(group))
+    let (user, group) = (Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1)));
+    match rustix::fs::fchown(fd, user, group) {
+        Err(errno) if sandbox::FCHOWN.refuses(errno) => {
+            let (folder, link) = (rustix::fs::CWD, link_of(fd));
+            rustix::fs::chownat(folder, link, user, group, AtFlags::empty())
+        }
+        done => done,
+    }
 }
 
 /// Sets the permissions of a file.
 pub(crate) fn set_mode(fd: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
-    rustix::fs::fchmod(fd, Mode::from_raw_mode(mode))
+    if look_at(fd)?.mode == mode {
+        return Ok(());
+    }
+    let mode = Mode::from_raw_mode(mode);
+    match rustix::fs::fchmod(fd, mode) {
+        Err(errno) if sandbox::FCHMOD.refuses(errno) => {
+            let (folder, link) = (rustix::fs::CWD, link_of(fd));
+            rustix::fs::chmodat(folder, link, mode, AtFlags::empty())
+        }
+        done => done,
+    }
 }
 
-/// The extended attributes of a file, each with its value. Empty if the file system does not support them. EBADF for a
-/// descriptor of [`find`], unless it [has a link](has_link).
-pub(crate) fn attributes(file: BorrowedFd<'_>) -> Result<Vec<(OsString, Vec<u8>)>, Errno> {
-    let link = has_link(file).then(|| link_of(file));
-    let list = |into: &mut [u8]| match &link {
-        Some(link) => rustix::fs::listxattr(link, into),
-        None => rustix::fs::flistxattr(file, into),
-    };
-    let value_of = |name: &[u8], into: &mut [u8]| match &link {
-        Some(link) => rustix::fs::getxattr(link, name, into),
-        None => rustix::fs::fgetxattr(file, name, into),
-    };
+/// The extended attributes of a file that [`find`] has found under a name, each with its value. Empty if the file system
+/// does not support them.
+pub(crate) fn attributes(
+    file: BorrowedFd<'_>,
+    (folder, name): (BorrowedFd<'_>, &OsStr),
+) -> Result<Vec<(OsString, Vec<u8>)>, Errno> {
+    let link = link_of(file);
+    let by_link = attributes_by(
+        |list| rustix::fs::listxattr(&link, list),
+        |name, value| rustix::fs::getxattr(&link, name, value),
+    );
+    match by_link {
+        // Without /proc, or in a sandbox: this requires permission to read the file.
+        Err(errno) if errno == Errno::NOENT || sandbox::may_return(errno) => {
+            let fd = open_to_read(folder, name)?;
+            let (own, there) = (stat::of(file)?, stat::of(&fd)?);
+            if (own.device, own.number) != (there.device, there.number) {
+                return Err(Errno::STALE);
+            }
+            attributes_by(
+                |list| rustix::fs::flistxattr(&fd, list),
+                |name, value| rustix::fs::fgetxattr(&fd, name, value),
+            )
+        }
+        done => done,
+    }
+}
+
+fn attributes_by(
+    list: impl Fn(&mut [u8]) -> Result<usize, Errno>,
+    get: impl Fn(&[u8], &mut [u8]) -> Result<usize, Errno>,
+) -> Result<Vec<(OsString, Vec<u8>)>, Errno> {
     // xattr(7): no list and no value is larger.
     let mut names = vec![0_u8; 64 << 10];
     let len = match list(&mut names) {
@@ -308,7 +443,7 @@ pub(crate) fn attributes(file: BorrowedFd<'_>) -> Result<Vec<(OsString, Vec<u8>)
     let mut all = Vec::new();
     for name in names.filter(|name| !name.is_empty()) {
         let mut value = vec![0_u8; 64 << 10];
-        match value_of(name, &mut value) {
+        match get(name, &mut value) {
             Ok(len) => value.truncate(len),
             // Removed since.
             Err(Errno::NODATA) => continue,
@@ -332,9 +467,10 @@ pub(crate) fn set_attribute(fd: BorrowedFd<'_>, name: &OsStr, value: &[u8]) -> R
 
 /// Removes an extended attribute of a file, if it has it.
 pub(crate) fn remove_attribute(fd: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
-    match rustix::fs::fremovexattr(fd, name) {
+    let mut size = [0_u8; 0];
+    match rustix::fs::fgetxattr(fd, name, &mut size[..]) {
         Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
-        done => done,
+        _ => rustix::fs::fremovexattr(fd, name),
     }
 }
 
@@ -357,17 +493,27 @@ pub(crate) fn punch(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), Errno> 
 /// synced after a checkpoint has the number 0, which `f2fs_wait_on_node_pages_writeback()` takes for none:
 /// so fdatasync would send the flush while the node is still being written (Linux 6.12, and others).
 pub(crate) fn sync_data(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    retry(|| rustix::fs::fdatasync(fd))?;
-    let fs = rustix::fs::fstatfs(fd)?;
-    match fs.f_type as u64 == libc::F2FS_SUPER_MAGIC as u64 {
-        true => sync_all(fd),
-        false => Ok(()),
+    match retry(|| rustix::fs::fdatasync(fd)) {
+        Err(errno) if sandbox::FDATASYNC.refuses(errno) => retry(|| rustix::fs::fsync(fd))?,
+        done => done?,
+    }
+    match rustix::fs::fstatfs(fd) {
+        Ok(fs) if fs.f_type as u64 != libc::F2FS_SUPER_MAGIC as u64 => Ok(()),
+        Err(errno) if !sandbox::may_return(errno) => Err(errno),
+        _ => sync_all(fd),
     }
 }
 
 /// As [`sync_data`], including owner, permissions and attributes; for a folder, its names (fsync(2)).
 pub(crate) fn sync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    retry(|| rustix::fs::fsync(fd))
+    match retry(|| rustix::fs::fsync(fd)) {
+        Err(errno) if sandbox::FSYNC.refuses(errno) => {
+            // Before Linux 5.8, syncfs does not report failed writes.
+            retry(|| rustix::fs::fdatasync(fd))?;
+            sync_all(fd)
+        }
+        done => done,
+    }
 }
 
 /// As [`sync`], for everything in the file system of a file (syncfs(2)).

@@ -33,20 +33,42 @@ pub(crate) fn folder(pid: u32) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}"))
 }
 
-/// The visible processes, in no order.
+/// The visible processes, in no order. ENOENT if `/proc` is not mounted.
 pub(crate) fn all() -> Result<Vec<u32>, Errno> {
     let mut pids = Vec::new();
     for entry in fs::read_dir("/proc").map_err(errno)? {
         let name = entry.map_err(errno)?.file_name();
         pids.extend(name.to_str().and_then(|name| name.parse::<u32>().ok()));
     }
-    Ok(pids)
+    match pids.is_empty() {
+        // At least this process would be visible.
+        true => Err(Errno::NOENT),
+        false => Ok(pids),
+    }
 }
 
 /// Whether a process exists, even if `/proc` hides it.
 pub(crate) fn exists(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)))
+}
+
+/// What distinguishes a process from others that get its number later: this PID namespace, and when it started (proc(5)).
+/// None if it has ended, or without `/proc`.
+pub(crate) fn identity(pid: u32) -> Option<String> {
+    let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
+    let stat = fs::read_to_string(folder(pid).join("stat")).ok()?;
+    // The name before it may contain anything.
+    let fields = stat.rsplit_once(')')?.1;
+    let started = fields.split_whitespace().nth(19)?;
+    Some(format!("{} {started}", namespace.display()))
+}
+
+/// Whether a process does not run, because of a signal or a debugger. False if that cannot be found out.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    let text = text(&folder(pid).join("status")).unwrap_or_default();
+    let state = text.lines().find_map(|line| line.strip_prefix("State:"));
+    state.is_some_and(|state| state.trim_start().starts_with(['T', 't']))
 }
 
 /// The file `status` of this folder.

@@ -1,6 +1,7 @@
 //! Unix sockets: send descriptors and a few bytes (SCM_RIGHTS, unix(7)), and identify the other end.
 
 use super::{Errno, last_errno, retry};
+use rustix::fs::Mode;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -97,15 +98,40 @@ pub(crate) fn receive_bytes(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<
     }
 }
 
+/// How much the other end has not received yet of what was sent: 0 if it has received everything, or has
+/// closed the socket. The number includes the kernel's overhead (SIOCOUTQ).
+pub(crate) fn unreceived(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let mut count = Queued(0);
+    super::ioctl::request(socket, &mut count)?;
+    Ok(u64::try_from(count.0).unwrap_or(0))
+}
+
+#[repr(C)]
+struct Queued(libc::c_int);
+
+// SAFETY: the kernel writes one int (unix_ioctl).
+unsafe impl super::ioctl::Argument for Queued {
+    const OPCODE: super::ioctl::Opcode = libc::TIOCOUTQ as super::ioctl::Opcode;
+}
+
+/// Two connected sockets that preserve message boundaries, and block.
+pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
 /// A non-blocking socket that preserves message boundaries (SOCK_SEQPACKET).
 fn seqpacket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Creates a socket with this path; connecting is possible only after [`listen`].
-pub(crate) fn bind(path: &Path) -> Result<OwnedFd, Errno> {
+/// Creates a socket with this path, whose file has at most the permissions `mode`; connecting is possible only after
+/// [`listen`].
+pub(crate) fn bind(path: &Path, mode: u32) -> Result<OwnedFd, Errno> {
     let socket = seqpacket()?;
+    // The file gets the permissions of the socket, less umask(2).
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
     at(path, |address| rustix::net::bind(&socket, address))?;
     Ok(socket)
 }

@@ -8,7 +8,7 @@ use crate::flow::feed::Feed;
 use crate::message::{Opt, message};
 use crate::options::{Allocation, Pages};
 use crate::sync;
-use crate::sys::{Errno, numa};
+use crate::sys::{Errno, numa, sandbox};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -140,7 +140,7 @@ impl<'a> Steps<'a> {
                     after(idle);
                 }
                 // A kernel before 5.14, or a sandbox: the reads fault their pages in.
-                Err(errno @ (Errno::INVAL | Errno::NOSYS | Errno::PERM)) => {
+                Err(errno) if errno == Errno::INVAL || sandbox::may_return(errno) => {
                     feed.publish(u64::MAX);
                     return Some(errno);
                 }

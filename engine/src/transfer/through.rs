@@ -13,7 +13,7 @@ use crate::options::Pages;
 use crate::sink::{Memory, Piece, Ring, Sink, Slot};
 use crate::sync;
 use crate::sys::usage::Bell;
-use crate::sys::{Errno, numa};
+use crate::sys::{Errno, numa, sandbox};
 use std::collections::VecDeque;
 
 /// The work, and the ring that it goes through.
@@ -153,7 +153,8 @@ impl<'a> Through<'a> {
             let len = self.slot.min(self.ring.memory().len() - at);
             match self.ring.populate(at, len) {
                 // A kernel before 5.14, or a sandbox: the first reads fault them in.
-                Ok(()) | Err(Errno::INVAL | Errno::NOSYS | Errno::PERM) => {}
+                Ok(()) | Err(Errno::INVAL) => {}
+                Err(errno) if sandbox::may_return(errno) => {}
                 Err(errno) => {
                     return Err(Error::os("cannot allocate memory", errno)
                         .at(format!("a ring of {} bytes", self.ring.memory().len())));

@@ -337,6 +337,28 @@ def test_memory_for_several_nodes_cannot_become_executable() -> None:
     assert seals & F_SEAL_EXEC
 
 
+def test_a_child_forked_meanwhile_does_not_keep_memory_for_several_nodes_from_being_sealed() -> (
+    None
+):
+    from dmafile._stripes import _Memory
+
+    memory = _Memory([(Path("x"), 4096)])
+    over, ended = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ended)
+        os.read(over, 1)
+        os._exit(0)
+    memory.unmap()
+    try:
+        fcntl.fcntl(memory.fds[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    finally:
+        os.close(ended)
+        os.waitpid(child, 0)
+        os.close(over)
+        memory.close()
+
+
 def test_stripes_have_at_most_64_mib() -> None:
     from dmafile._stripes import _pieces
 

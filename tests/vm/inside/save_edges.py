@@ -37,10 +37,15 @@ class Edges:
         self.count = 0
         self.pinned = pinned()
 
-    def save(self, case: str, source: int, to: str, size: int, start: int = 0) -> None:
+    def save(
+        self, case: str, source: int, to: Path, size: int, start: int = 0, at: int | None = None
+    ) -> None:
         self.count += 1
         words = [self.dmafile, "save", f"--from=fd:{source}@{start}", f"--length={size}"]
-        done = subprocess.run([*words, "--quiet", to], pass_fds=(source,), capture_output=True)
+        if at is not None:
+            words.append(f"--offset={at}")
+        words += ("--quiet", str(to))
+        done = subprocess.run(words, pass_fds=(source,), capture_output=True)
         assert (done.returncode, done.stderr) == (0, b""), f"{case}: {done}"
 
     def whole(self, source: str, fd: int, data: bytes, folder: Path) -> None:
@@ -50,7 +55,7 @@ class Edges:
         for number, size in enumerate(SIZES):
             start = OFFSETS[number % len(OFFSETS)]
             case = f"{size} bytes from {start} of {source} to {folder}"
-            self.save(case, fd, str(to), size, start)
+            self.save(case, fd, to, size, start)
             assert sha256(to) == hashlib.sha256(data[start : start + size]).hexdigest(), case
             assert names_in(folder) == names, f"{case}: {names_in(folder)}"
         to.unlink()
@@ -78,7 +83,7 @@ class Edges:
             with to.open("rb+") as file:
                 file.write(around)
                 os.fsync(file.fileno())
-            self.save(case, fd, f"{to}@{at}", size, start)
+            self.save(case, fd, to, size, start, at)
             want = around[:at] + data[start : start + size] + around[at + size :]
             head = subprocess.run(("head", f"--bytes={room}", str(to)), stdout=subprocess.PIPE)
             assert head.stdout == want, f"{case}: {difference(head.stdout, want)}"
@@ -86,7 +91,7 @@ class Edges:
     def holes(self, source: str, fd: int, data: bytes, folder: Path) -> None:
         """All of a sparse file: its holes take no space."""
         to = folder / "to"
-        self.save(f"all of {source} to {folder}", fd, str(to), ROOM)
+        self.save(f"all of {source} to {folder}", fd, to, ROOM)
         assert sha256(to) == hashlib.sha256(data).hexdigest(), folder
         space = to.stat().st_blocks * 512
         assert space <= sum(end - start + 2 * BLOCK for start, end in PIECES), (folder, space)

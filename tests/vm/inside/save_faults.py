@@ -234,7 +234,8 @@ def full(saves: Saves, *systems: str) -> None:
             command = [saves.dmafile, "save", "--quiet", "--from=-", str(folder / "to")]
             saves.fails(folder, command, "(ENOSPC)", stdin=BLOB[:SIZE], at=fs)
             # In place and past the end: there is room for the part inside the file.
-            command = [saves.dmafile, "save", "--quiet", f"--from={SOURCE}", f"{folder}/to@0"]
+            command = [saves.dmafile, "save", "--quiet", f"--from={SOURCE}", "--offset=0"]
+            command.append(str(folder / "to"))
             size = (folder / "to").stat().st_size
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 1, done

@@ -90,12 +90,13 @@ class Saves:
     ) -> Any:
         """Saves a part of this memory as a file, or into a file; returns the report."""
         self.count += 1
-        place = str(to) if at is None else f"{to}@{at}"
-        case = f"{size} bytes from {start} of {kind} to {place} by {' '.join(words)}"
+        if at is not None:
+            words = (*words, f"--offset={at}")
+        case = f"{size} bytes from {start} of {kind} to {to} by {' '.join(words)}"
         before = to.read_bytes() if at is not None else b""
         names = names_in(to.parent) | {to.name}
         self.report.unlink(missing_ok=True)
-        command = self.words(kind, place, *words, start=start, size=size)
+        command = self.words(kind, str(to), *words, start=start, size=size)
         done = self.run(kind, command)
         assert done.returncode == 0, f"{case}: {done.stderr}"
         report = json.loads(self.report.read_text())

@@ -1,11 +1,14 @@
 //! GGUF: counts, typed metadata, descriptions of tensors, then their bytes, aligned.
 //!
 //! All numbers are little-endian. Each count and length is checked against the remaining bytes
-//! of the file before it is used, and memory grows only with what has been read.
+//! of the file before it is used, and memory grows only with what has been read. Names and shapes have no other
+//! limits, although ggml has: other programs write longer names and more dimensions, which the `gguf` package
+//! reads, too.
 
 use super::{Bad, Entry, Format, MAX_HEADER, Table, Value, elements, fill, in_order, quoted};
 use crate::format::Dtype;
 use std::collections::{BTreeMap, btree_map};
+use std::fmt::Write as _;
 use std::io::{BufReader, Read};
 
 /// The first bytes of a file.
@@ -17,19 +20,8 @@ const ALIGNMENT: &str = "general.alignment";
 /// Tensor alignment of a file without that key.
 const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// Valid alignments: the format requires multiples of 8, and no page is larger than 1 GiB.
-const ALIGNMENTS: std::ops::RangeInclusive<u64> = 8..=1 << 30;
-
-/// The maximum length of a key in bytes.
-const MAX_KEY: u64 = 65535;
-
-/// The maximum length of a tensor's name in bytes.
-const MAX_NAME: u64 = 64;
-
-/// The maximum number of dimensions of a tensor.
-const MAX_DIMENSIONS: u32 = 4;
-
-/// The maximum nesting of lists. The format has no limit, but no known file nests them at all.
+/// The maximum nesting of lists, which are read recursively. The format has no limit, but no known file nests
+/// them at all.
 const MAX_DEPTH: u32 = 4;
 
 /// Texts are read in steps of this many bytes, so that memory is allocated only as they arrive.
@@ -167,24 +159,30 @@ impl<R: Read> Header<R> {
         }
     }
 
-    /// A text of at most `most` bytes.
-    fn text(&mut self, most: u64) -> Result<String, Bad> {
+    /// The bytes of a string.
+    fn string(&mut self) -> Result<Vec<u8>, Bad> {
         let length = self.u64()?;
-        let start = self.at;
         self.room(length, 1, "bytes of a string")?;
-        if length > most {
-            return Err(Bad::new(format!(
-                "a name of {length} bytes at byte {start}: at most {most} are allowed"
-            )));
-        }
         let mut bytes = Vec::new();
         while (bytes.len() as u64) < length {
             let have = bytes.len();
             bytes.resize((length as usize).min(have + STEP), 0);
             self.fill(&mut bytes[have..])?;
         }
+        Ok(bytes)
+    }
+
+    /// The name of a tensor or value, by which others refer to it.
+    fn name(&mut self) -> Result<String, Bad> {
+        let bytes = self.string()?;
+        let start = self.at - bytes.len() as u64;
         String::from_utf8(bytes)
-            .map_err(|_| Bad::new(format!("a string at byte {start} is not UTF-8")))
+            .map_err(|_| Bad::new(format!("a name at byte {start} is not UTF-8")))
+    }
+
+    /// A text. The tokens of a vocabulary may be parts of characters, which are escaped.
+    fn text(&mut self) -> Result<String, Bad> {
+        String::from_utf8(self.string()?).or_else(|error| Ok(escaped(error.as_bytes())))
     }
 
     /// The metadata, and the alignment that it sets.
@@ -192,10 +190,7 @@ impl<R: Read> Header<R> {
         let mut metadata = BTreeMap::new();
         let mut alignment = DEFAULT_ALIGNMENT;
         for _ in 0..pairs {
-            let key = self.text(MAX_KEY)?;
-            if key.is_empty() {
-                return Err(Bad::new(format!("an empty key before byte {}", self.at)));
-            }
+            let key = self.name()?;
             let kind = self.kind()?;
             let value = self.value(kind, 0)?;
             if key == ALIGNMENT {
@@ -237,7 +232,7 @@ impl<R: Read> Header<R> {
             Kind::I32 => Value::Signed(self.i32()?.into()),
             Kind::F32 => Value::Float(self.f32()?.into()),
             Kind::Bool => Value::Bool(self.bool()?),
-            Kind::Text => Value::Text(self.text(u64::MAX)?),
+            Kind::Text => Value::Text(self.text()?),
             Kind::List => self.list(depth)?,
             Kind::U64 => Value::Unsigned(self.u64()?),
             Kind::I64 => Value::Signed(self.i64()?),
@@ -264,7 +259,7 @@ impl<R: Read> Header<R> {
             Kind::I32 => Value::Signeds(self.several(count, |from| from.i32().map(i64::from))?),
             Kind::F32 => Value::Floats(self.several(count, |from| from.f32().map(f64::from))?),
             Kind::Bool => Value::Bools(self.several(count, Self::bool)?),
-            Kind::Text => Value::Texts(self.several(count, |from| from.text(u64::MAX))?),
+            Kind::Text => Value::Texts(self.several(count, Self::text)?),
             Kind::List => Value::Lists(self.several(count, |from| from.list(depth + 1))?),
             Kind::U64 => Value::Unsigneds(self.several(count, Self::u64)?),
             Kind::I64 => Value::Signeds(self.several(count, Self::i64)?),
@@ -286,16 +281,12 @@ impl<R: Read> Header<R> {
 
     /// A tensor, with its offset counted from the start of the data.
     fn tensor(&mut self, alignment: u64) -> Result<Entry, Bad> {
-        let name = self.text(MAX_NAME)?;
+        let name = self.name()?;
         let unsound = |what: String| Err(Bad::new(format!("the tensor {} {what}", quoted(&name))));
 
-        let dimensions = self.u32()?;
-        if dimensions > MAX_DIMENSIONS {
-            return unsound(format!(
-                "has {dimensions} dimensions, more than {MAX_DIMENSIONS}"
-            ));
-        }
-        let mut shape = self.several(dimensions.into(), Self::u64)?;
+        let dimensions = u64::from(self.u32()?);
+        self.room(dimensions, 8, "dimensions")?;
+        let mut shape = self.several(dimensions, Self::u64)?;
         // The format has the fastest-varying dimension first.
         shape.reverse();
 
@@ -308,9 +299,9 @@ impl<R: Read> Header<R> {
         };
         let block = dtype.block_elements();
         let row = shape.last().copied().unwrap_or(1);
-        if !row.is_multiple_of(block) || (block > 1 && count == 0) {
+        if !row.is_multiple_of(block) {
             return unsound(format!(
-                "has rows of {row} elements, {count} in all, but {dtype} comes in blocks of {block}"
+                "has rows of {row} elements, but {dtype} comes in blocks of {block}"
             ));
         }
         let Some(bytes) = dtype.bytes(count) else {
@@ -336,20 +327,27 @@ impl<R: Read> Header<R> {
 /// The alignment that the metadata sets.
 fn aligned(kind: Kind, value: &Value) -> Result<u64, Bad> {
     match *value {
-        Value::Unsigned(bytes)
-            if kind == Kind::U32 && bytes.is_power_of_two() && ALIGNMENTS.contains(&bytes) =>
-        {
-            Ok(bytes)
-        }
+        Value::Unsigned(bytes) if kind == Kind::U32 && bytes.is_power_of_two() => Ok(bytes),
         Value::Unsigned(bytes) if kind == Kind::U32 => Err(Bad::new(format!(
-            "{ALIGNMENT} is {bytes}: it must be a power of two from {} to {}",
-            ALIGNMENTS.start(),
-            ALIGNMENTS.end()
+            "{ALIGNMENT} is {bytes}: it must be a power of two"
         ))),
         _ => Err(Bad::new(format!(
             "{ALIGNMENT} is not an unsigned number of 32 bits"
         ))),
     }
+}
+
+/// A text in which each byte that is not UTF-8 is written as `\xNN`.
+fn escaped(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        for byte in chunk.invalid() {
+            // Writing to a String does not fail.
+            let _ = write!(text, "\\x{byte:02x}");
+        }
+    }
+    text
 }
 
 /// The type of a value, with its number in the format.

@@ -16,11 +16,12 @@ fn file(pairs: &[Vec<u8>], tensors: &[Vec<u8>], data: usize) -> Vec<u8> {
     file
 }
 
-fn text(text: &str) -> Vec<u8> {
-    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+fn text(text: impl AsRef<[u8]>) -> Vec<u8> {
+    let text = text.as_ref();
+    [&(text.len() as u64).to_le_bytes(), text].concat()
 }
 
-fn pair(key: &str, kind: Kind, value: &[u8]) -> Vec<u8> {
+fn pair(key: impl AsRef<[u8]>, kind: Kind, value: &[u8]) -> Vec<u8> {
     [&text(key)[..], &(kind as u32).to_le_bytes(), value].concat()
 }
 
@@ -34,7 +35,7 @@ fn list(kind: Kind, count: u64, values: &[u8]) -> Vec<u8> {
 }
 
 /// `dims` are in the order of the file.
-fn tensor(name: &str, dims: &[u64], dtype: u32, offset: u64) -> Vec<u8> {
+fn tensor(name: impl AsRef<[u8]>, dims: &[u64], dtype: u32, offset: u64) -> Vec<u8> {
     let mut tensor = text(name);
     tensor.extend((dims.len() as u32).to_le_bytes());
     tensor.extend(dims.iter().flat_map(|dim| dim.to_le_bytes()));
@@ -103,9 +104,14 @@ fn a_vocabulary_has_no_tensors_and_may_end_with_its_metadata() {
 fn the_alignment_comes_from_the_metadata() {
     let aligned = |bytes: u32| pair(ALIGNMENT, Kind::U32, &bytes.to_le_bytes());
     let tensors = [tensor("a", &[8], 24, 0), tensor("b", &[8], 24, 8)];
-    let table = read(&file(&[aligned(8)], &tensors, 32)).unwrap();
-    assert_eq!(table.tensors[1].offset, table.data + 8);
-    for bytes in [0, 1, 4, 24, 33, 1 << 31] {
+    for bytes in [1, 2, 4, 8] {
+        let table = read(&file(&[aligned(bytes)], &tensors, 32)).unwrap();
+        assert_eq!(table.tensors[1].offset, table.data + 8);
+        assert!(table.data.is_multiple_of(bytes.into()));
+    }
+    let text = refusal(&file(&[aligned(1 << 31)], &tensors[..1], 32));
+    assert!(text.contains("but the data has 0 bytes"), "{text}");
+    for bytes in [0, 24, 33] {
         let text = refusal(&file(&[aligned(bytes)], &tensors, 32));
         assert!(text.contains("general.alignment is"), "{text}");
     }
@@ -136,12 +142,10 @@ fn invalid_tensors_are_refused() {
             "8 bytes at data offset 18446744073709551584",
         ),
         (&[8], 24, 1, "not at a multiple of 32"),
-        (&[1, 1, 1, 1, 1], 24, 0, "5 dimensions"),
         (&[1 << 32, 1 << 31], 24, 0, "too many elements"),
         (&[1 << 62], 28, 0, "more bytes than can be counted"),
         (&[31, 32], 2, 0, "rows of 31 elements"),
-        (&[0], 2, 0, "rows of 0 elements"),
-        (&[32, 0], 2, 0, "rows of 32 elements, 0 in all"),
+        (&[31, 0], 2, 0, "rows of 31 elements"),
         (&[], 2, 0, "rows of 1 elements"),
         (&[1], 4, 0, "unknown type 4"),
         (&[1], u32::MAX, 0, "unknown type 4294967295"),
@@ -153,10 +157,58 @@ fn invalid_tensors_are_refused() {
     assert!(refusal(&file(&[], &two, 64)).contains(r#"the tensors "a" and "b" share bytes"#));
     let twice = [tensor("a", &[1], 24, 0), tensor("a", &[1], 24, 32)];
     assert!(refusal(&file(&[], &twice, 64)).contains("two tensors are named \"a\""));
-    let long = "n".repeat(64);
-    assert!(read(&file(&[], &[tensor(&long, &[1], 24, 0)], 64)).is_ok());
-    let long = "n".repeat(65);
-    assert!(refusal(&file(&[], &[tensor(&long, &[1], 24, 0)], 64)).contains("65 bytes"));
+    let unfit = [tensor(b"a\xff", &[1], 24, 0)];
+    assert!(refusal(&file(&[], &unfit, 64)).contains("not UTF-8"));
+    let mut many = tensor("a", &[1, 1, 1], 24, 0);
+    many[9..13].fill(0xff);
+    let text = refusal(&file(&[], &[many], 64));
+    assert!(text.contains("4294967295 dimensions claimed"), "{text}");
+}
+
+/// ggml has room for 4 dimensions and names of 63 bytes. The format has no such limits, and other programs
+/// write more.
+#[test]
+fn names_and_shapes_that_ggml_has_no_room_for_are_read() {
+    let name = "n".repeat(100_000);
+    let dims = [2, 2, 1, 3, 4, 1, 2];
+    let key = "k".repeat(70_000);
+    let pairs = [pair(&key, Kind::U8, &[1]), pair("", Kind::U8, &[2])];
+    let table = read(&file(&pairs, &[tensor(&name, &dims, 0, 0)], 384)).unwrap();
+    assert_eq!(table.metadata[&key], Value::Unsigned(1));
+    assert_eq!(table.metadata[""], Value::Unsigned(2));
+    let tensor = &table.tensors[0];
+    assert_eq!((&tensor.name, tensor.bytes), (&name, 384));
+    assert_eq!(tensor.shape, [2, 1, 4, 3, 1, 2, 2]);
+}
+
+#[test]
+fn empty_tensors_of_blocks_are_read() {
+    for dims in [&[0][..], &[32, 0], &[0, 7]] {
+        let table = read(&file(&[], &[tensor("a", dims, 2, 0)], 0)).unwrap();
+        assert_eq!(
+            (table.tensors[0].dtype, table.tensors[0].bytes),
+            (Dtype::Q4_0, 0)
+        );
+    }
+}
+
+/// Tokens of a vocabulary may be parts of characters.
+#[test]
+fn values_that_are_not_utf8_are_escaped() {
+    let texts = [
+        text("é"),
+        text(b"\xc3"),
+        text(b"\xa9 \xff\x00"),
+        text(b"\xed\xa0\x80"),
+    ];
+    let pairs = [
+        pair("one", Kind::Text, &text(b"a\xff\xfe\xc3\xa9")),
+        pair("many", Kind::List, &list(Kind::Text, 4, &texts.concat())),
+    ];
+    let metadata = read(&file(&pairs, &[], 0)).unwrap().metadata;
+    assert_eq!(metadata["one"], Value::Text(r"a\xff\xfeé".into()));
+    let many = ["é", r"\xc3", "\\xa9 \\xff\0", r"\xed\xa0\x80"];
+    assert_eq!(metadata["many"], Value::Texts(many.map(Into::into).into()));
 }
 
 #[test]
@@ -168,7 +220,6 @@ fn invalid_metadata_is_refused() {
     assert!(read(&file(&[pair("k", Kind::List, &deep)], &[], 0)).is_ok());
     let deeper = list(Kind::List, 1, &deep);
     let byte = pair("k", Kind::U8, &[0]);
-    let unfit = [&2_u64.to_le_bytes()[..], b"\xff\xff"].concat();
     for (pairs, expected) in [
         (
             vec![pair("k", Kind::List, &deeper)],
@@ -176,12 +227,7 @@ fn invalid_metadata_is_refused() {
         ),
         (vec![pair("k", Kind::Bool, &[2])], "boolean of 2"),
         (vec![byte.clone(), byte], "two values for the key \"k\""),
-        (vec![pair("", Kind::U8, &[0])], "empty key"),
-        (
-            vec![pair(&"k".repeat(65536), Kind::U8, &[0])],
-            "name of 65536 bytes",
-        ),
-        (vec![pair("k", Kind::Text, &unfit)], "not UTF-8"),
+        (vec![pair(b"k\xff", Kind::U8, &[0])], "not UTF-8"),
         (
             vec![pair("k", Kind::Text, &[0xff; 8])],
             "18446744073709551615 bytes of a string",
@@ -272,7 +318,7 @@ fn value() -> impl Strategy<Value = (Kind, Vec<u8>, Value)> {
         }),
         ".*".prop_map(|all| (Kind::Text, text(&all), Value::Text(all))),
         texts.prop_map(|all| {
-            let bytes: Vec<u8> = all.iter().flat_map(|one| text(one)).collect();
+            let bytes: Vec<u8> = all.iter().flat_map(text).collect();
             (
                 Kind::List,
                 list(Kind::Text, all.len() as u64, &bytes),
@@ -285,11 +331,11 @@ fn value() -> impl Strategy<Value = (Kind, Vec<u8>, Value)> {
 /// A file and the table in it.
 fn good() -> impl Strategy<Value = (Vec<u8>, Table)> {
     let types: Vec<u32> = (0..64).filter(|&id| dtype(id).is_some()).collect();
-    let shape = prop::collection::vec(1_u64..4, 0..=MAX_DIMENSIONS as usize);
+    let shape = prop::collection::vec(1_u64..4, 0..=5);
     let tensors =
-        prop::collection::btree_map(".{0,16}", (prop::sample::select(types), shape), 0..6);
-    let metadata = prop::collection::btree_map("[a-z0-9_.]{1,20}", value(), 0..6);
-    (metadata, tensors, 3..8_u32).prop_map(|(mut metadata, tensors, shift)| {
+        prop::collection::btree_map(".{0,90}", (prop::sample::select(types), shape), 0..6);
+    let metadata = prop::collection::btree_map("[a-z0-9_.]{0,20}", value(), 0..6);
+    (metadata, tensors, 0..8_u32).prop_map(|(mut metadata, tensors, shift)| {
         let alignment = 1_u32 << shift;
         metadata.insert(
             ALIGNMENT.into(),

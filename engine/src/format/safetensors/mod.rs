@@ -93,13 +93,13 @@ fn parse(header: &[u8]) -> Result<Header, Bad> {
             PREFIX as usize + error.valid_up_to()
         ))
     })?;
+    // Most writers use spaces to align the data; the format's own reader accepts what JSON does.
+    let text = text.trim_matches([' ', '\t', '\r', '\n']);
     if !text.starts_with('{') {
         return Err(Bad::new("the header does not start with {"));
     }
-    // Writers use spaces to align the data; JSON would allow other whitespace.
-    let text = text.trim_end_matches(' ');
     if !text.ends_with('}') {
-        return Err(Bad::new("the header does not end with } and spaces"));
+        return Err(Bad::new("the header does not end with } and whitespace"));
     }
     let header = serde_json::from_str(text).map(|Object(header)| header);
     header.map_err(|error| {
@@ -229,13 +229,15 @@ impl FromObject for Header {
         while let Some(name) = object.next_key::<String>()? {
             if name != "__metadata__" {
                 tensors.push((name, object.next_value::<Object<TensorInfo>>()?.0));
-            } else if metadata
-                .replace(object.next_value::<Object<_>>()?.0)
-                .is_some()
-            {
+                continue;
+            }
+            // Writers without metadata may leave null.
+            let value = object.next_value::<Option<Object<_>>>()?;
+            if metadata.replace(value.map(|Object(texts)| texts)).is_some() {
                 return Err(A::Error::custom("__metadata__ appears twice"));
             }
         }
+        let metadata = metadata.flatten();
         Ok(Self { metadata, tensors })
     }
 }

@@ -67,7 +67,11 @@ fn every_dtype_of_the_format_has_its_name_and_size() {
 
 #[test]
 fn empty_metadata_differs_from_no_metadata() {
-    for (header, has) in [("{}", false), (r#"{"__metadata__":{}}"#, true)] {
+    for (header, has) in [
+        ("{}", false),
+        (r#"{"__metadata__":{}}"#, true),
+        (r#"{"__metadata__":null}"#, false),
+    ] {
         let table = read(&file(header, 0)).unwrap();
         assert_eq!((table.has_metadata, table.metadata.len()), (has, 0));
     }
@@ -131,13 +135,22 @@ fn invalid_offsets_and_shapes_are_refused() {
     }
 }
 
+/// As the safetensors crate reads it: JSON's whitespace, and nothing else.
 #[test]
-fn text_around_the_json_is_refused() {
-    let refused = |header| refusal(&file(header, 0));
-    assert!(refused(" {}").contains("does not start with {"));
-    assert!(refused("{}\n").contains("does not end with } and spaces"));
+fn only_whitespace_may_be_around_the_json() {
+    for around in ["", " ", "\t", "\r", "\n", " \t\r\n"] {
+        let text = format!("{around}{{}}{around}");
+        let file = file(&text, 0);
+        assert_agrees(&read(&file).unwrap(), &file);
+    }
+    let refused = |header: &str| refusal(&file(header, 0));
+    for other in ["\0", "\u{b}", "\u{c}", "\u{a0}", "\u{feff}", "x"] {
+        assert!(refused(&format!("{other}{{}}")).contains("does not start with {"));
+        assert!(refused(&format!("{{}}{other}")).contains("does not end with } and whitespace"));
+    }
     assert!(refused("{} {}").contains("trailing characters"));
     assert!(refused("").contains("does not start with {"));
+    assert!(refused(" ").contains("does not start with {"));
     let unfit = refusal(b"\x03\0\0\0\0\0\0\0{\xff}");
     assert!(unfit.contains("not UTF-8 from byte 9"), "{unfit}");
 }
@@ -150,6 +163,8 @@ fn duplicate_names_are_refused() {
         format!(r#"{{"a":{tensor},"\u0061":{tensor}}}"#),
         r#"{"__metadata__":{"a":"","a":""}}"#.to_string(),
         r#"{"__metadata__":{},"__metadata__":{}}"#.to_string(),
+        r#"{"__metadata__":null,"__metadata__":{}}"#.to_string(),
+        r#"{"__metadata__":{},"__metadata__":null}"#.to_string(),
     ] {
         let text = refusal(&file(&header, 0));
         assert!(

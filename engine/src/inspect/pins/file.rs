@@ -84,7 +84,7 @@ pub fn of_file(path: &Path) -> Result<FilePins> {
         unreadable: 0,
     };
     let mut places = Vec::new();
-    for pid in process::all().map_err(|errno| Error::os("cannot list", errno).at("/proc"))? {
+    for pid in super::visible()? {
         let folder = process::folder(pid);
         let looked = process::status(&folder).and_then(|status| {
             let maps = process::maps(&folder)?;

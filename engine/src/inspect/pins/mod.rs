@@ -57,6 +57,19 @@ pub struct Pins {
     pub hidden: bool,
 }
 
+/// The visible processes.
+fn visible() -> Result<Vec<u32>> {
+    process::all().map_err(|errno| {
+        let error = Error::os("cannot list", errno).at("/proc");
+        match errno {
+            Errno::NOENT => error
+                .with_why("it is not mounted")
+                .with_remedy("mount -t proc proc /proc"),
+            _ => error,
+        }
+    })
+}
+
 /// All pins on this machine since it started, including those of direct I/O in flight: `nr_foll_pin_*`
 /// of `/proc/vmstat`.
 ///
@@ -135,7 +148,7 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
     let mut users = BTreeMap::new();
     let mut people = Vec::new();
     let mut unreadable = 0;
-    for pid in process::all().map_err(|errno| Error::os("cannot list", errno).at("/proc"))? {
+    for pid in visible()? {
         let folder = process::folder(pid);
         let status = match process::status(&folder) {
             Ok(status) => status,

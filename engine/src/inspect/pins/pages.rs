@@ -568,7 +568,7 @@ struct Mapped {
 
 impl Mapped {
     fn look(&mut self, folios: &[Folio], asked: Option<u32>) -> Result<()> {
-        let all = process::all().map_err(|errno| Error::os("cannot list", errno).at("/proc"))?;
+        let all = super::visible()?;
         for pid in all {
             match self.look_at(pid, folios, asked == Some(pid)) {
                 Ok(()) => {}
