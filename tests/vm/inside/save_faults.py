@@ -49,7 +49,7 @@ def call(*words: str, text: str = "") -> str:
 
 
 def seen(folder: Path) -> Seen:
-    """The size and digest of every file in a folder, except a lock that a broken disk did not let go."""
+    """The size and digest of every file in a folder; a broken disk may keep the lock."""
     other = {"filler", ".dmafile-snapshot.lock"}
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in other)
     return {
