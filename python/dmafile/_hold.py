@@ -26,9 +26,9 @@ class HeldFile(NamedTuple):
     """Its bytes. While this is in use, the holder counts this process as a user."""
     info: dict[str, Any]
     """Its description by the holder, as in `dmafile take --json`: `file`, `bytes`, `pages`,
-    `sealed`, `digest`, `changed` (on the disk, since it was loaded; None if its file system does not
-    answer), ...; and `huge`: whether this
-    process maps its huge pages as such, None if it has none or the kernel does not report it."""
+    `sealed`, `digest`, `changed` (on the disk, since it was loaded; None if its file system does
+    not answer), ...; and `huge`: whether this process maps its huge pages as such, None if it has
+    none or the kernel does not report it."""
 
 
 class Held:
@@ -131,7 +131,8 @@ def hold(
         UsageError: A value is out of range, or options exclude each other (also a ValueError).
         Error: As `load`; EADDRINUSE if another holder serves there, EPERM for a socket in a folder
             that other users can write to, EBUSY if another holder has the `folder`, EEXIST for two
-            files with the same name and for a `folder` that is not empty, ENOENT if XDG_RUNTIME_DIR is not set, except for root.
+            files with the same name and for a `folder` that is not empty, ENOENT if
+            XDG_RUNTIME_DIR is not set, except for root.
         KeyboardInterrupt: Ctrl-C.
     """
     how = {

@@ -325,10 +325,9 @@ fn look_around(folder: &Folder, key: &str, cancel: &CancelToken) -> Option<Held>
             // The load will notice.
             return None;
         }
-        match asked.last() {
+        if let Some((_, talk, _)) = asked.last() {
             // Only this one wakes it up; usually there is no other.
-            Some((_, talk, _)) => drop(file::wait_readable(talk.socket(), STEP)),
-            None => {}
+            let _ = file::wait_readable(talk.socket(), STEP);
         }
     }
 }
