@@ -712,7 +712,8 @@ int dmafile_buffer_seal(struct dmafile_buffer *buffer);
 
 /**
  * Sends a buffer over the Unix stream socket `socket` (SCM_RIGHTS, see unix(7)). The receiver gets the same
- * memory, not a copy. The caller keeps the buffer. Does not raise SIGPIPE.
+ * memory, not a copy, and a memfd as an open file of its own: position, flags and locks are not shared (except
+ * without /proc; those of dma-bufs are). The caller keeps the buffer. Does not raise SIGPIPE.
  *
  * Returns 0; -EOPNOTSUPP for private memory; -E2BIG for more than 253 dma-bufs, which do not fit into a
  * message; -EBADF or -ENOTSOCK if `socket` is not a socket; -EINVAL for NULL; any error of sendmsg(2).
@@ -832,7 +833,7 @@ const struct dmafile_buffer *dmafile_held_buffer(const struct dmafile_held *held
 
 /**
  * What the holder reports about the files, as one JSON object: what `dmafile take --json` prints. It belongs
- * to `held`.
+ * to `held`. `changed` is null if a file system did not answer whether its file has changed.
  *
  * NULL with errno EINVAL for NULL.
  *

@@ -239,9 +239,9 @@ def holds(*, at: StrPath | None = None) -> list[dict[str, Any]]:
     holds --json` prints it.
 
     Each is a dict: `name`, `at`, `pid` and `uid` of the holder, `since` (in seconds since 1970),
-    `bytes`, `sealed`, `changed` (on the disk, since it was loaded), `files`, `takers` (the number
-    of processes that have it and are connected), `some_takers` (`pid` and `uid` of up to 1,000 of
-    them).
+    `bytes`, `sealed`, `changed` (on the disk, since it was loaded; None if a file system does not
+    answer), `files`, `takers` (the number of processes that have it and are connected),
+    `some_takers` (`pid` and `uid` of up to 1,000 of them).
     """
     held: list[dict[str, Any]] = _dmafile.holds(None if at is None else os.fsdecode(at))
     return held
