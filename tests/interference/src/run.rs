@@ -62,10 +62,12 @@ pub struct Outcome {
     pub acted: Option<Acted>,
     pub exit: Exit,
     pub faults: Vec<Fault>,
+    pub took: Duration,
     pub points: Vec<Point>,
 }
 
 pub fn run(tools: &Tools, base: &Path, case: Case) -> io::Result<Outcome> {
+    let begin = Instant::now();
     let world = World::new(base, case.trust)?;
     let operation = case.operation;
     (operation.prepare)(tools, &world)?;
@@ -190,6 +192,7 @@ pub fn run(tools: &Tools, base: &Path, case: Case) -> io::Result<Outcome> {
         acted,
         exit,
         faults,
+        took: begin.elapsed(),
         points,
     })
 }
@@ -478,9 +481,14 @@ struct Turns {
     rate: f64,
     /// Only before calls that change names or locks.
     only_changes: bool,
+    /// Its calls since it is its turn.
+    patience: u32,
 }
 
 impl Turns {
+    /// After so many calls in one turn it probably waits for the other one by trying again and again.
+    const PATIENCE: u32 = 300;
+
     fn new(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let current = random.usize(..2);
@@ -495,6 +503,7 @@ impl Turns {
             current,
             rate: rates[random.usize(..2)],
             only_changes,
+            patience: 0,
             random,
             held: [Vec::new(), Vec::new()],
         }
@@ -509,7 +518,10 @@ impl Turns {
             true => call.changes,
             false => !call.paths.is_empty(),
         };
-        if counts && self.random.f64() < self.rate {
+        self.patience += 1;
+        let is_alone = session.exit(1 - self.current).is_some();
+        let waits = self.patience > Self::PATIENCE;
+        if !is_alone && (waits || counts && self.random.f64() < self.rate) {
             self.held[call.root].push(task);
             self.switch(session);
         } else {
@@ -518,6 +530,7 @@ impl Turns {
     }
 
     fn switch(&mut self, session: &Session) {
+        self.patience = 0;
         self.current = 1 - self.current;
         for task in self.held[self.current].drain(..) {
             session.go(task);
