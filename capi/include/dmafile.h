@@ -712,7 +712,8 @@ int dmafile_buffer_seal(struct dmafile_buffer *buffer);
 
 /**
  * Sends a buffer over the Unix stream socket `socket` (SCM_RIGHTS, see unix(7)). The receiver gets the same
- * memory, not a copy. The caller keeps the buffer. Does not raise SIGPIPE.
+ * memory, not a copy, and a memfd as an open file of its own: position, flags and locks are not shared (except
+ * without /proc; those of dma-bufs are). The caller keeps the buffer. Does not raise SIGPIPE.
  *
  * Returns 0; -EOPNOTSUPP for private memory; -E2BIG for more than 253 dma-bufs, which do not fit into a
  * message; -EBADF or -ENOTSOCK if `socket` is not a socket; -EINVAL for NULL; any error of sendmsg(2).
@@ -830,7 +831,7 @@ const struct dmafile_buffer *dmafile_held_buffer(const struct dmafile_held *held
 
 /**
  * What the holder reports about the files, as one JSON object: what `dmafile take --json` prints. It belongs
- * to `held`.
+ * to `held`. `changed` is null if a file system did not answer whether its file has changed.
  *
  * NULL with errno EINVAL for NULL.
  *
@@ -930,6 +931,7 @@ int64_t dmafile_load_into(const char *path,
  * Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
  * GGUF (`...-00001-of-0000N.gguf`), or a folder with one of these, in which hidden files do not count.
  * Only headers are read. If several files have a tensor, the index says which one counts.
+ * Raises the soft limit on open files to the hard one, if the model has too many files for it.
  *
  * Returns 0 and stores the model in `*model`; free it with dmafile_model_free. On failure stores NULL
  * and returns -EBADMSG for files that are not a valid model or do not belong together, -EISDIR if the

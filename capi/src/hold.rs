@@ -241,7 +241,7 @@ pub unsafe extern "C" fn dmafile_held_buffer(held: *const Held, index: usize) ->
 }
 
 /// What the holder reports about the files, as one JSON object: what `dmafile take --json` prints. It belongs
-/// to `held`.
+/// to `held`. `changed` is null if a file system did not answer whether its file has changed.
 ///
 /// NULL with errno EINVAL for NULL.
 ///

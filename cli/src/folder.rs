@@ -7,7 +7,7 @@
 
 use crate::{Failure, Launcher};
 use dmafile::folder::{Folder, random};
-use dmafile::one_line;
+use dmafile::{one_line, sandbox};
 use rustix::fs::{AtFlags, FileType, FlockOperation, flock, fstat, readlink, statat, symlinkat};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::process::{child_subreaper, getpid, setsid};
@@ -192,11 +192,13 @@ fn is_private(folder: &Folder) -> Result<bool, Errno> {
 }
 
 fn cannot(place: &Path, error: &io::Error) -> Failure {
-    Failure::os(
+    let calls = [sandbox::READLINK, sandbox::READLINKAT, sandbox::FLOCK];
+    Failure::of_calls(
         "cannot make a folder for COMMAND's path",
         &one_line(&place.to_string_lossy()),
         error,
         "set TMPDIR to a folder that only this user may write to",
+        &calls,
     )
 }
 

@@ -1,23 +1,26 @@
 //! `dmafile hold`, `dmafile holds` and `dmafile release`
 
-use crate::Failure;
 use crate::args::{HoldArgs, HoldsArgs, ReleaseArgs};
 use crate::load::PROGRESS;
 use crate::output::{progress_bar, write_json, write_stdout};
 use crate::signals::{interruptible, wake};
 use crate::text::columns;
-use dmafile::{CancelToken, Holding, one_line};
+use crate::{Failure, Launcher};
+use dmafile::{CancelToken, HeldInfo, Holding, one_line};
 use indicatif::{BinaryBytes, HumanDuration};
 use serde_json::json;
 use std::fmt::Write;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use tabwriter::Alignment;
 
-pub(crate) fn run(args: &HoldArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &HoldArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let token = CancelToken::new();
     interruptible(&token)?;
     let begin = Instant::now();
-    let mut hold = args.hold()?.cancel(token.clone());
+    let mut looker = launcher.command();
+    looker.arg(LOOKER);
+    let mut hold = args.hold()?.cancel(token.clone()).looker(looker);
     if let Some(bar) = progress_bar(false, PROGRESS) {
         hold = hold.progress(move |progress| {
             bar.set_length(progress.total);
@@ -87,16 +90,42 @@ fn text(all: &[Holding]) -> String {
     }
     let mut text = columns(&table, Alignment::Left);
     for held in all {
-        for file in held.files.iter().filter(|file| file.changed) {
-            let _ = writeln!(
-                text,
-                "{}: {} has changed on the disk since it was loaded; run: dmafile hold --replace",
-                one_line(&held.name),
-                one_line(&file.file.to_string_lossy()),
-            );
+        for file in &held.files {
+            let path = file.file.to_string_lossy();
+            let remedy = match file.changed {
+                Some(true) => "; run: dmafile hold --replace",
+                _ => "",
+            };
+            if let Some(note) = change(file, &one_line(&path)) {
+                let _ = writeln!(text, "{}: {note}{remedy}", one_line(&held.name));
+            }
         }
     }
     text
+}
+
+/// What is to be said about a file that may have changed on the disk; `name` is its name or path.
+pub(crate) fn change(file: &HeldInfo, name: &str) -> Option<String> {
+    match file.changed {
+        Some(false) => None,
+        Some(true) => Some(format!(
+            "{name} has changed on the disk since it was loaded"
+        )),
+        None => Some(format!(
+            "whether {name} has changed on the disk is unknown: its file system does not answer"
+        )),
+    }
+}
+
+/// The first argument of the process that looks at the files for a holder.
+pub(crate) const LOOKER: &str = "look-at-files";
+
+/// `dmafile look-at-files`, which only [`run`] calls: stdin is a socket.
+pub(crate) fn look() -> Result<u8, Failure> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned();
+    let socket = socket.map_err(|error| Failure::os("cannot read", "stdin", &error, ""))?;
+    dmafile::look_for_holder(socket);
+    Ok(0)
 }
 
 /// The number of takers, and the first of them as PID/USER.

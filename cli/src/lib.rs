@@ -23,6 +23,7 @@ mod text;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
+use dmafile::sandbox::{Call, refused};
 use dmafile::{ErrorKind, Names, Opt};
 use output::write_stdout;
 use std::ffi::OsString;
@@ -88,6 +89,9 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     if args.get(1).is_some_and(|word| word == folder::WORD) {
         return folder::run(launcher, &args[2..]);
     }
+    if args.get(1).is_some_and(|word| word == hold::LOOKER) {
+        return hold::look();
+    }
     let cli = match Cli::try_parse_from(&*save::explained(args)) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
@@ -95,7 +99,7 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     match &cli.command {
         Command::Load(args) => load::run(args, launcher),
         Command::Save(args) => save::run(args),
-        Command::Hold(args) => hold::run(args),
+        Command::Hold(args) => hold::run(args, launcher),
         Command::Take(args) => take::run(args, launcher),
         Command::Holds(args) => hold::list(args),
         Command::Release(args) => hold::release(args),
@@ -165,9 +169,29 @@ impl Failure {
 
     /// An error of the operating system outside of the engine.
     fn os(what: &str, place: &str, error: &std::io::Error, remedy: &str) -> Self {
+        Self::of_calls(what, place, error, remedy, &[])
+    }
+
+    /// The same; if a sandbox refuses one of these calls, that is the cause.
+    fn of_calls(
+        what: &str,
+        place: &str,
+        error: &std::io::Error,
+        remedy: &str,
+        calls: &[Call],
+    ) -> Self {
         // std's `{error}` ends in "(os error 2)"; our messages end in the name of the errno.
         let text = error.to_string();
-        let why = text.split(" (os error").next().unwrap_or_default();
+        let mut why = text
+            .split(" (os error")
+            .next()
+            .unwrap_or_default()
+            .to_string();
+        let mut remedy = remedy.to_string();
+        let errno = rustix::io::Errno::from_io_error(error);
+        if let Some(call) = errno.and_then(|errno| refused(errno, calls)) {
+            (why, remedy) = (call.why(), call.remedy());
+        }
         let errno = error.raw_os_error().map(dmafile::errno_name);
         let errno = errno.map(|name| format!(" ({name})")).unwrap_or_default();
         let remedy = if remedy.is_empty() {

@@ -2,6 +2,7 @@
 
 use crate::args::TakeArgs;
 use crate::command::{self, Named, Shape, Variable, become_command, wants_path};
+use crate::hold::change;
 use crate::load::interrupted;
 use crate::output::{Text, write_wanted_json};
 use crate::signals::interruptible;
@@ -61,11 +62,8 @@ fn remarks(held: &Held) -> String {
     for HeldFile { info, huge, .. } in held.files() {
         let name = one_line(&info.name);
         // Writing to a String does not fail.
-        if info.changed {
-            let _ = writeln!(
-                text,
-                "dmafile: note: {name} has changed on the disk since it was loaded"
-            );
+        if let Some(note) = change(info, &name) {
+            let _ = writeln!(text, "dmafile: note: {note}");
         }
         if *huge == Some(false) {
             let _ = writeln!(
@@ -154,7 +152,9 @@ fn shape(held: &Held) -> Shape {
             let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
             let is_other = |path: &PathBuf| {
                 !path.file_name().is_some_and(is_hidden)
-                    && files.iter().all(|file| file.info.file != *path)
+                    && files
+                        .iter()
+                        .all(|file| path.file_name() != Some(&*file.info.file_name()))
             };
             entries.map(|entry| entry.path()).filter(is_other).collect()
         }

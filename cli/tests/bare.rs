@@ -97,7 +97,9 @@ fn what_needs_proc_says_so() {
     bare(|dir| {
         let line = |args: &str| end(&mut dmafile(dir, args)).line(1).to_string();
         let path = line("load file --quiet -- cat {}");
-        let folder = line("hold file --name m --at ./socket --folder links");
+        fs::create_dir(dir.path("run")).unwrap();
+        fs::set_permissions(dir.path("run"), Permissions::from_mode(0o700)).unwrap();
+        let folder = line("hold file --name m --at run/socket --folder links");
         for line in [path, folder, line("pins")] {
             assert!(line.contains("/proc"), "{line}");
         }

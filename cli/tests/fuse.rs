@@ -7,9 +7,10 @@ mod faulty;
 
 use common::{Dir, KIB, METHODS, MIB, content, end, memfd, sha256, start};
 use faulty::{Faults, GOOD, mount};
-use std::fs::{self, File};
+use serde_json::Value;
+use std::fs::{self, File, Permissions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::time::Duration;
 
 const SIZE: u64 = 5 * MIB + 777;
@@ -447,4 +448,42 @@ fn a_file_larger_than_memory_is_refused_before_the_first_read() {
         mounted.reads() > before || line.contains("(ENOMEM)"),
         "{line}"
     );
+}
+
+#[test]
+fn a_holder_serves_and_ends_while_the_file_system_of_its_file_hangs() {
+    for end_it in ["release", "SIGTERM"] {
+        let (dir, digest) = good_copy(SIZE);
+        fs::create_dir(dir.path("run")).unwrap();
+        fs::set_permissions(dir.path("run"), Permissions::from_mode(0o755)).unwrap();
+        let Some(mounted) = mount(&dir, SIZE, GOOD) else {
+            return;
+        };
+        let mut holder = start(&mut dir.dmafile("hold m/file --at run/socket"));
+        holder.until_written("\n");
+        let holds = || dir.run("holds --json --at run/socket").ok().json()[0].take();
+        assert_eq!(holds()["changed"], false);
+        // Dropped before the holder, which could not be killed otherwise.
+        let hung = mounted.hang();
+        for _ in 0..3 {
+            let mut take = dir.dmafile("take file --at run/socket -- sh -c");
+            let taken = end(take.arg("sha256sum <$DMAFILE_PATH")).ok();
+            assert!(taken.stdout.starts_with(&digest), "{taken:?}");
+            let note = "dmafile: note: whether file has changed on the disk is unknown: its file system does not \
+                        answer\n";
+            assert_eq!(taken.stderr, note);
+        }
+        let held = holds();
+        assert_eq!(held["changed"], Value::Null);
+        assert_eq!(held["files"][0]["changed"], Value::Null);
+        let text = dir.run("holds --at run/socket").ok().stdout;
+        assert!(text.contains("its file system does not answer"), "{text}");
+        match end_it {
+            "release" => drop(dir.run("release file --at run/socket").ok()),
+            _ => holder.signal(libc::SIGTERM),
+        }
+        assert_eq!(holder.end().ok().stderr, "", "{end_it}");
+        assert!(!dir.path("run/socket").exists(), "{end_it}");
+        drop(hung);
+    }
 }

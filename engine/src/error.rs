@@ -1,7 +1,7 @@
 //! What went wrong, where, why, and what to do about it.
 
 use crate::message::{Message, Names, message};
-use crate::sys::sandbox::Call;
+use crate::sys::sandbox::{Call, refused};
 use rustix::io::Errno;
 use std::fmt;
 use std::io;
@@ -134,13 +134,8 @@ impl Error {
     /// If a sandbox refuses one of the calls that may have failed, says so: neither the file nor its owner can
     /// be the reason then. Replaces the cause and the remedy.
     pub(crate) fn of_calls(self, calls: &[Call]) -> Self {
-        let refused = |errno| calls.iter().find(|call| call.refuses(errno));
-        match self.0.errno.and_then(refused) {
-            Some(Call { name, .. }) => self
-                .with_why(format!("a sandbox refuses the system call {name}"))
-                .with_remedy(format!(
-                    "allow {name} in the seccomp profile of this process"
-                )),
+        match self.0.errno.and_then(|errno| refused(errno, calls)) {
+            Some(call) => self.with_why(call.why()).with_remedy(call.remedy()),
             None => self,
         }
     }

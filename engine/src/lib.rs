@@ -78,6 +78,12 @@ mod transfer;
 mod verify;
 
 pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
+/// System calls of the command that a sandbox may refuse.
+#[doc(hidden)]
+pub mod sandbox {
+    pub use crate::sys::sandbox::{Call, FLOCK, READLINK, READLINKAT, refused};
+}
+
 pub use control::{CancelToken, Progress};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result, errno_name};
@@ -85,7 +91,7 @@ pub use flow::clock::Cpu;
 #[cfg(feature = "hold")]
 pub use hold::{
     Digest, Ended, FileIdentity, Found, Held, HeldFile, HeldInfo, Hold, Holder, Holding, Shared,
-    Take, Taker, Vacant, holds, release,
+    Take, Taker, Vacant, holds, look_for_holder, release,
 };
 #[cfg(feature = "inspect")]
 pub use inspect::doctor::{Check, Health, doctor};

@@ -217,6 +217,22 @@ fn a_buffer_is_sent_and_received_over_a_socket() {
 }
 
 #[test]
+fn a_sent_memfd_is_an_open_file_of_its_own() {
+    let (_dir, _, buffer) = loaded(Kind::Memfd);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    buffer.send(&ours).unwrap();
+    let sent = common::receive_fds(theirs.as_fd());
+    buffer.send(&ours).unwrap();
+    let received = Buffer::receive(&theirs).unwrap();
+    let own = [
+        buffer.as_fd().unwrap(),
+        sent[0].as_fd(),
+        received.as_fd().unwrap(),
+    ];
+    common::are_independent(&own);
+}
+
+#[test]
 fn invalid_messages_are_refused() {
     let receive = |message: &[u8], fd: Option<std::os::fd::BorrowedFd<'_>>| {
         let (mut ours, theirs) = UnixStream::pair().unwrap();

@@ -101,7 +101,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         "hold",
         &[
             "buffer", "control", "error", "folder", "load", "message", "model", "options",
-            "request", "source", "sys", "verify",
+            "request", "source", "sync", "sys", "verify",
         ],
     ),
     (

@@ -5,8 +5,12 @@ mod common;
 mod models;
 
 use common::{bytes_digest, cold, descriptor_digest, dir, file_digest, memfd, noise};
-use dmafile::{Algorithm, CancelToken, Ended, ErrorKind, Held, Hold, Kind, Verify, holds, release};
-use rustix::fs::{MemfdFlags, SealFlags};
+use dmafile::{
+    Algorithm, CancelToken, Ended, ErrorKind, Held, Hold, Io, Kind, Load, Method, Shared, Verify,
+    holds, release,
+};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags, SeekFrom};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType,
@@ -142,7 +146,8 @@ fn each_file_of_a_model_has_its_own_memory() {
     taken_is_equal(&at, "model", &files);
     let all = holds(Some(&at), &CancelToken::new()).unwrap();
     assert_eq!((all.len(), all[0].files.len()), (1, 40));
-    assert!(all[0].sealed && !all[0].changed);
+    assert!(all[0].sealed);
+    assert_eq!(all[0].changed, Some(false));
     drop(holder);
 }
 
@@ -181,6 +186,172 @@ fn a_writable_hold_shows_what_its_takers_write() {
     rustix::fs::fcntl_add_seals(fd, SealFlags::WRITE).unwrap_err();
 }
 
+/// Sends a request, and returns the descriptors of the answer, received without dmafile.
+fn take_raw(at: &Path, name: &str) -> (OwnedFd, Vec<OwnedFd>) {
+    let peer = connect(at);
+    say(&peer, &format!(r#"{{"v":1,"op":"take","name":"{name}"}}"#)).unwrap();
+    let fds = common::receive_fds(peer.as_fd());
+    assert!(!fds.is_empty());
+    (peer, fds)
+}
+
+#[test]
+fn every_taker_gets_an_open_file_of_its_own() {
+    let dir = dir();
+    let path = cold(dir.path(), 100_000);
+    for writable in [false, true] {
+        let at = dir.path().join(format!("socket-{writable}"));
+        let hold = Hold::of([&path]).name("a").at(&at).writable(writable);
+        let holder = hold.start().unwrap();
+        // One that uses dmafile, and one that does not.
+        let held = Held::take("a").at(&at).run().unwrap();
+        let (_peer, raw) = take_raw(&at, "a");
+        let again = Held::take("a").at(&at).run().unwrap();
+        let (_peer, raw_again) = take_raw(&at, "a");
+        let fds = [
+            held.files()[0].buffer.as_fd().unwrap(),
+            raw[0].as_fd(),
+            again.files()[0].buffer.as_fd().unwrap(),
+            raw_again[0].as_fd(),
+        ];
+        common::are_independent(&fds);
+        let access = rustix::fs::fcntl_getfl(fds[3]).unwrap() & OFlags::ACCMODE;
+        let want = if writable {
+            OFlags::RDWR
+        } else {
+            OFlags::RDONLY
+        };
+        assert_eq!(access, want);
+        drop(holder);
+    }
+}
+
+#[test]
+fn a_taker_does_not_share_its_open_file_with_the_holder() {
+    let dir = dir();
+    let at = dir.path().join("socket");
+    let all = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let memory = memfd(10_000);
+    rustix::fs::fcntl_add_seals(&memory, all).unwrap();
+    let own = memory.try_clone().unwrap();
+    let listener = seqpacket();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&at).unwrap()).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    // A holder that sends its own descriptor, at its end.
+    rustix::fs::seek(&own, SeekFrom::End(0)).unwrap();
+    let fake = thread::spawn(move || {
+        let peer = rustix::net::accept(&listener).unwrap();
+        hear(&peer);
+        send_with(&peer, &answer("v", "v"), &[memory.as_fd()]);
+        peer
+    });
+    let held = Held::take("a").at(&at).run().unwrap();
+    let taken = held.files()[0].buffer.as_fd().unwrap();
+    assert_eq!(rustix::fs::tell(taken).unwrap(), 0);
+    common::are_independent(&[taken, own.as_fd()]);
+    drop(fake.join().unwrap());
+}
+
+/// A shared, writable mapping of a file, as a program has it that changes the file in place.
+struct Mapped(fs::File, *mut u8, usize);
+
+impl Mapped {
+    fn new(path: &Path, len: usize) -> Self {
+        let file = fs::File::options().read(true).write(true).open(path);
+        let file = file.unwrap();
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping, removed with this value.
+        let start = unsafe { mmap(std::ptr::null_mut(), len, prot, flags, &file, 0) };
+        Self(file, start.unwrap().cast(), len)
+    }
+
+    /// Changes a byte.
+    fn change(&self, at: usize) {
+        assert!(at < self.2);
+        // SAFETY: inside the mapping.
+        unsafe {
+            self.1
+                .add(at)
+                .write_volatile(!self.1.add(at).read_volatile())
+        };
+    }
+
+    fn sync(&self) {
+        self.0.sync_all().unwrap();
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of this value.
+        unsafe { munmap(self.1.cast(), self.2) }.unwrap();
+    }
+}
+
+/// A tmpfs never updates the times of a file that is changed through a mapping.
+fn is_tmpfs(path: &Path) -> bool {
+    rustix::fs::statfs(path).unwrap().f_type as u64 == libc::TMPFS_MAGIC as u64
+}
+
+#[test]
+fn a_store_to_a_page_that_was_dirty_during_the_load_is_noticed() {
+    let dir = dir();
+    if is_tmpfs(dir.path()) {
+        return eprintln!("SKIP: the files of this test are on a tmpfs");
+    }
+    let path = cold(dir.path(), 100_000);
+    let at = dir.path().join("socket");
+    let shared = || {
+        let shared = Shared::of([&path]).at(dir.path().join("shared"));
+        let buffered = |load: Load| load.method(Method::Read).io(Io::Buffered);
+        shared.each(buffered).wait(LONG).run().unwrap()
+    };
+    let mapped = Mapped::new(&path, 100_000);
+    mapped.change(5000);
+    let hold = Hold::of([&path]).name("a").at(&at);
+    // Direct reads would write the page back.
+    let hold = hold.each(|load| load.method(Method::Read).io(Io::Buffered));
+    let _holder = hold.start().unwrap();
+    let changed = || holds(Some(&at), &CancelToken::new()).unwrap()[0].changed;
+    assert_eq!(changed(), Some(false));
+    mapped.change(6000);
+    mapped.sync();
+    assert_eq!(changed(), Some(true));
+    let info = &Held::take("a").at(&at).run().unwrap().into_files()[0].info;
+    assert_eq!(info.changed, Some(true));
+
+    mapped.change(7000);
+    let before = shared();
+    mapped.change(7001);
+    mapped.sync();
+    let after = shared();
+    let want = file_digest(&path, 0, 100_000);
+    assert_ne!(digest(&before.files()[0]), want);
+    assert_eq!(digest(&after.files()[0]), want);
+}
+
+#[test]
+fn a_file_that_changes_during_the_load_is_refused() {
+    let dir = dir();
+    let path = cold(dir.path(), 300_000);
+    let at = dir.path().join("socket");
+    let write = |path: PathBuf| {
+        move |_| {
+            let file = fs::File::options().write(true).open(&path).unwrap();
+            rustix::io::pwrite(&file, b"x", 200_000).unwrap();
+        }
+    };
+    let hold = Hold::of([&path]).name("a").at(&at);
+    let error = hold.progress(write(path.clone())).start().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}");
+    assert!(!at.exists());
+    let shared = || Shared::of([&path]).at(dir.path().join("shared"));
+    let error = shared().progress(write(path.clone())).run().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}");
+    let held = shared().run().unwrap();
+    assert_eq!(digest(&held.files()[0]), file_digest(&path, 0, 300_000));
+}
+
 #[test]
 fn a_held_name_is_refused_and_replaced_on_request() {
     let dir = dir();
@@ -194,17 +365,15 @@ fn a_held_name_is_refused_and_replaced_on_request() {
     assert_eq!(error.raw_os_error(), Some(libc::EADDRINUSE), "{error}");
     let held = Held::take("a").at(&at).run().unwrap();
     fs::write(&path, noise(200_000, 2)).unwrap();
-    assert!(holds(Some(&at), &CancelToken::new()).unwrap()[0].changed);
-    assert!(
-        Held::take("a").at(&at).run().unwrap().files()[0]
-            .info
-            .changed
-    );
+    let changed = || holds(Some(&at), &CancelToken::new()).unwrap()[0].changed;
+    assert_eq!(changed(), Some(true));
+    let old_file = Held::take("a").at(&at).run().unwrap();
+    assert_eq!(old_file.files()[0].info.changed, Some(true));
     let second = hold().replace(true).start().unwrap();
     assert_eq!(first.wait(), Ended::Released);
     taken_is_equal(&at, "a", std::slice::from_ref(&path));
     assert_eq!(digest(&held.files()[0]), old);
-    assert!(!holds(Some(&at), &CancelToken::new()).unwrap()[0].changed);
+    assert_eq!(changed(), Some(false));
     let others = common::names(dir.path());
     assert_eq!(others, ["file", "socket"]);
     release("b", Some(&at), &CancelToken::new()).unwrap_err();
@@ -353,6 +522,18 @@ fn invalid_requests_are_usage_errors() {
         .start()
         .unwrap_err();
     assert_eq!(twice.raw_os_error(), Some(libc::EEXIST), "{twice}");
+    // In DMAFILE_NAMES, a comma is between two names.
+    let comma = dir.path().join("a,b");
+    fs::write(&comma, "x").unwrap();
+    let listed = [
+        Hold::of([&comma]).name("a").at(&at).start().unwrap_err(),
+        Shared::of([&comma]).at(dir.path()).run().unwrap_err(),
+    ];
+    for error in listed {
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
+        assert!(error.to_string().contains("has a comma"), "{error}");
+    }
+    fs::remove_file(&comma).unwrap();
     let gone = Hold::of([dir.path().join("missing")])
         .name("a")
         .at(&at)
@@ -481,6 +662,24 @@ fn misbehaving_clients_are_dropped_and_do_not_block_others() {
     }
     served();
 
+    // Nor may it go on behind the last file of a list.
+    let list = |from| format!(r#"{{"v":1,"op":"list","from":{from}}}"#);
+    let flood = connect(&at);
+    say(&flood, &list(0)).unwrap();
+    let mut answer = hear(&flood);
+    let mut asked = 0;
+    while answer.contains(r#""total":1"#) {
+        asked += 1;
+        assert!(asked < 1000, "{asked} requests");
+        say(&flood, &list(1)).unwrap();
+        answer = hear(&flood);
+    }
+    assert!(
+        answer.contains(&format!(r#""errno":{},"#, libc::E2BIG)),
+        "{answer}"
+    );
+    served();
+
     // After a take, a client may send no further request.
     let taker = connect(&at);
     say(&taker, take).unwrap();
@@ -581,6 +780,11 @@ fn invalid_answers_of_a_holder_are_refused() {
         (
             "a path for a name",
             answer("\"name\":\"f\"", "\"name\":\"../f\""),
+            good(),
+        ),
+        (
+            "two names in one",
+            answer("\"name\":\"f\"", "\"name\":\"f,g\""),
             good(),
         ),
         ("half an answer", same()[..200].to_string(), good()),

@@ -57,9 +57,10 @@ fn member() {
     std::io::stdin().read_to_string(&mut rest).unwrap();
 }
 
-fn start(file: &Path, folder: &Path) -> Child {
+/// Starts this test as a process.
+fn start(test: &str, file: &Path, folder: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "member", "--nocapture"])
+        .args(["--ignored", "--exact", test, "--nocapture"])
         .env("MEMBER_FILE", file)
         .env("MEMBER_FOLDER", folder)
         .stdin(Stdio::piped())
@@ -107,7 +108,9 @@ fn another_process_loads_if_a_loader_is_killed() {
         let dir = dir();
         let file = cold(dir.path(), LEN as usize);
         let want = file_digest(&file, 0, LEN);
-        let mut members: Vec<_> = (0..20).map(|_| start(&file, dir.path())).collect();
+        let mut members: Vec<_> = (0..20)
+            .map(|_| start("member", &file, dir.path()))
+            .collect();
         let mut killed = BTreeSet::new();
         let deaths = random(4) as usize;
         let begin = Instant::now();
@@ -281,6 +284,67 @@ fn a_child_forked_during_the_load_does_not_keep_the_lock() {
     let _child = Forked::new();
     drop(found);
     shared().run().unwrap();
+}
+
+/// A process for the test below: it keeps others from loading, and has a child that does nothing.
+#[test]
+#[ignore = "started by another test"]
+fn forking_loader() {
+    let shared = Shared::of([env("MEMBER_FILE")]).at(env("MEMBER_FOLDER").join("shared"));
+    let _loading = vacant(shared);
+    // SAFETY: the child makes two system calls, and ends with its parent's stdin.
+    unsafe {
+        if libc::fork() == 0 {
+            libc::read(0, [0u8; 1].as_mut_ptr().cast(), 1);
+            libc::_exit(0);
+        }
+    }
+    println!("member loads -");
+    std::thread::sleep(LONG);
+}
+
+#[test]
+fn a_child_of_a_killed_loader_does_not_keep_the_lock() {
+    let dir = dir();
+    let file = cold(dir.path(), 100_000);
+    let mut loader = start("forking_loader", &file, dir.path());
+    assert!(told(&mut loader).is_some());
+    let child_lives = loader.stdin.take();
+    let shared = || Shared::of([&file]).at(dir.path().join("shared"));
+    let error = shared().run().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT), "{error}");
+    loader.kill().unwrap();
+    shared().wait(Duration::from_secs(20)).run().unwrap();
+    drop(child_lives);
+    loader.wait().unwrap();
+}
+
+#[test]
+fn a_stopped_process_does_not_keep_others_waiting() {
+    let dir = dir();
+    let file = cold(dir.path(), LEN as usize);
+    let mut stopped = start("member", &file, dir.path());
+    assert!(told(&mut stopped).is_some());
+    let pid = stopped.id().try_into().unwrap();
+    // SAFETY: sends a signal to a child that has not been waited for.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
+    // Less than the time that a process has for its answer, during which the first one keeps the lock.
+    let wait = Duration::from_secs(9);
+    let shared = || Shared::of([&file]).at(dir.path().join("shared")).wait(wait);
+    let inodes = std::thread::scope(|scope| {
+        let one = || {
+            let held = shared().run().unwrap();
+            // So that the others can take it from here.
+            let fd = held.files()[0].buffer.as_fd().unwrap();
+            (rustix::fs::fstat(fd).unwrap().st_ino, held)
+        };
+        let threads: Vec<_> = (0..3).map(|_| scope.spawn(one)).collect();
+        let all = threads.into_iter().map(|thread| thread.join().unwrap());
+        all.collect::<Vec<_>>()
+    });
+    assert!(inodes.iter().all(|(inode, _)| *inode == inodes[0].0));
+    stopped.kill().unwrap();
+    stopped.wait().unwrap();
 }
 
 #[test]

@@ -26,8 +26,9 @@ class HeldFile(NamedTuple):
     """Its bytes. While this is in use, the holder counts this process as a user."""
     info: dict[str, Any]
     """Its description by the holder, as in `dmafile take --json`: `file`, `bytes`, `pages`,
-    `sealed`, `digest`, `changed` (on the disk, since it was loaded), ...; and `huge`: whether this
-    process maps its huge pages as such, None if it has none or the kernel does not report it."""
+    `sealed`, `digest`, `changed` (on the disk, since it was loaded; None if its file system does
+    not answer), ...; and `huge`: whether this process maps its huge pages as such, None if it has
+    none or the kernel does not report it."""
 
 
 class Held:
@@ -238,9 +239,9 @@ def holds(*, at: StrPath | None = None) -> list[dict[str, Any]]:
     holds --json` prints it.
 
     Each is a dict: `name`, `at`, `pid` and `uid` of the holder, `since` (in seconds since 1970),
-    `bytes`, `sealed`, `changed` (on the disk, since it was loaded), `files`, `takers` (the number
-    of processes that have it and are connected), `some_takers` (`pid` and `uid` of up to 1,000 of
-    them).
+    `bytes`, `sealed`, `changed` (on the disk, since it was loaded; None if a file system does not
+    answer), `files`, `takers` (the number of processes that have it and are connected),
+    `some_takers` (`pid` and `uid` of up to 1,000 of them).
     """
     held: list[dict[str, Any]] = _dmafile.holds(None if at is None else os.fsdecode(at))
     return held

@@ -1,4 +1,5 @@
 //! A FUSE file system with one file, whose faults the test chooses.
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use crate::common::{self, content};
 use fuser::{
@@ -11,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 /// The faults of the file.
@@ -49,6 +50,7 @@ pub struct Mounted {
     place: PathBuf,
     session: Option<BackgroundSession>,
     reads: Arc<AtomicU64>,
+    hangs: Arc<AtomicBool>,
 }
 
 impl Drop for Mounted {
@@ -76,16 +78,32 @@ impl Mounted {
     pub fn reads(&self) -> u64 {
         self.reads.load(Ordering::SeqCst)
     }
+
+    /// Until the result is dropped, lookups and requests for attributes get no answer.
+    pub fn hang(&self) -> Hung<'_> {
+        self.hangs.store(true, Ordering::SeqCst);
+        Hung(&self.hangs)
+    }
+}
+
+pub struct Hung<'a>(&'a AtomicBool);
+
+impl Drop for Hung<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
 }
 
 /// Mounts `m/file` with `bytes` bytes of [`content`] in a folder. None, with a message, if nothing can be
 /// mounted.
 pub fn mount(dir: &common::Dir, bytes: u64, faults: Faults) -> Option<Mounted> {
     let reads = Arc::new(AtomicU64::new(0));
+    let hangs = Arc::new(AtomicBool::new(false));
     let file_system = Faulty {
         size: AtomicU64::new(bytes),
         faults,
         reads: Arc::clone(&reads),
+        hangs: Arc::clone(&hangs),
         direct_reads: AtomicU64::new(0),
     };
     std::fs::create_dir(dir.path("m")).unwrap();
@@ -103,6 +121,7 @@ pub fn mount(dir: &common::Dir, bytes: u64, faults: Faults) -> Option<Mounted> {
             place,
             session: Some(session),
             reads,
+            hangs,
         }),
         Err(error) => {
             common::skip(&format!("FUSE cannot be mounted: {error}"));
@@ -115,6 +134,7 @@ struct Faulty {
     size: AtomicU64,
     faults: Faults,
     reads: Arc<AtomicU64>,
+    hangs: Arc<AtomicBool>,
     direct_reads: AtomicU64,
 }
 
@@ -123,6 +143,13 @@ const FILE: INodeNo = INodeNo(2);
 const NOT_CACHED: Duration = Duration::ZERO;
 
 impl Faulty {
+    /// Waits until the test no longer lets it hang.
+    fn hang(&self) {
+        while self.hangs.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn attributes(&self, ino: INodeNo) -> FileAttr {
         let (kind, perm, size) = match ino {
             FILE => (
@@ -186,6 +213,7 @@ impl Faulty {
 
 impl Filesystem for Faulty {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.hang();
         if name == "file" {
             reply.entry(&NOT_CACHED, &self.attributes(FILE), Generation(0));
         } else {
@@ -194,6 +222,7 @@ impl Filesystem for Faulty {
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.hang();
         reply.attr(&NOT_CACHED, &self.attributes(ino));
     }
 

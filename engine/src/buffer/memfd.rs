@@ -189,10 +189,12 @@ impl FilledMemfd {
             false => Mapping::unforked(fd.as_fd(), len, 1).map(|map| Some(map.into_view())),
         };
         let view = mapped.map_err(|errno| format!("its memfd cannot be mapped ({errno:?})"))?;
+        // The sender could change offset and flags of its own descriptor, which this one may share.
+        let again = memfd::again(fd.as_fd()).ok().flatten();
         Ok(Self {
             pin: None,
             view,
-            fd,
+            fd: again.unwrap_or(fd),
             size: stat.size,
         })
     }

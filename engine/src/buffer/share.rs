@@ -6,7 +6,7 @@ use super::{Buffer, Filled};
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
 use crate::options::Kind;
-use crate::sys::{Errno, dmabuf, socket};
+use crate::sys::{Errno, dmabuf, memfd, socket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -16,7 +16,9 @@ const MAGIC: &[u8; 8] = b"dmafile1";
 
 impl Buffer {
     /// Sends the descriptor, or all of its dma-bufs, over a Unix socket (SCM_RIGHTS, see unix(7)), with
-    /// the offset and length of its bytes.
+    /// the offset and length of its bytes. A memfd is sent as a descriptor of its own: its position, flags and
+    /// locks are not shared with this buffer's. A dma-buf cannot be opened again, nor can a memfd without `/proc`;
+    /// then they are.
     ///
     /// # Errors
     /// EOPNOTSUPP for private memory; E2BIG for more than 253 dma-bufs, which do not fit into a message;
@@ -50,6 +52,12 @@ impl Buffer {
                 .with_why(why)
                 .with_remedy("raise size_limit_mb of udmabuf, so that there are fewer"));
         }
+        let again: Result<Vec<_>, Errno> = fds.iter().map(|fd| memfd::again(*fd)).collect();
+        let again = again.map_err(refuse)?;
+        let own = again.iter().zip(&fds);
+        let fds: Vec<_> = own
+            .map(|(own, shared)| own.as_ref().map_or(*shared, AsFd::as_fd))
+            .collect();
         let mut message = MAGIC.to_vec();
         message.extend(self.offset.to_le_bytes());
         message.extend(self.len.to_le_bytes());

@@ -8,6 +8,7 @@ use super::serve::{Ended, Server};
 use super::set::Set;
 use super::store;
 use super::systemd::{self, Manager};
+use super::watch::Watch;
 use super::{list, name};
 use crate::control::{CancelToken, Progress};
 use crate::error::{Error, Result};
@@ -18,6 +19,8 @@ use crate::sys::{Errno, errno, file, sandbox, socket};
 use crate::verify::Verify;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -44,6 +47,7 @@ pub struct Hold {
     notify: bool,
     inherit: bool,
     replace: bool,
+    looker: Option<Command>,
 }
 
 impl Hold {
@@ -61,6 +65,7 @@ impl Hold {
             notify: false,
             inherit: false,
             replace: false,
+            looker: None,
         }
     }
 
@@ -152,6 +157,14 @@ impl Hold {
         self
     }
 
+    /// A program that looks at the files for the holder, and says whether they have changed: it must call
+    /// [`look_for_holder`](super::look_for_holder) with its standard input. Default: none, a thread of the holder
+    /// looks. A thread that waits for a FUSE server which does not answer keeps its process from ending.
+    pub fn looker(mut self, program: Command) -> Self {
+        self.looker = Some(program);
+        self
+    }
+
     /// Calls `with` with each file's load, to set its options. The hold's own options (`verify`, `cancel`,
     /// `progress`) are set afterwards.
     pub fn each(mut self, with: impl Fn(Load) -> Load + Send + 'static) -> Self {
@@ -167,7 +180,7 @@ impl Hold {
 
     /// As [`Load::progress`], for all files together.
     pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.wanted.progress = Some(Box::new(progress));
+        self.wanted.progress = Some(Arc::new(Box::new(progress)));
         self
     }
 
@@ -207,19 +220,14 @@ impl Hold {
         let folder = self.folder.as_ref();
         let spot = folder.map(|path| Spot::check(path, at_socket, self.replace));
         let spot = spot.transpose()?;
-        let forgotten: Vec<_> = stored.iter().map(|(name, _)| name.clone()).collect();
+        let mut old: Vec<_> = stored.iter().map(|(name, _)| name.clone()).collect();
         let found = store::find(&name, stored, &self.wanted);
         let is_stored = found.is_some();
-        let set = match found {
-            Some(set) => set,
-            None => {
-                if let Some(manager) = &manager {
-                    for name in &forgotten {
-                        manager.forget(name)?;
-                    }
-                }
-                self.wanted.set(&name)?
-            }
+        let roots = store::roots(&self.wanted.paths);
+        let set = match (found, &manager) {
+            (Some(set), _) => set,
+            (None, None) => self.wanted.set(&name)?,
+            (None, Some(manager)) => self.new_set(&name, manager, &mut old)?,
         };
         let access = Access {
             mode: self
@@ -229,7 +237,7 @@ impl Hold {
         };
         // Everything that can fail comes before the first change that others see; each change is undone if a later one
         // fails.
-        let waiting = Waiting::start()?;
+        let waiting = Waiting::start(&set, self.looker.take())?;
         let mut bound = match (listener, at) {
             (Some(listener), _) => Bound::inherited(listener)?,
             (None, Some(at)) => Bound::beside(&at, access)?,
@@ -239,7 +247,8 @@ impl Hold {
         let folder = spot.map(|spot| LinkFolder::make(spot, &set, asked, self.replace));
         let mut folder = folder.transpose()?;
         if let Some(manager) = manager.as_ref().filter(|_| !is_stored) {
-            store::keep(manager, &set, &self.wanted)?;
+            manager.forget_all(&old)?;
+            store::keep(manager, &set, &self.wanted, roots)?;
         }
         if let Some(folder) = &mut folder {
             folder.put()?;
@@ -259,6 +268,21 @@ impl Hold {
             let _ = list::end(&other.path(), &name, &CancelToken::new());
         }
         Ok(holder)
+    }
+
+    /// Loads the files, although the manager still keeps what they were. If memory is too small for both, it gives that
+    /// up first; otherwise it keeps that until nothing can fail any more, because a model that is just being copied
+    /// fails to load.
+    fn new_set(&mut self, name: &str, manager: &Manager, old: &mut Vec<String>) -> Result<Set> {
+        match self.wanted.set(name) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) && !old.is_empty() => {
+                manager.forget_all(old)?;
+                manager.wait()?;
+                old.clear();
+                self.wanted.set(name)
+            }
+            loaded => loaded,
+        }
     }
 
     fn chosen_name(&self) -> Result<String> {
@@ -331,16 +355,18 @@ pub struct Holder {
 struct Waiting {
     thread: JoinHandle<Ended>,
     begin: Sender<Box<dyn FnOnce() -> Ended + Send>>,
+    watch: Watch,
     stopped: OwnedFd,
     stop: OwnedFd,
 }
 
 impl Waiting {
-    fn start() -> Result<Self> {
+    fn start(set: &Set, looker: Option<Command>) -> Result<Self> {
         let calls = [sandbox::PIPE2, sandbox::CLONE3];
         let failed = |errno| Error::os("cannot serve", errno).of_calls(&calls);
         let flags = rustix::pipe::PipeFlags::CLOEXEC;
         let (stopped, stop) = rustix::pipe::pipe_with(flags).map_err(failed)?;
+        let watch = Watch::start(set, looker).map_err(failed)?;
         let (begin, begun) = channel::<Box<dyn FnOnce() -> Ended + Send>>();
         let serve = move || begun.recv().map_or(Ended::Stopped, |serve| serve());
         let thread = std::thread::Builder::new().name("dmafile-hold".to_string());
@@ -348,6 +374,7 @@ impl Waiting {
         Ok(Self {
             thread,
             begin,
+            watch,
             stopped,
             stop,
         })
@@ -367,7 +394,7 @@ impl Waiting {
             .iter()
             .map(|member| member.info.clone())
             .collect();
-        let server = Server::new(set, bound, self.stopped, idle);
+        let server = Server::new(set, self.watch, bound, self.stopped, idle);
         let serve = move || {
             let (ended, set) = server.run();
             drop(folder);
@@ -394,7 +421,7 @@ impl Waiting {
 impl Holder {
     /// Serves what this process has at a socket of its own.
     pub(super) fn serve(set: Set, bound: Bound) -> Result<Self> {
-        Ok(Waiting::start()?.serve(set, bound, None, None, None))
+        Ok(Waiting::start(&set, None)?.serve(set, bound, None, None, None))
     }
 
     /// Its name.

@@ -1,10 +1,11 @@
 //! The identity of a file, for detecting changes.
 
-use crate::sys::Errno;
 use crate::sys::stat::{self, Inode};
+use crate::sys::{Errno, file};
 use serde::{Deserialize, Serialize};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Distinguishes a file from all others, and from earlier and later states of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -27,6 +28,39 @@ impl FileIdentity {
     /// The identity of an open file.
     pub(super) fn of(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
         stat::of(fd).map(|inode| Self::from(&inode))
+    }
+
+    /// As [`of`](Self::of), after everything that was written to the file through a mapping has been written back,
+    /// so that any later change gets the file another identity, even a store to a page that was already dirty.
+    /// If the file is being changed all the time, it is the identity of a moment.
+    pub(super) fn settled(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
+        const TRIES: usize = 8;
+        let mut before = Self::of(fd)?;
+        for _ in 0..TRIES {
+            before.pass();
+            file::write_back(fd)?;
+            let after = Self::of(fd)?;
+            if after == before {
+                break;
+            }
+            before = after;
+        }
+        Ok(before)
+    }
+
+    /// Waits until the clock that files get their times from, which advances in ticks, is past the last change: a
+    /// further change in the same tick would get the same time.
+    fn pass(&self) {
+        // For a file that got its time from another machine's clock.
+        const LONGEST: Duration = Duration::from_millis(100);
+        let tick = || {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+            stat::ns(now.tv_sec, now.tv_nsec)
+        };
+        let begin = Instant::now();
+        while tick() <= self.ctime_ns && begin.elapsed() < LONGEST {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The identity of the file that a path refers to. A network file system may answer

@@ -3,7 +3,7 @@
 use super::name;
 use super::place;
 use super::protocol::{HeldInfo, Op};
-use super::take::Talk;
+use super::take::{Talk, is_barred};
 use crate::control::CancelToken;
 use crate::error::{Error, Result};
 use crate::sys::errno;
@@ -31,8 +31,9 @@ pub struct Holding {
     pub bytes: u64,
     /// Whether no process can change any of them.
     pub sealed: bool,
-    /// Whether any of them has changed on the disk since.
-    pub changed: bool,
+    /// Whether any of them has changed on the disk since; None if that is unknown, because a file system does not
+    /// answer.
+    pub changed: Option<bool>,
     /// The files.
     pub files: Vec<HeldInfo>,
     /// Number of processes that have taken it and are connected.
@@ -68,7 +69,11 @@ pub fn holds(at: Option<&Path>, cancel: &CancelToken) -> Result<Vec<Holding>> {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) => {
                 let place = folder.display().to_string();
-                return Err(Error::os("cannot list the folder", errno(error)).at(place));
+                let error = Error::os("cannot list the folder", errno(error)).at(place);
+                match is_barred(&error) {
+                    true => continue,
+                    false => return Err(error),
+                }
             }
         };
         for entry in entries.flatten() {
@@ -139,7 +144,7 @@ fn ask(at: &Path, cancel: &CancelToken) -> Result<Holding> {
                     .map(|file| file.bytes)
                     .fold(0, u64::saturating_add),
                 sealed: files.iter().all(|file| file.sealed),
-                changed: files.iter().any(|file| file.changed),
+                changed: any_changed(&files),
                 takers: answer.takers,
                 some_takers: takers.map(|(pid, uid)| Taker { pid, uid }).collect(),
                 files,
@@ -148,5 +153,13 @@ fn ask(at: &Path, cancel: &CancelToken) -> Result<Holding> {
         if none {
             return Err(talk.unsound("it has fewer files than it claims"));
         }
+    }
+}
+
+fn any_changed(files: &[HeldInfo]) -> Option<bool> {
+    let all = || files.iter().map(|file| file.changed);
+    match all().any(|changed| changed == Some(true)) {
+        true => Some(true),
+        false => all().all(|changed| changed.is_some()).then_some(false),
     }
 }

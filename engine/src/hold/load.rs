@@ -7,7 +7,7 @@ use crate::buffer::Buffer;
 use crate::control::{CancelToken, Progress, ProgressFn};
 use crate::error::{Error, Result};
 use crate::load::Load;
-use crate::message::{Builder, Names, Opt, message};
+use crate::message::{Builder, Names, Opt, message, unlisted};
 use crate::model::Model;
 use crate::options::{Kind, Pages};
 use crate::request::Reach;
@@ -31,7 +31,7 @@ pub(super) struct Wanted {
     pub writable: bool,
     pub each: EachFn,
     pub cancel: CancelToken,
-    pub progress: Option<ProgressFn>,
+    pub progress: Option<Arc<ProgressFn>>,
     pub names: &'static dyn Names,
 }
 
@@ -105,8 +105,14 @@ impl Wanted {
             let path =
                 std::path::absolute(&path).map_err(|error| failed(crate::sys::errno(error)))?;
             let fd = file::open(&path, false).map_err(failed)?;
-            let identity = FileIdentity::of(fd.as_fd()).map_err(failed)?;
+            let identity = FileIdentity::settled(fd.as_fd()).map_err(failed)?;
             let name = path.file_name().unwrap_or_default().to_owned();
+            if let Some(why) = unlisted(&name.to_string_lossy()) {
+                return Err(Error::new("cannot hold", format!("its name {why}"))
+                    .with_errno(Errno::INVAL)
+                    .at(place())
+                    .with_remedy("hold it under another name, by a link"));
+            }
             if let Some(other) = names.insert(name, path.clone()) {
                 let why = format!("it has the same name as {}", other.display());
                 return Err(Error::new("cannot hold", why)
@@ -155,7 +161,7 @@ impl Wanted {
         mut keep: impl FnMut(Buffer, HeldInfo),
     ) -> Result<Vec<Member>> {
         let total: u64 = files.iter().map(|file| file.identity.size).sum();
-        let tell = self.progress.take().map(Arc::new);
+        let tell = self.progress.clone();
         let before = Arc::new(AtomicU64::new(0));
         let mut members = Vec::new();
         for file in files {
@@ -169,7 +175,7 @@ impl Wanted {
                 return Err(Error::cancelled(path.display().to_string()));
             }
             let source = Arc::new(Source::of(&path, fd)?);
-            let load = Load::of(source, Reach::Asked)
+            let load = Load::of(Arc::clone(&source), Reach::Asked)
                 .names(self.names)
                 .to(self.kind.clone())
                 .pages(self.pages)
@@ -187,6 +193,9 @@ impl Wanted {
                 });
             }
             let mut loaded = load.run_to_seal()?;
+            if FileIdentity::of(source.buffered(0).0) != Ok(identity) {
+                return Err(changed("cannot hold", &path));
+            }
             before.fetch_add(identity.size, Ordering::Relaxed);
             let digest = loaded.report.verify.first().map(Digest::of);
             let (buffer, pages) = (&mut loaded.buffer, &loaded.report.pages);
@@ -221,9 +230,7 @@ impl Wanted {
             let mut buffer = Buffer::of_peer_to_seal(own, &kind, (0, identity.size))
                 .map_err(|why| failed(Errno::PROTO).with_why(why))?;
             if FileIdentity::at(&path) != Ok(identity) {
-                return Err(failed(Errno::STALE)
-                    .with_why("the file changed during the load")
-                    .with_remedy("try again"));
+                return Err(changed("cannot share", &path));
             }
             let source = Source::of(&path, fd)?;
             let digest = self.digest(&source, &buffer)?;
@@ -269,6 +276,14 @@ impl Wanted {
             since: now(),
         })
     }
+}
+
+/// The error for a file of which no state is in memory.
+fn changed(what: &str, path: &Path) -> Error {
+    Error::os(what, Errno::STALE)
+        .at(path.display().to_string())
+        .with_why("the file changed during the load")
+        .with_remedy("try again")
 }
 
 /// The files that a path stands for, and the tensors in each that do not count.

@@ -5,11 +5,13 @@
 //! stays with its takers when the holder ends. [`Shared`] needs no holder: the first of several processes
 //! loads the files, and every process that has the memory passes it on.
 
+mod flight;
 mod folder;
 mod holder;
 mod identity;
 mod list;
 mod load;
+mod lock;
 mod name;
 mod peer;
 mod place;
@@ -20,6 +22,7 @@ mod shared;
 mod store;
 mod systemd;
 mod take;
+mod watch;
 
 use std::time::Duration;
 
@@ -33,3 +36,4 @@ pub use protocol::{Digest, HeldInfo};
 pub use serve::Ended;
 pub use shared::{Found, Shared, Vacant};
 pub use take::{Held, HeldFile, Take};
+pub use watch::look_for_holder;

@@ -1,6 +1,7 @@
 //! Names of holds and of their files.
 
 use crate::error::{Error, Result};
+use crate::message::unlisted;
 use std::ffi::OsStr;
 use std::path::Path;
 
@@ -36,13 +37,13 @@ pub(super) fn of(path: &Path) -> Option<String> {
     check(&name).is_ok().then_some(name)
 }
 
-/// Checks that a file's name from a peer is a plain file name.
+/// Checks that a file's name from a peer is a plain file name, as a holder may send it.
 pub(super) fn is_plain(name: &OsStr) -> bool {
     let text = name.to_string_lossy();
     !matches!(&text[..], "" | "." | "..")
         && name.len() <= 255
         && !text.contains('/')
-        && !text.contains(char::is_control)
+        && unlisted(&text).is_none()
 }
 
 #[cfg(test)]
@@ -66,7 +67,7 @@ mod tests {
         ] {
             check(bad).unwrap_err();
         }
-        for bad in ["", ".", "..", "a/b", "a\nb", "a\0"] {
+        for bad in ["", ".", "..", "a/b", "a\nb", "a\0", "a,b"] {
             assert!(!is_plain(bad.as_ref()), "{bad:?}");
         }
     }

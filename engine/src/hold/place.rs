@@ -73,6 +73,15 @@ pub(super) fn make(path: &Path, mode: u32) -> Result<Folder> {
     Ok(folder)
 }
 
+/// As [`make`], in a folder that is held open.
+pub(super) fn make_in(folder: &Folder, name: &OsStr, mode: u32) -> Result<Folder> {
+    let made = folder.make_or_open(name, mode);
+    let made =
+        made.map_err(|errno| cannot_make(errno).at(folder.place(name).display().to_string()))?;
+    made.trust()?;
+    Ok(made)
+}
+
 fn cannot_make(errno: Errno) -> Error {
     Error::os("cannot make the folder", errno)
 }
@@ -192,7 +201,7 @@ pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
             .with_remedy("check the path"),
         _ => error,
     }
-    .of_calls(&[sandbox::SOCKET, sandbox::CONNECT])
+    .of_calls(&[sandbox::SOCKET, sandbox::CONNECT, sandbox::READLINK])
 }
 
 /// A listening socket; its file is removed when this is dropped.

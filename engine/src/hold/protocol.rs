@@ -51,6 +51,19 @@ pub(super) struct Request {
     pub from: usize,
 }
 
+impl Request {
+    /// The request in a message; or why it is none.
+    pub(super) fn parse(message: &[u8]) -> Result<Self, &'static str> {
+        match serde_json::from_slice::<Self>(message) {
+            Err(_) => Err("the request is unknown"),
+            Ok(request) if request.v != VERSION => {
+                Err("the version of the request is not supported")
+            }
+            Ok(request) => Ok(request),
+        }
+    }
+}
+
 /// An answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Answer {
@@ -85,6 +98,16 @@ pub(super) struct Refusal {
 }
 
 impl Answer {
+    /// The answer in a message; or why it is none.
+    pub(super) fn parse(message: &[u8]) -> Result<Self, String> {
+        let answer: Self = serde_json::from_slice(message).map_err(|error| error.to_string())?;
+        let is_refusal = answer.error.is_some();
+        match is_refusal || (answer.v == VERSION && answer.total <= MOST_FILES) {
+            true => Ok(answer),
+            false => Err("its version is not supported, or it claims too many files".to_string()),
+        }
+    }
+
     /// An answer without content.
     pub(super) fn empty() -> Self {
         Self {
@@ -135,8 +158,9 @@ pub struct HeldInfo {
     pub identity: FileIdentity,
     /// The digest computed during the load.
     pub digest: Option<Digest>,
-    /// Whether the file has changed since, or was replaced.
-    pub changed: bool,
+    /// Whether the file has changed since, or was replaced. None if that is unknown, because its file system does
+    /// not answer.
+    pub changed: Option<bool>,
     /// Number of descriptors of the memory: one, except for several dma-bufs.
     pub descriptors: usize,
     /// Tensors in it that do not count, because the model's index names another file for them.

@@ -1,16 +1,18 @@
-//! The main loop of a holder: one thread serves all peers, and never blocks on one of them.
+//! The main loop of a holder: one thread serves all peers, and never blocks on one of them, nor on a file system.
 
+use super::flight::Flight;
 use super::peer::{Around, Peer, Step};
 use super::place::Bound;
 use super::set::Set;
+use super::watch::Watch;
 use crate::sys::{Errno, host, socket};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Maximum number of connected peers per user that have not taken anything yet.
-const MOST_ASKING: usize = 256;
 /// Maximum number of connections accepted before other peers are served.
 const MOST_AT_ONCE: usize = 16;
 /// How long to wait before the next accept after one failed for lack of descriptors.
@@ -31,6 +33,7 @@ pub enum Ended {
 /// The state of the loop.
 pub(super) struct Server {
     set: Set,
+    watch: Watch,
     bound: Bound,
     /// Becomes readable, or is closed at the other end, to stop the loop.
     stop: OwnedFd,
@@ -38,7 +41,10 @@ pub(super) struct Server {
     owner: u32,
     /// Maximum number of peers.
     most: usize,
+    /// In the order in which they connected.
     peers: Vec<Peer>,
+    /// A peer waits until others have received their descriptors.
+    is_full: bool,
     /// When a process last took or released the files.
     last: Instant,
     /// Time before which no connection is accepted.
@@ -46,16 +52,30 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(set: Set, bound: Bound, stop: OwnedFd, idle: Option<Duration>) -> Self {
+    pub(super) fn new(
+        set: Set,
+        watch: Watch,
+        bound: Bound,
+        stop: OwnedFd,
+        idle: Option<Duration>,
+    ) -> Self {
         let open = host::open_files().ok().and_then(|limits| limits.soft);
+        let held = set.members.iter().map(|member| member.fds.len()).sum();
+        let room = |open| {
+            usize::try_from(open)
+                .unwrap_or(usize::MAX)
+                .saturating_sub(held)
+        };
         Self {
             set,
+            watch,
             bound,
             stop,
             idle,
             owner: super::place::user(),
-            most: open.map_or(4096, |open| (open / 2).clamp(16, 4096) as usize),
+            most: open.map_or(4096, |open| (room(open) / 2).clamp(16, 4096)),
             peers: Vec::new(),
+            is_full: false,
             last: Instant::now(),
             pause: None,
         }
@@ -68,6 +88,9 @@ impl Server {
             let now = Instant::now();
             if ready.stop {
                 break Ended::Stopped;
+            }
+            if ready.bell {
+                self.watch.hear();
             }
             if self.serve(&ready.peers, now) {
                 break Ended::Released;
@@ -86,7 +109,7 @@ impl Server {
     /// Waits until there is something to do.
     fn wait(&self) -> Ready {
         let now = Instant::now();
-        let accepts = self.peers.len() < self.most && self.pause.is_none_or(|until| now >= until);
+        let accepts = self.pause.is_none_or(|until| now >= until);
         let wanted = match accepts {
             true => PollFlags::IN,
             false => PollFlags::empty(),
@@ -95,9 +118,13 @@ impl Server {
         let mut fds = vec![
             poll(self.stop.as_fd(), PollFlags::IN),
             poll(self.bound.listener().as_fd(), wanted),
+            poll(self.watch.bell(), PollFlags::IN),
         ];
+        let first = fds.len();
         let peers = self.peers.iter();
-        fds.extend(peers.map(|peer| poll(peer.socket(), peer.waits_for(now))));
+        let waited: Vec<_> = peers.map(|peer| peer.waits_for(now)).collect();
+        let pairs = self.peers.iter().zip(&waited);
+        fds.extend(pairs.filter_map(|(peer, events)| Some(poll(peer.socket(), (*events)?))));
         let alarms = self.peers.iter().filter_map(Peer::alarm);
         let idle = self
             .idle
@@ -124,20 +151,32 @@ impl Server {
             }
         };
         let some = |fd: &PollFd<'_>| count > 0 && !fd.revents().is_empty();
+        let mut peers = fds[first..].iter().map(some);
+        let next = |events: Option<_>| events.is_some() && peers.next() == Some(true);
         Ready {
             stop: some(&fds[0]),
             listener: accepts && some(&fds[1]),
-            peers: fds[2..].iter().map(some).collect(),
+            bell: some(&fds[2]),
+            peers: waited.into_iter().map(next).collect(),
         }
     }
 
     /// Serves every peer that is ready, and disconnects those whose time is up. Returns whether it was
     /// released.
     fn serve(&mut self, ready: &[bool], now: Instant) -> bool {
-        let took = self.peers.iter().filter(|peer| peer.took);
-        let takers: Vec<_> = took.map(|peer| (peer.who.pid, peer.who.uid)).collect();
-        let around = Around {
+        let mut takers = Vec::new();
+        for peer in &mut self.peers {
+            if peer.has_all() || self.is_full {
+                peer.has_received();
+            }
+            if peer.took() {
+                takers.push((peer.who.pid, peer.who.uid));
+            }
+        }
+        let mut around = Around {
             set: &self.set,
+            watch: &mut self.watch,
+            flight: Flight::of(&self.peers, self.owner, self.most),
             owner: self.owner,
             takers: &takers,
         };
@@ -146,18 +185,17 @@ impl Server {
         self.peers.retain_mut(|peer| {
             let ready = ready[number];
             number += 1;
-            let due = peer.alarm().is_some_and(|alarm| now >= alarm);
-            let step = match ready || due {
-                true if peer.deadline.is_some_and(|deadline| now >= deadline) => Step::Drop,
-                true => peer.step(&around, now),
+            let step = match ready || peer.is_due(around.watch, now) {
+                true => peer.step(&mut around, ready, now),
                 false => Step::Stay,
             };
-            if step == Step::Took || (step == Step::Drop && peer.took) {
+            if step == Step::Took || (step == Step::Drop && peer.has_all()) {
                 last = Some(now);
             }
             released |= step == Step::Release;
             matches!(step, Step::Stay | Step::Took)
         });
+        self.is_full = around.flight.full;
         self.last = last.unwrap_or(self.last);
         released
     }
@@ -165,6 +203,10 @@ impl Server {
     /// Accepts some of the waiting connections.
     fn accept(&mut self, now: Instant) {
         self.pause = None;
+        if self.peers.len() >= self.most && !self.make_room() {
+            self.pause = Some(now + PAUSE);
+            return;
+        }
         for _ in 0..MOST_AT_ONCE.min(self.most - self.peers.len()) {
             let socket = match socket::accept(self.bound.listener().as_fd()) {
                 Ok(socket) => socket,
@@ -179,21 +221,39 @@ impl Server {
             let Ok(who) = socket::credentials(socket.as_fd()) else {
                 continue;
             };
-            let same = self.peers.iter().filter(|peer| peer.who.uid == who.uid);
-            let asking = same.clone().filter(|peer| !peer.took).count();
-            // Half of the connections are reserved for other users, except from the owner, who could stop
-            // the holder anyway.
-            let others = who.uid != self.owner && who.uid != 0;
-            if asking >= MOST_ASKING || (others && same.count() >= self.most / 2) {
-                Peer::refuse(
-                    socket.as_fd(),
-                    Errno::USERS,
-                    "too many connections of this user",
-                );
-                continue;
-            }
             self.peers.push(Peer::new(socket, who, now));
         }
+    }
+
+    /// Disconnects a peer to make room for another one; returns whether that is possible. Of those that have not
+    /// taken anything, or of those that have, whichever are more, it is the oldest one of the user who has the most:
+    /// so neither one user nor one who acts as many users keeps others out. A disconnected taker keeps the memory.
+    fn make_room(&mut self) -> bool {
+        for peer in &mut self.peers {
+            peer.has_received();
+        }
+        let free = || {
+            self.peers
+                .iter()
+                .enumerate()
+                .filter(|(_, peer)| peer.is_free())
+        };
+        let took = free().filter(|(_, peer)| peer.took()).count();
+        let of_takers = took * 2 > free().count();
+        let class = || free().filter(|(_, peer)| peer.took() == of_takers);
+        let mut users = HashMap::new();
+        for (_, peer) in class() {
+            *users.entry(peer.who.uid).or_insert(0) += 1;
+        }
+        let oldest = class().max_by_key(|(number, peer)| (users[&peer.who.uid], Reverse(*number)));
+        let Some((number, _)) = oldest else {
+            return false;
+        };
+        let peer = self.peers.remove(number);
+        if !of_takers {
+            peer.refuse(Errno::USERS, "too many connections");
+        }
+        true
     }
 }
 
@@ -201,5 +261,6 @@ impl Server {
 struct Ready {
     stop: bool,
     listener: bool,
+    bell: bool,
     peers: Vec<bool>,
 }

@@ -73,7 +73,7 @@ impl Member {
             sealed,
             identity,
             digest,
-            changed: false,
+            changed: Some(false),
             descriptors: 0,
             superseded: Vec::new(),
             file: path,
@@ -107,11 +107,10 @@ impl Member {
         Ok(Self { info, fds })
     }
 
-    /// Its description now, after checking whether the file has changed.
-    pub(super) fn now(&self) -> HeldInfo {
-        let now = FileIdentity::at(&self.info.file);
+    /// Its description now.
+    pub(super) fn now(&self, changed: Option<bool>) -> HeldInfo {
         HeldInfo {
-            changed: now != Ok(self.info.identity),
+            changed,
             ..self.info.clone()
         }
     }

@@ -8,26 +8,31 @@
 
 use super::holder::Holder;
 use super::load::{Open, Wanted};
+use super::lock::{self, Lock};
 use super::place::{self, Access, Bound};
-use super::protocol::HeldInfo;
+use super::protocol::{HeldInfo, Op};
 use super::set::{Member, Set, now};
-use super::take::{Held, take};
+use super::take::{DOUBT, Held, PATIENCE, Talk, has_ended, receive};
 use crate::buffer::Buffer;
 use crate::control::{CancelToken, Progress};
 use crate::error::{Error, Result};
+use crate::folder::Folder;
 use crate::load::Load;
 use crate::message::Names;
 use crate::options::{Kind, Pages};
-use crate::sys::place::{mark, unmark};
-use crate::sys::{Errno, errno};
+use crate::sys::{Errno, file, process};
 use crate::verify::{Algorithm, Hasher, Verify};
-use std::fs::{self, File};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval at which the lock is tried.
+const LOCK_STEP: Duration = Duration::from_millis(5);
+/// How long a process may take to answer before the next one is asked, too.
+const HEAD_START: Duration = Duration::from_millis(50);
+/// Interval at which answers are looked for.
 const STEP: Duration = Duration::from_millis(5);
 
 /// A builder for files that several processes of one user share in memory.
@@ -118,7 +123,7 @@ impl Shared {
 
     /// As [`Hold::progress`](super::Hold::progress), if this process loads.
     pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.wanted.progress = Some(Box::new(progress));
+        self.wanted.progress = Some(Arc::new(Box::new(progress)));
         self
     }
 
@@ -154,22 +159,20 @@ impl Shared {
             Some(folder) => folder,
             None => place::own_folder()?.place("shared"),
         };
-        place::make(&folder, 0o700)?;
-        let folder = folder.join(&key);
+        let all = place::make(&folder, 0o700)?;
         let until = Instant::now() + self.wait;
-        let lock = Lock::take(&folder, until, &self.wanted.cancel)?;
-        let place = folder.join(format!("{}-{:x}", std::process::id(), now_in_ns()));
+        let (folder, lock) = lock(&all, &key, until, &self.wanted.cancel)?;
         if let Some(held) = look_around(&folder, &key, &self.wanted.cancel) {
             let members = held.files().iter();
             let members = members.map(|file| Member::of(file.info.clone(), &file.buffer));
-            let holder = pass_on(&place, &key, members.collect::<Result<_>>()?)?;
+            let holder = pass_on(folder, &key, members.collect::<Result<_>>()?)?;
             return Ok(Found::Held(held.passed_on(holder)));
         }
         Ok(Found::Vacant(Vacant {
             wanted: self.wanted,
             files,
             key,
-            place,
+            folder,
             _lock: lock,
         }))
     }
@@ -184,7 +187,7 @@ impl Shared {
             writable,
             ..
         } = &self.wanted;
-        let mut text = format!("1 {kind} {pages} {verify:?} {writable}\n");
+        let mut text = format!("2 {kind} {pages} {verify:?} {writable}\n");
         for file in files {
             let name = file.path.file_name().unwrap_or_default();
             text.push_str(&format!("{name:?} {:?}\n", file.identity));
@@ -212,7 +215,7 @@ pub struct Vacant {
     wanted: Wanted,
     files: Vec<Open>,
     key: String,
-    place: PathBuf,
+    folder: Folder,
     _lock: Lock,
 }
 
@@ -259,7 +262,7 @@ impl Vacant {
     }
 
     fn share(self, members: Vec<Member>, own: Vec<(Buffer, HeldInfo)>) -> Result<Held> {
-        let holder = pass_on(&self.place, &self.key, members)?;
+        let holder = pass_on(self.folder, &self.key, members)?;
         Ok(Held::own(self.key, own, holder))
     }
 }
@@ -270,13 +273,14 @@ fn now_in_ns() -> u128 {
     since.map_or(0, |since| since.as_nanos())
 }
 
-/// Serves what this process has.
-fn pass_on(place: &Path, key: &str, members: Vec<Member>) -> Result<Holder> {
+/// Serves what this process has, in the folder.
+fn pass_on(folder: Folder, key: &str, members: Vec<Member>) -> Result<Holder> {
     let access = Access {
         mode: 0o600,
         group: None,
     };
-    let mut bound = Bound::beside(place, access)?;
+    let name = format!("{}-{:x}", std::process::id(), now_in_ns());
+    let mut bound = Bound::in_folder(folder, OsStr::new(&name), access)?;
     bound.put(false)?;
     let set = Set {
         name: key.to_string(),
@@ -287,77 +291,89 @@ fn pass_on(place: &Path, key: &str, members: Vec<Member>) -> Result<Holder> {
 }
 
 /// Takes the files from a process that has them. Removes sockets of processes that have ended.
-fn look_around(folder: &Path, key: &str, cancel: &CancelToken) -> Option<Held> {
-    for entry in fs::read_dir(folder).ok()?.flatten() {
-        let path = entry.path();
-        if entry.file_name() == LOCK {
+///
+/// If a process does not answer soon, the next one is asked as well, and the first answer counts: a process may be
+/// stopped, and others wait for the lock meanwhile.
+fn look_around(folder: &Folder, key: &str, cancel: &CancelToken) -> Option<Held> {
+    let mut names = folder.names().ok()?.into_iter();
+    let mut asked: Vec<(OsString, Talk, Instant)> = Vec::new();
+    let mut last = Instant::now();
+    loop {
+        if asked.is_empty() || last.elapsed() >= HEAD_START {
+            match names.by_ref().find(|name| name != lock::NAME) {
+                Some(name) => {
+                    last = Instant::now();
+                    let talk = ask(&folder.place(&name), key, cancel);
+                    let talk = talk.inspect_err(|error| clean_up(folder, &name, error));
+                    asked.extend(talk.ok().map(|talk| (name, talk, last)));
+                    continue;
+                }
+                None if asked.is_empty() => return None,
+                None => {}
+            }
+        }
+        let poll = |talk: &Talk| file::wait_readable(talk.socket(), Duration::ZERO) == Ok(true);
+        if let Some(number) = asked.iter().position(|(_, talk, _)| poll(talk)) {
+            let (name, talk, _) = asked.swap_remove(number);
+            match receive(talk, key) {
+                Ok(held) => return Some(held),
+                Err(error) => clean_up(folder, &name, &error),
+            }
             continue;
         }
-        match take(&path, key, Instant::now(), cancel) {
-            Ok(held) => return Some(held),
-            Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {
-                let _ = fs::remove_file(&path);
+        asked.retain(|(name, talk, since)| {
+            let doubted = since.elapsed() >= DOUBT;
+            let ended = doubted && has_ended(talk.who.pid);
+            if ended {
+                // A process that it forked keeps the socket open.
+                let _ = folder.remove(name);
             }
-            // It is just ending, or is stopped; or the token is set, which the load will notice.
-            Err(_) => {}
+            let stopped = doubted && process::is_stopped(talk.who.pid);
+            !ended && !stopped && since.elapsed() < PATIENCE
+        });
+        if cancel.is_set() {
+            // The load will notice.
+            return None;
+        }
+        if let Some((_, talk, _)) = asked.last() {
+            // Only this one wakes it up; usually there is no other.
+            let _ = file::wait_readable(talk.socket(), STEP);
         }
     }
-    None
 }
 
-/// The name of the file that is locked.
-const LOCK: &str = "lock";
-
-/// A lock on a folder, released when dropped.
-struct Lock {
-    file: File,
+/// Asks a process for the files.
+fn ask(socket: &Path, key: &str, cancel: &CancelToken) -> Result<Talk> {
+    let talk = Talk::at_once("cannot take", socket, Instant::now() + PATIENCE, cancel)?;
+    talk.request(Op::Take, Some(key), 0)?;
+    Ok(talk)
 }
 
-impl Drop for Lock {
-    fn drop(&mut self) {
-        unmark(self.file.as_fd());
+/// Removes the socket of a process that has ended.
+fn clean_up(folder: &Folder, name: &OsStr, error: &Error) {
+    if error.raw_os_error() == Some(libc::ECONNREFUSED) {
+        let _ = folder.remove(name);
     }
 }
 
-impl Lock {
-    fn take(folder: &Path, until: Instant, cancel: &CancelToken) -> Result<Self> {
-        let path = folder.join(LOCK);
-        let place = || path.display().to_string();
+/// Locks the folder of a set, and waits until `until` for another process that has it.
+fn lock(all: &Folder, key: &str, until: Instant, cancel: &CancelToken) -> Result<(Folder, Lock)> {
+    loop {
+        let folder = place::make_in(all, OsStr::new(key), 0o700)?;
+        let place = || folder.place(lock::NAME).display().to_string();
         let failed = |errno| Error::os("cannot share", errno).at(place());
-        loop {
-            place::make(folder, 0o700)?;
-            let file = File::options()
-                .create(true)
-                .truncate(false)
-                .write(true)
-                .mode(0o600)
-                .open(&path)
-                .map_err(|error| failed(errno(error)))?;
-            match mark(file.as_fd()) {
-                Ok(()) if is_at(&file, &path) => return Ok(Self { file }),
-                // The file was removed while we waited.
-                Ok(()) => continue,
-                Err(Errno::AGAIN) => {}
-                Err(errno) => return Err(failed(errno)),
-            }
-            if cancel.is_set() {
-                return Err(Error::cancelled(place()));
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(failed(Errno::TIMEDOUT)
-                    .with_why("another process is still loading it")
-                    .with_remedy("wait longer"));
-            }
-            std::thread::sleep(STEP.min(left));
+        if let Some(lock) = Lock::take(&folder).map_err(failed)? {
+            return Ok((folder, lock));
         }
+        if cancel.is_set() {
+            return Err(Error::cancelled(place()));
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(failed(Errno::TIMEDOUT)
+                .with_why("another process is still loading it")
+                .with_remedy("wait longer"));
+        }
+        std::thread::sleep(LOCK_STEP.min(left));
     }
-}
-
-/// Whether a path refers to this open file.
-fn is_at(file: &File, path: &Path) -> bool {
-    let (own, there) = (file.metadata(), fs::metadata(path));
-    own.is_ok_and(|own| {
-        there.is_ok_and(|there| (own.dev(), own.ino()) == (there.dev(), there.ino()))
-    })
 }

@@ -27,8 +27,18 @@ struct Table {
     since: u64,
     writable: bool,
     /// The requested paths, with the identity of whatever determines which files they stand for.
-    roots: Vec<(PathBuf, FileIdentity)>,
+    roots: Roots,
     files: Vec<HeldInfo>,
+}
+
+/// Paths, and what was there.
+pub(super) type Roots = Vec<(PathBuf, FileIdentity)>;
+
+impl Table {
+    /// The table in these bytes; None if there is none.
+    fn parse(text: &[u8]) -> Option<Self> {
+        serde_json::from_slice(text).ok()
+    }
 }
 
 fn name_of(name: &str, what: impl std::fmt::Display) -> String {
@@ -36,9 +46,9 @@ fn name_of(name: &str, what: impl std::fmt::Display) -> String {
 }
 
 /// The requested paths, and for a folder its indexes: as long as all of them are unchanged, they stand for
-/// the same files. Uses stat, reads nothing.
-fn roots(paths: &[PathBuf]) -> Option<Vec<(PathBuf, FileIdentity)>> {
-    let mut all = Vec::new();
+/// the same files. Uses stat, reads nothing. None if one of them cannot be found.
+pub(super) fn roots(paths: &[PathBuf]) -> Option<Roots> {
+    let mut all = Roots::new();
     let mut add = |path: &Path| {
         let path = std::path::absolute(path).ok()?;
         let identity = FileIdentity::at(&path).ok()?;
@@ -67,14 +77,24 @@ fn roots(paths: &[PathBuf]) -> Option<Vec<(PathBuf, FileIdentity)>> {
     Some(all)
 }
 
-/// Makes the manager keep the files.
-pub(super) fn keep(manager: &Manager, set: &Set, wanted: &Wanted) -> Result<()> {
+/// Makes the manager keep the files. `roots` is what the requested paths were before the files were opened: what
+/// has been replaced since may stand for other files, and then nothing is kept.
+pub(super) fn keep(
+    manager: &Manager,
+    set: &Set,
+    wanted: &Wanted,
+    roots_before: Option<Roots>,
+) -> Result<()> {
+    let Some(roots) = roots_before.filter(|before| roots(&wanted.paths).as_ref() == Some(before))
+    else {
+        return Ok(());
+    };
     let failed = |errno| Error::os("cannot store the descriptors", errno);
     let table = Table {
         v: 1,
         since: set.since,
         writable: wanted.writable,
-        roots: roots(&wanted.paths).unwrap_or_default(),
+        roots,
         files: set
             .members
             .iter()
@@ -151,7 +171,7 @@ fn read(fd: BorrowedFd<'_>) -> Option<Table> {
     }
     let mut text = vec![0; size as usize];
     file::pread_all(fd, &mut text, 0).ok()?;
-    serde_json::from_slice(&text).ok()
+    Table::parse(&text)
 }
 
 /// A kept file, if it is the one that was loaded, and its memory matches the table.

@@ -6,6 +6,7 @@ use crate::sys::{Errno, file, socket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// The first descriptor (SD_LISTEN_FDS_START).
 const FIRST: i32 = 3;
@@ -60,6 +61,25 @@ impl Manager {
         // FDPOLL=0, because a memfd never signals an event.
         let lines = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0\n");
         self.tell(&lines, &[fd.as_fd()])
+    }
+
+    /// Waits until it has done what it has been told (sd_notify_barrier(3)); not for ever.
+    pub(super) fn wait(&self) -> Result<()> {
+        const MOST: Duration = Duration::from_secs(30);
+        let failed = |errno| Error::os("cannot notify", errno);
+        let flags = rustix::pipe::PipeFlags::CLOEXEC;
+        let (done, doing) = rustix::pipe::pipe_with(flags).map_err(failed)?;
+        self.tell("BARRIER=1\n", &[doing.as_fd()])?;
+        drop(doing);
+        // It closes the descriptor, whether or not it knows the word.
+        file::wait_readable(done.as_fd(), MOST)
+            .map_err(failed)
+            .map(drop)
+    }
+
+    /// Makes it close what it keeps under each of these names.
+    pub(super) fn forget_all(&self, names: &[String]) -> Result<()> {
+        names.iter().try_for_each(|name| self.forget(name))
     }
 
     /// Makes it close what it keeps under a name.

@@ -3,7 +3,7 @@
 use super::holder::Holder;
 use super::name;
 use super::place;
-use super::protocol::{Answer, HeldInfo, LONGEST_ANSWER, MOST_FILES, Op, Request, VERSION};
+use super::protocol::{Answer, HeldInfo, LONGEST_ANSWER, Op, Request, VERSION};
 use crate::buffer::Buffer;
 use crate::control::CancelToken;
 use crate::error::{Error, Result};
@@ -11,16 +11,16 @@ use crate::sys::socket::{self, Credentials};
 use crate::sys::{Errno, file, sandbox};
 use rustix::process::{Pid, PidfdFlags};
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a holder may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// How long to wait for an answer if the process that created the socket has ended: another process may have
 /// inherited it and serve it.
-const DOUBT: Duration = Duration::from_millis(500);
+pub(super) const DOUBT: Duration = Duration::from_millis(500);
 /// Interval at which the holder and the token are checked.
 const STEP: Duration = Duration::from_millis(10);
 
@@ -232,10 +232,14 @@ impl Take {
         let until = Instant::now() + self.wait;
         loop {
             let mut first = None;
-            for at in &places {
+            for (at, next) in places.iter().zip(1..) {
                 match take(at, &self.name, until, &self.cancel) {
                     Ok(held) => return Ok(held),
-                    Err(error) if is_absent(&error) => first = first.or(Some(error)),
+                    Err(error)
+                        if is_absent(&error) || (next < places.len() && is_barred(&error)) =>
+                    {
+                        first = first.or(Some(error));
+                    }
                     Err(error) => return Err(error),
                 }
             }
@@ -265,12 +269,27 @@ fn is_absent(error: &Error) -> bool {
     .contains(&error.raw_os_error())
 }
 
+/// Whether this user cannot use the folder, or what is in it. `$XDG_RUNTIME_DIR` may be that of another user
+/// (su(1)); root's folder is looked at nevertheless.
+pub(super) fn is_barred(error: &Error) -> bool {
+    [libc::EACCES, libc::EPERM, libc::ENOTDIR, libc::ELOOP]
+        .map(Some)
+        .contains(&error.raw_os_error())
+}
+
 /// Makes one attempt.
-pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) -> Result<Held> {
-    let mut talk = Talk::begin("cannot take", at, until, cancel)?;
+fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) -> Result<Held> {
+    let talk = Talk::begin("cannot take", at, until, cancel)?;
+    talk.request(Op::Take, Some(name), 0)?;
+    receive(talk, name)
+}
+
+/// Takes the files from a holder that has been asked for the first ones.
+pub(super) fn receive(talk: Talk, name: &str) -> Result<Held> {
+    let at = talk.at.clone();
     let mut files: Vec<(Buffer, HeldInfo)> = Vec::new();
     loop {
-        let (answer, fds) = talk.ask(Op::Take, Some(name), files.len())?;
+        let (answer, fds) = talk.answer()?;
         let mut fds = fds.into_iter();
         let count = answer.files.len();
         for info in answer.files {
@@ -294,6 +313,7 @@ pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) 
         if count == 0 || files.len() > answer.total {
             return Err(talk.unsound("it does not have as many files as it claims"));
         }
+        talk.request(Op::Take, Some(name), files.len())?;
     }
     let mut names = BTreeSet::new();
     for (_, info) in &mut files {
@@ -302,10 +322,7 @@ pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) 
             return Err(talk.unsound(&why));
         }
     }
-    let from = From {
-        at: at.to_path_buf(),
-        who: talk.who,
-    };
+    let from = From { at, who: talk.who };
     let kept = Arc::new(Kept::Connection {
         socket: talk.socket,
     });
@@ -319,7 +336,7 @@ pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) 
 }
 
 /// Whether a process has ended; false for one in another PID namespace (0).
-fn has_ended(pid: u32) -> bool {
+pub(super) fn has_ended(pid: u32) -> bool {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return false;
     };
@@ -350,8 +367,8 @@ impl Talk {
         cancel: &CancelToken,
     ) -> Result<Self> {
         let until = until.max(Instant::now() + PATIENCE);
-        let socket = loop {
-            match place::connect(what, at) {
+        loop {
+            match Self::at_once(what, at, until, cancel) {
                 // The queue of connections is full.
                 Err(error)
                     if error.raw_os_error() == Some(libc::EAGAIN)
@@ -360,9 +377,19 @@ impl Talk {
                 {
                     std::thread::sleep(STEP);
                 }
-                done => break done?,
+                done => return done,
             }
-        };
+        }
+    }
+
+    /// As [`Talk::begin`], but EAGAIN if too many others wait to be connected. Answers must arrive by `until`.
+    pub(super) fn at_once(
+        what: &'static str,
+        at: &Path,
+        until: Instant,
+        cancel: &CancelToken,
+    ) -> Result<Self> {
+        let socket = place::connect(what, at)?;
         let who = socket::credentials(socket.as_fd())
             .map_err(|errno| place::cannot_connect(what, errno, at))?;
         Ok(Self {
@@ -375,6 +402,10 @@ impl Talk {
         })
     }
 
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
     /// Sends a request, and waits for the answer.
     pub(super) fn ask(
         &mut self,
@@ -382,6 +413,12 @@ impl Talk {
         name: Option<&str>,
         from: usize,
     ) -> Result<(Answer, Vec<OwnedFd>)> {
+        self.request(op, name, from)?;
+        self.answer()
+    }
+
+    /// Sends a request.
+    pub(super) fn request(&self, op: Op, name: Option<&str>, from: usize) -> Result<()> {
         let request = Request {
             v: VERSION,
             op,
@@ -390,23 +427,30 @@ impl Talk {
         };
         let bytes =
             serde_json::to_vec(&request).map_err(|error| self.unsound(&error.to_string()))?;
-        let failed = |errno| {
-            let error = Error::os(self.what, errno).at(self.at.display().to_string());
-            let error = error.of_calls(&[sandbox::SENDMSG, sandbox::RECVMSG]);
-            match errno {
-                Errno::MFILE => error.with_why("not all of its descriptors could be received"),
-                Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => {
-                    error.with_why("its holder has ended")
-                }
-                Errno::TIMEDOUT => error
-                    .with_why("its holder does not answer")
-                    .with_remedy("check whether it is still running"),
-                _ => error,
+        let sent = socket::send(self.socket.as_fd(), &bytes, &[], false);
+        sent.map_err(|errno| self.failed(errno))
+    }
+
+    fn failed(&self, errno: Errno) -> Error {
+        let error = Error::os(self.what, errno).at(self.at.display().to_string());
+        let error = error.of_calls(&[sandbox::SENDMSG, sandbox::RECVMSG]);
+        match errno {
+            Errno::MFILE => error.with_why("not all of its descriptors could be received"),
+            Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => {
+                error.with_why("its holder has ended")
             }
-        };
-        socket::send(self.socket.as_fd(), &bytes, &[], false).map_err(failed)?;
+            Errno::TIMEDOUT => error
+                .with_why("its holder does not answer")
+                .with_remedy("check whether it is still running"),
+            _ => error,
+        }
+    }
+
+    /// Waits for the answer.
+    fn answer(&self) -> Result<(Answer, Vec<OwnedFd>)> {
         let mut bytes = vec![0; LONGEST_ANSWER + 1];
         let asked = Instant::now();
+        let failed = |errno| self.failed(errno);
         let (got, fds) = loop {
             match socket::receive_up_to(self.socket.as_fd(), &mut bytes, false) {
                 Err(Errno::AGAIN) => {}
@@ -432,16 +476,12 @@ impl Talk {
         if got == 0 {
             return Err(failed(Errno::CONNRESET));
         }
-        let answer: Answer = serde_json::from_slice(&bytes[..got])
-            .map_err(|error| self.unsound(&error.to_string()))?;
+        let answer = Answer::parse(&bytes[..got]).map_err(|why| self.unsound(&why))?;
         if let Some(refusal) = answer.error {
             let errno = Errno::from_raw_os_error(refusal.errno.clamp(1, 4095));
             return Err(Error::new(self.what, refusal.why)
                 .with_errno(errno)
                 .at(self.at.display().to_string()));
-        }
-        if answer.v != VERSION || answer.total > MOST_FILES {
-            return Err(self.unsound("its version is not supported, or it claims too many files"));
         }
         Ok((answer, fds))
     }

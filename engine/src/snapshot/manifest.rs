@@ -2,6 +2,7 @@
 //! trusts none of it.
 
 use crate::error::{Error, Result};
+use crate::message::unlisted;
 use crate::sys::Errno;
 use crate::verify::{Algorithm, Verify};
 use serde::{Deserialize, Serialize};
@@ -162,9 +163,11 @@ fn check_name(name: &str) -> Result<(), String> {
         NAME => "that is the name of the manifest",
         _ if name.len() > LONGEST_NAME => "it has more than 64 bytes",
         _ if name.starts_with('.') => "it begins with a dot",
-        _ if name.contains(['/', ',', '=']) => "it has a slash, a comma or an equals sign",
-        _ if name.chars().any(char::is_control) => "it has a control character",
-        _ => return Ok(()),
+        _ if name.contains(['/', '=']) => "it has a slash or an equals sign",
+        _ => match unlisted(name) {
+            Some(why) => &format!("it {why}"),
+            None => return Ok(()),
+        },
     };
     Err(format!("'{name}' cannot be the name of a source: {why}"))
 }

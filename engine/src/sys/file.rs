@@ -178,6 +178,37 @@ pub(crate) fn read(
     u64::try_from(got).map_err(|_| last_errno())
 }
 
+/// Writes all of a file's dirty pages to its file system, and waits for that. The next store through a mapping
+/// of one of them then updates the file's times; a store to a page that is still dirty does not.
+///
+/// With sync_file_range(2), because fdatasync(2) also waits for the disk's cache; but where the pages belong to
+/// another file (overlayfs), and where it is refused, with fdatasync(2). What refuses both has nothing to write.
+pub(crate) fn write_back(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: the call takes numbers only.
+    let range = || match unsafe { libc::sync_file_range(fd.as_raw_fd(), 0, 0, flags) } {
+        0 => Ok(()),
+        _ => Err(last_errno()),
+    };
+    let failed = |errno: &Errno| [Errno::IO, Errno::NOSPC, Errno::DQUOT].contains(errno);
+    // Or unknown, in a sandbox.
+    let stacked = rustix::fs::fstatfs(fd).map_or(true, |fs| {
+        fs.f_type as u64 == libc::OVERLAYFS_SUPER_MAGIC as u64
+    });
+    if !stacked {
+        match retry(range) {
+            Err(errno) if !failed(&errno) => {}
+            done => return done,
+        }
+    }
+    match retry(|| rustix::fs::fdatasync(fd)) {
+        Err(errno) if failed(&errno) => Err(errno),
+        _ => Ok(()),
+    }
+}
+
 /// Waits up to `most` until a pipe has something to read, or has ended; returns whether it has.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>, most: Duration) -> Result<bool, Errno> {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];

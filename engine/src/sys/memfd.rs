@@ -61,8 +61,26 @@ pub(crate) fn seals(fd: BorrowedFd<'_>) -> Result<SealFlags, Errno> {
 
 /// A second descriptor that is open only for reading: its receiver cannot add seals.
 pub(crate) fn read_only(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    reopen(fd, OFlags::RDONLY)
+}
+
+/// A descriptor of the same memfd, with the same access, whose offset, flags and locks no other descriptor
+/// shares (open(2): *open file description*). None for anything but a memfd, and if it cannot be opened, as
+/// without `/proc`. EMFILE, ENFILE and ENOMEM may be over in a moment.
+pub(crate) fn again(fd: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
+    if seals(fd).is_err() {
+        return Ok(None);
+    }
+    match reopen(fd, rustix::fs::fcntl_getfl(fd)? & OFlags::ACCMODE) {
+        Ok(again) => Ok(Some(again)),
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(errno),
+        Err(_) => Ok(None),
+    }
+}
+
+fn reopen(fd: BorrowedFd<'_>, access: OFlags) -> Result<OwnedFd, Errno> {
     let link = super::place::link_of(fd);
-    retry(|| rustix::fs::open(&link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
+    retry(|| rustix::fs::open(&link, access | OFlags::CLOEXEC, Mode::empty()))
 }
 
 /// How often `F_SEAL_WRITE` waits for references to pages; the kernel itself waits about 150 ms each time.

@@ -304,6 +304,15 @@ pub(crate) fn mark(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     retry(|| rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive))
 }
 
+/// Locks a file that is open for writing, for this process: until it ends, or closes any descriptor of the file
+/// (F_SETLK in fcntl(2)). EAGAIN if another process has locked it.
+pub(crate) fn lock(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    match rustix::fs::fcntl_lock(fd, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::ACCESS) => Err(Errno::AGAIN),
+        done => done,
+    }
+}
+
 /// Removes a mark immediately: a child that was forked since has the descriptor, too.
 pub(crate) fn unmark(fd: BorrowedFd<'_>) {
     // Does not fail for a marked descriptor.

@@ -64,6 +64,13 @@ pub(crate) fn identity(pid: u32) -> Option<String> {
     Some(format!("{} {started}", namespace.display()))
 }
 
+/// Whether a process does not run, because of a signal or a debugger. False if that cannot be found out.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    let text = text(&folder(pid).join("status")).unwrap_or_default();
+    let state = text.lines().find_map(|line| line.strip_prefix("State:"));
+    state.is_some_and(|state| state.trim_start().starts_with(['T', 't']))
+}
+
 /// The file `status` of this folder.
 pub(crate) fn status(folder: &Path) -> Result<Status, Errno> {
     // A process that ends during the read leaves an empty file.

@@ -7,14 +7,15 @@ use std::ffi::c_long;
 /// A system call that fails, without having done anything, if each of its arguments is -1: no such descriptor, address,
 /// length or flag exists.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
-    pub name: &'static str,
+pub struct Call {
+    name: &'static str,
     number: c_long,
 }
 
 macro_rules! calls {
     ($($constant:ident $name:ident = $number:ident;)*) => {
-        $(pub(crate) const $constant: Call = Call { name: stringify!($name), number: libc::$number };)*
+        $(#[doc = stringify!($name)]
+        pub const $constant: Call = Call { name: stringify!($name), number: libc::$number };)*
         #[cfg(test)]
         const ALL: &[Call] = &[$($constant),*];
     };
@@ -27,6 +28,7 @@ calls! {
     FALLOCATE fallocate = SYS_fallocate;
     FCHMOD fchmod = SYS_fchmod;
     FCHOWN fchown = SYS_fchown;
+    FLOCK flock = SYS_flock;
     FDATASYNC fdatasync = SYS_fdatasync;
     FSYNC fsync = SYS_fsync;
     FTRUNCATE ftruncate = SYS_ftruncate;
@@ -35,6 +37,7 @@ calls! {
     MEMFD_CREATE memfd_create = SYS_memfd_create;
     PIPE2 pipe2 = SYS_pipe2;
     PROCESS_VM_READV process_vm_readv = SYS_process_vm_readv;
+    READLINKAT readlinkat = SYS_readlinkat;
     RECVMSG recvmsg = SYS_recvmsg;
     RENAMEAT renameat = SYS_renameat;
     RENAMEAT2 renameat2 = SYS_renameat2;
@@ -46,6 +49,21 @@ calls! {
     SYNCFS syncfs = SYS_syncfs;
 }
 
+/// readlink, which realpath(3) of the C library uses where it exists.
+#[cfg(target_arch = "x86_64")]
+pub const READLINK: Call = Call {
+    name: "readlink",
+    number: libc::SYS_readlink,
+};
+/// As readlinkat, where there is no other call.
+#[cfg(not(target_arch = "x86_64"))]
+pub const READLINK: Call = READLINKAT;
+
+/// The first of these calls that returned this errno because it is refused.
+pub fn refused(errno: Errno, calls: &[Call]) -> Option<Call> {
+    calls.iter().find(|call| call.refuses(errno)).copied()
+}
+
 /// Whether a sandbox may have returned this errno.
 pub(crate) fn may_return(errno: Errno) -> bool {
     matches!(errno, Errno::PERM | Errno::ACCESS | Errno::NOSYS)
@@ -55,6 +73,16 @@ impl Call {
     /// Whether the call returned this errno because it is refused, whatever its arguments.
     pub(crate) fn refuses(self, errno: Errno) -> bool {
         may_return(errno) && self.refusal() == Some(errno)
+    }
+
+    /// The cause of a failure because of it.
+    pub fn why(self) -> String {
+        format!("a sandbox refuses the system call {}", self.name)
+    }
+
+    /// What helps then.
+    pub fn remedy(self) -> String {
+        format!("allow {} in the seccomp profile of this process", self.name)
     }
 
     /// What it returns if it is refused; None if it is not.

@@ -98,6 +98,28 @@ pub(crate) fn receive_bytes(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<
     }
 }
 
+/// How much the other end has not received yet of what was sent: 0 if it has received everything, or has
+/// closed the socket. The number includes the kernel's overhead (SIOCOUTQ).
+pub(crate) fn unreceived(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let mut count = Queued(0);
+    super::ioctl::request(socket, &mut count)?;
+    Ok(u64::try_from(count.0).unwrap_or(0))
+}
+
+#[repr(C)]
+struct Queued(libc::c_int);
+
+// SAFETY: the kernel writes one int (unix_ioctl).
+unsafe impl super::ioctl::Argument for Queued {
+    const OPCODE: super::ioctl::Opcode = libc::TIOCOUTQ as super::ioctl::Opcode;
+}
+
+/// Two connected sockets that preserve message boundaries, and block.
+pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
 /// A non-blocking socket that preserves message boundaries (SOCK_SEQPACKET).
 fn seqpacket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

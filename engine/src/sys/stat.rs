@@ -86,7 +86,8 @@ fn at(
     }
 }
 
-fn ns(seconds: i64, more: i64) -> i64 {
+/// A time in nanoseconds.
+pub(crate) fn ns(seconds: i64, more: i64) -> i64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(more)
 }
 

@@ -4,9 +4,11 @@
 mod page_cache;
 
 use dmafile::{Buffer, Method};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{IoSliceMut, Seek, SeekFrom, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
@@ -190,6 +192,44 @@ pub fn dirty_memfd(len: u64) -> OwnedFd {
     let fd = memfd(len);
     rustix::io::pwrite(fd.as_fd(), &vec![0xff; len as usize], 0).unwrap();
     fd
+}
+
+/// Receives a message, and returns the descriptors that came with it.
+pub fn receive_fds(socket: BorrowedFd<'_>) -> Vec<OwnedFd> {
+    let mut bytes = vec![0; 1 << 20];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let into = &mut [IoSliceMut::new(&mut bytes)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    rustix::net::recvmsg(socket, into, &mut control, flags).unwrap();
+    let mut fds = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = part {
+            fds.extend(received);
+        }
+    }
+    fds
+}
+
+/// Checks that what is done to one descriptor of a file does not show in the others: the position, the flags and the
+/// locks.
+pub fn are_independent(fds: &[BorrowedFd<'_>]) {
+    use rustix::fs::{FlockOperation, OFlags, fcntl_getfl, fcntl_setfl, flock, seek, tell};
+    for (number, fd) in fds.iter().enumerate() {
+        let own = 10 + number as u64;
+        seek(fd, rustix::fs::SeekFrom::Start(own)).unwrap();
+        let before = fcntl_getfl(fd).unwrap();
+        fcntl_setfl(fd, before | OFlags::NONBLOCK).unwrap();
+        flock(fd, FlockOperation::NonBlockingLockExclusive).unwrap();
+        for other in fds.iter().enumerate().filter(|(other, _)| *other != number) {
+            assert_ne!(tell(other.1).unwrap(), own);
+            assert!(!fcntl_getfl(other.1).unwrap().contains(OFlags::NONBLOCK));
+            let locked = flock(other.1, FlockOperation::NonBlockingLockShared);
+            assert_eq!(locked, Err(rustix::io::Errno::WOULDBLOCK));
+        }
+        flock(fd, FlockOperation::Unlock).unwrap();
+        fcntl_setfl(fd, before).unwrap();
+    }
 }
 
 /// A forked child that has every descriptor of this process, until it is dropped.
