@@ -6,7 +6,7 @@ use super::to::{cannot_open, cannot_sync};
 use crate::error::{Error, Result, errno_name};
 use crate::message::{Message, Opt, message};
 use crate::reasons::Reasons;
-use crate::sys::{Errno, place};
+use crate::sys::{Errno, place, sandbox};
 use rustix::fs::FileType;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -276,7 +276,8 @@ impl Beside {
         }
         if let Some(called) = &self.called {
             place::rename(self.folder.as_fd(), called, &self.name)
-                .map_err(|errno| failed(errno).at(self.place()))?;
+                .map_err(|errno| failed(errno).at(self.place()))
+                .map_err(|error| error.of_calls(&[sandbox::RENAMEAT]))?;
         }
         self.called = None;
         self.settle(file, sync)
