@@ -256,8 +256,8 @@ fn a_forked_child_does_not_release_what_its_parent_is_loading_for_all() {
     let path = cold(dir.path(), 100_000);
     let find = || Shared::of([&path]).at(dir.path().join("shared")).find();
     let found = find().unwrap();
-    // SAFETY: the child ends without using the original again.
     let status = in_child(|| {
+        // SAFETY: the child ends without using the original again.
         drop(unsafe { std::ptr::read(&raw const found) });
         true
     });
