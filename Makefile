@@ -55,7 +55,7 @@ KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --ma
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
-.PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
+.PHONY: help demo test interference-test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
 	deb deb-test wheels wheels-test crates sbom licences msrv release release-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
@@ -155,6 +155,13 @@ fuzz: need-rust ## fuzz the readers of model files, 20 seconds each (SECONDS=600
 			{ tail -n 60 $(FUZZ)/$$format.log >&2; exit 1; }; \
 		awk -v format=$$format '/number_of_executed_units/ { print "fuzz: " format ", " $$2 " files" }' $(FUZZ)/$$format.log; \
 	done
+
+# How many points `make interference-test` draws; there are some 150,000.
+POINTS ?= 6000
+
+interference-test: need-rust ## let a second process act between any two system calls of dmafile, at 6,000 points of 150,000 (as root; 20 minutes; another program: ARGS="--dmafile PATH")
+	@echo "interference-test: $(POINTS) points in folders in /tmp; each FAULT comes with the command that shows it again"
+	cargo test --quiet --locked -p dmafile-interference -- --sample $(POINTS) $(ARGS)
 
 vm-test: need-rust need-test-tools extension ## test loads, and vm/run itself, on Debian's 6.12, 6.1 and newest kernels in QEMU
 	@echo "vm-test: boots some 120 virtual machines, two at a time, without KVM (two and a half hours on two idle cores)"

@@ -4,17 +4,21 @@ mod common;
 #[path = "../../engine/tests/common/models.rs"]
 mod models;
 
-use common::{Dir, MIB, NOBODY, Running, caught, end, is_root, own_user, run_as, sha256};
-use common::{reads_directly, skip, start};
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
+use common::{Dir, MIB, NOBODY, Running, caught, done, end, is_root, own_mounts, own_user};
+use common::{reads_directly, run_as, sha256, skip, start};
+use rustix::net::sockopt::Timeout;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::PathBuf;
-use std::process::Command;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 const LEN: u64 = 3 * MIB + 77;
 const SOCKET: &str = "run/socket";
@@ -503,6 +507,144 @@ fn permissions_of_the_socket_decide_which_users_may_take() {
     assert!(line.ends_with("(EPERM)"), "{line}");
     dir.run(&format!("release file --at {SOCKET}")).ok();
     holder.ends();
+}
+
+/// Sets soft and hard limit on open files, so that the command cannot raise it.
+fn open_files(command: &mut Command, most: u64) -> &mut Command {
+    let limits = libc::rlimit {
+        rlim_cur: most,
+        rlim_max: most,
+    };
+    // SAFETY: a system call between fork and exec, with a structure of the closure.
+    unsafe {
+        command.pre_exec(move || done(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits)))
+    }
+}
+
+fn connect(at: &Path) -> OwnedFd {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(at).unwrap()).unwrap();
+    // Only a test that hangs takes this long.
+    let most = Some(Duration::from_secs(60));
+    rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Recv, most).unwrap();
+    socket
+}
+
+/// Sends a request for the files.
+fn ask(socket: &OwnedFd, name: &str) {
+    let request = format!(r#"{{"v":1,"op":"take","name":"{name}"}}"#);
+    rustix::net::send(socket, request.as_bytes(), SendFlags::NOSIGNAL).unwrap();
+}
+
+/// A process for the test below: it takes the files 300 times, and receives nothing.
+#[test]
+#[ignore = "started by another test"]
+fn deaf_takers() {
+    let _deaf: Vec<_> = (0..300)
+        .map(|_| {
+            let socket = connect(Path::new(SOCKET));
+            ask(&socket, "m");
+            socket
+        })
+        .collect();
+    println!("all have asked");
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// Descriptors that were sent and not received count against the limit of the holder's user on open files.
+#[test]
+fn a_user_who_receives_nothing_does_not_keep_others_from_taking() {
+    if !is_root() {
+        return skip("only root runs commands as other users");
+    }
+    let dir = new_dir();
+    let (owner, deaf, other) = (own_user(0), own_user(1), own_user(2));
+    chown(dir.path("run"), Some(owner), Some(owner)).unwrap();
+    let names: Vec<_> = (0..16).map(|number| format!("file{number}")).collect();
+    for name in &names {
+        dir.file(name, 5000);
+    }
+    let want = sha256(&dir.path("file15"), 0, 5000);
+    let args = format!(
+        "hold --at {SOCKET} --name m --mode 0666 {}",
+        names.join(" ")
+    );
+    let holder = Holder::start(run_as(open_files(&mut dir.dmafile(&args), 1024), owner));
+    let mut takers = Command::new(std::env::current_exe().unwrap());
+    takers
+        .args(["--ignored", "--exact", "deaf_takers", "--nocapture"])
+        .current_dir(dir.path("."))
+        .stdin(Stdio::piped());
+    let mut takers = start(run_as(&mut takers, deaf));
+    takers.until_written("all have asked");
+    // While they still may ask, and when the first ones would have been disconnected.
+    for _ in 0..2 {
+        for user in [owner, other, 0] {
+            let script = "sha256sum </proc/self/fd/${DMAFILE_FD##*,}";
+            let mut taker = take(&dir, "m", &["sh", "-c", script]);
+            let ended = end(run_as(&mut taker, user)).ok();
+            assert!(ended.stdout.starts_with(&want), "{user}: {ended:?}");
+        }
+        std::thread::sleep(Duration::from_secs(11));
+    }
+    drop((takers, holder));
+}
+
+#[test]
+fn a_user_with_many_connections_makes_room_for_others() {
+    let dir = new_dir();
+    let want = sha256(&dir.file("file", LEN), 0, LEN);
+    // Half of them are for connections.
+    let args = format!("hold --at {SOCKET} file");
+    let _holder = Holder::start(open_files(&mut dir.dmafile(&args), 64));
+    for takes in [true, false] {
+        let one = |_| {
+            let socket = connect(&dir.path(SOCKET));
+            if takes {
+                ask(&socket, "file");
+                let received = rustix::net::recv(&socket, &mut [0; 4096], RecvFlags::empty());
+                assert!(received.unwrap().0 > 0);
+            }
+            socket
+        };
+        let _many: Vec<_> = (0..100).map(one).collect();
+        assert_eq!(taken(&dir, "file"), want);
+    }
+}
+
+#[test]
+fn the_runtime_folder_of_another_user_does_not_hide_the_holds_of_root() {
+    if !is_root() {
+        return skip("only root mounts");
+    }
+    let (what, at, mode) = (c"tmpfs".as_ptr(), c"/run".as_ptr(), c"mode=755".as_ptr());
+    // SAFETY: mounts a file system for this thread and its children.
+    let mounted =
+        own_mounts().and_then(|()| unsafe { done(libc::mount(what, at, what, 0, mode.cast())) });
+    if let Err(error) = mounted {
+        return skip(&format!("/run cannot be mounted: {error}"));
+    }
+    let dir = new_dir();
+    let want = sha256(&dir.file("file", LEN), 0, LEN);
+    let holder = Holder::start(&mut dir.dmafile("hold file --mode 0666"));
+    let home = tempfile::tempdir().unwrap();
+    let (one, other) = (own_user(0), own_user(1));
+    chown(home.path(), Some(one), Some(one)).unwrap();
+    // Other users may not enter it, or may.
+    for mode in [0o700, 0o755] {
+        fs::set_permissions(home.path(), Permissions::from_mode(mode)).unwrap();
+        let run = |args: &str| {
+            let mut command = dir.dmafile(args);
+            run_as(&mut command, other).env("XDG_RUNTIME_DIR", home.path());
+            end(&mut command)
+        };
+        let ended = run("take file -- sh -c sha256sum<$DMAFILE_PATH").ok();
+        assert!(ended.stdout.starts_with(&want), "{ended:?}");
+        let all = run("holds --json").ok().json();
+        assert_eq!(all[0]["pid"], holder.0.pid());
+        let refused = run("take nothing");
+        assert!(refused.line(1).starts_with("cannot take: "), "{refused:?}");
+    }
 }
 
 #[test]

@@ -378,19 +378,20 @@ const JOBS: &[&str] = &[
     "hold and take",
 ];
 
-/// Runs a job without a call. None if it did the right thing, otherwise what it did.
-fn trouble(job: &str, number: i64, name: &str, errno: i32) -> Option<String> {
-    const LEN: u64 = MIB + 13;
-    let dir = Dir::new();
-    let file = dir.file("file", LEN);
-    let bytes = fs::read(&file).unwrap();
+/// Runs a job in a folder with a file and its digest, without a call. None if it did the right thing, otherwise what
+/// it did.
+fn trouble(
+    (dir, digest): (&Dir, &str),
+    job: &str,
+    (name, number): (&str, i64),
+    errno: i32,
+) -> Option<String> {
     let refused = |command| refuse(command, &any(number), errno);
     let run = |args: &str, command: &[&str]| {
         let mut ask = dir.dmafile(args);
         ask.args(command);
         end(&mut refused(ask))
     };
-    let digest = sha256(&file, 0, LEN);
     let verify = format!("--quiet --verify sha256={digest}");
     let named = |ended: Ended| {
         let one = ended.stderr.lines().count() == 1 && ended.stderr.starts_with("dmafile: ");
@@ -412,21 +413,18 @@ fn trouble(job: &str, number: i64, name: &str, errno: i32) -> Option<String> {
             let ended = run("save --quiet --from file old", &[]);
             let old = fs::read(dir.path("old")).unwrap();
             let whole = match ended.status.success() {
-                true => old == bytes,
+                true => old == fs::read(dir.path("file")).unwrap(),
                 false => old == b"old",
             };
             assert!(whole, "{name}: {ended:?}");
-            right(ended, dir.names() == ["file", "old"])
+            right(ended, dir.names() == ["file", "old", "run"])
         }
         "path" => {
             let ended = run("load file --quiet --", &["sha256sum", "{}"]);
-            let same = ended.stdout.starts_with(&digest);
+            let same = ended.stdout.starts_with(digest);
             right(ended, same)
         }
         "hold and take" => {
-            // Others can write to the folder of a test.
-            fs::create_dir(dir.path("run")).unwrap();
-            fs::set_permissions(dir.path("run"), Permissions::from_mode(0o755)).unwrap();
             let hold = dir.dmafile("hold file --name m --at run/socket");
             let mut holder = start(&mut refused(hold));
             holder.until_written("\n");
@@ -437,7 +435,7 @@ fn trouble(job: &str, number: i64, name: &str, errno: i32) -> Option<String> {
                 "take m --at run/socket --",
                 &["sh", "-c", "sha256sum <&$DMAFILE_FD"],
             );
-            let same = ended.stdout.starts_with(&digest);
+            let same = ended.stdout.starts_with(digest);
             let taken = right(ended, same);
             holder.signal(libc::SIGTERM);
             taken.or_else(|| right(holder.end(), true))
@@ -461,11 +459,15 @@ fn a_refused_call_has_a_substitute_or_is_named() {
     }
     let next = AtomicUsize::new(0);
     let work = || {
+        const LEN: u64 = MIB + 13;
+        let dir = Dir::new();
+        let digest = sha256(&dir.file("file", LEN), 0, LEN);
+        // Others can write to the folder of a test.
+        fs::create_dir(dir.path("run")).unwrap();
+        fs::set_permissions(dir.path("run"), Permissions::from_mode(0o755)).unwrap();
         let mut found = Vec::new();
-        while let Some(((name, number), (errno, told), job)) =
-            all.get(next.fetch_add(1, Ordering::Relaxed))
-        {
-            let trouble = trouble(job, *number, name, *errno);
+        while let Some((call, (errno, told), job)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (name, trouble) = (call.0, trouble((&dir, &digest), job, **call, *errno));
             found.extend(trouble.map(|what| format!("{name} {told}: {job}: {what}")));
         }
         found

@@ -2,6 +2,8 @@
 //! sd_listen_fds(3) describe it.
 
 mod common;
+#[path = "../../engine/tests/common/models.rs"]
+mod models;
 
 use common::{Dir, MIB, Running, cached, end, evict, memfd, sha256, skip, start};
 use rustix::fs::SealFlags;
@@ -30,6 +32,8 @@ struct Manager {
     socket: UnixDatagram,
     /// The descriptors that it keeps, by name (FileDescriptorStoreMax=).
     store: Vec<(String, OwnedFd)>,
+    /// The limit on the service's address space.
+    room: Option<u64>,
 }
 
 /// The service after a start.
@@ -46,13 +50,23 @@ impl Manager {
         fs::set_permissions(dir.path("run"), Permissions::from_mode(0o755)).unwrap();
         let socket = UnixDatagram::bind(dir.path("notify")).unwrap();
         socket.set_nonblocking(true).unwrap();
-        let store = Vec::new();
-        Self { dir, socket, store }
+        Self {
+            dir,
+            socket,
+            store: Vec::new(),
+            room: None,
+        }
     }
 
     /// Starts `dmafile hold ARGS` with the stored descriptors and, if given, a socket; returns when it has
     /// sent READY=1.
     fn start(&mut self, args: &str, listener: Option<OwnedFd>) -> Service {
+        let running = self.begin(args, listener);
+        self.until_ready(running)
+    }
+
+    /// Starts it.
+    fn begin(&self, args: &str, listener: Option<OwnedFd>) -> Running {
         let mut command = Command::new("sh");
         command
             .args(["-c", r#"export LISTEN_PID=$$; exec "$@""#, "sh"])
@@ -84,7 +98,25 @@ impl Manager {
         };
         // SAFETY: system calls only, between fork and exec.
         unsafe { command.pre_exec(place) };
-        let mut running = start(&mut command);
+        if let Some(room) = self.room {
+            common::limit(&mut command, libc::RLIMIT_AS, room);
+        }
+        start(&mut command)
+    }
+
+    /// Starts `dmafile hold ARGS`, which must fail; returns its message.
+    fn fails(&mut self, args: &str) -> String {
+        let mut running = self.begin(args, None);
+        running.until(|_| {
+            self.obey_all();
+            false
+        });
+        self.obey_all();
+        running.end().line(1).to_string()
+    }
+
+    /// Returns when it has sent READY=1.
+    fn until_ready(&mut self, mut running: Running) -> Service {
         let mut ready = false;
         running.until(|_| {
             while let Some((said, fds)) = self.hear() {
@@ -129,6 +161,11 @@ impl Manager {
             // fdname_is_valid(): otherwise, systemd replaces the name with "stored".
             let valid = |byte: u8| (b' '..127).contains(&byte) && byte != b':';
             assert!(name.len() <= 255 && name.bytes().all(valid), "{name}");
+        }
+        if get("BARRIER") == Some("1") {
+            // That the descriptor is closed says that all before it is done.
+            assert_eq!((said.len(), fds.len()), (1, 1), "{said:?}");
+            return false;
         }
         match (get("FDSTORE"), get("FDSTOREREMOVE"), get("READY")) {
             (Some("1"), None, None) => {
@@ -363,6 +400,89 @@ fn stored_memory_that_does_not_match_the_file_is_loaded_again() {
     let mut gone = manager.dir.dmafile(&format!("hold {args}"));
     let line = manager.dir.refusal(&mut gone, 1);
     assert!(line.contains("(ENOENT)"), "{line}");
+}
+
+#[test]
+fn an_index_that_is_replaced_during_the_load_is_not_stored_with_the_old_files() {
+    let mut manager = Manager::new();
+    let dir = manager.dir.path("m");
+    fs::create_dir(&dir).unwrap();
+    let indexes = ["old", "new"].map(|name| {
+        let (file, tensors) = (
+            format!("{name}.safetensors"),
+            models::tensors(name, 4, 8 << 20),
+        );
+        models::safetensors(&dir.join(&file), &tensors);
+        let places = tensors
+            .iter()
+            .map(|tensor| (tensor.0.clone(), file.clone().into()));
+        let map: serde_json::Map<String, Value> = places.collect();
+        serde_json::json!({"weight_map": map}).to_string()
+    });
+    let prepared = manager.dir.path("index");
+    let put = |index: &str| {
+        fs::write(&prepared, index).unwrap();
+        fs::rename(&prepared, dir.join("model.safetensors.index.json")).unwrap();
+    };
+    let slowly = "--io buffered --method read --block 4K --queue-depth 1 --pages 4k";
+    let args = format!("m --name m --at {SOCKET} {slowly}");
+    let replaced_during_load = |manager: &mut Manager| {
+        put(&indexes[0]);
+        let mut running = manager.begin(&args, None);
+        // Before that, it only reads its own program file.
+        running.until(|running| {
+            let io = fs::read_to_string(format!("/proc/{}/io", running.pid())).unwrap_or_default();
+            let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+            read.is_some_and(|read| read.parse::<u64>().unwrap() > MIB)
+        });
+        put(&indexes[1]);
+        let service = manager.until_ready(running);
+        let stored = manager.names().len();
+        let held = service.line["files"][0]["name"].clone();
+        service.kill();
+        (held, stored)
+    };
+    // It may have loaded all of it, and stored it, before the index was replaced.
+    let mut tries = (0..100).map(|_| replaced_during_load(&mut manager));
+    let (held, _) = tries.find(|(_, stored)| *stored == 0).unwrap();
+    drop(tries);
+    assert_eq!(held, "old.safetensors");
+    let service = manager.start(&args, None);
+    assert!(!service.is_stored());
+    assert_eq!(service.line["files"][0]["name"], "new.safetensors");
+    assert_eq!(manager.names(), ["dmafile-m-0", "dmafile-m-table"]);
+    service.kill();
+}
+
+#[test]
+fn stored_memory_is_kept_until_the_new_files_are_loaded() {
+    let mut manager = Manager::new();
+    manager.dir.file("a", LEN);
+    manager.dir.file("b", LEN);
+    let args = format!("a b --name m --at {SOCKET}");
+    manager.start(&args, None).kill();
+    let stored = ["dmafile-m-0", "dmafile-m-1", "dmafile-m-table"];
+    assert_eq!(manager.names(), stored);
+
+    // A model of which only a part has been copied yet.
+    fs::rename(manager.dir.path("b"), manager.dir.path("away")).unwrap();
+    fs::create_dir(manager.dir.path("b")).unwrap();
+    assert!(manager.fails(&args).contains("b"));
+    assert_eq!(manager.names(), stored);
+    fs::remove_dir(manager.dir.path("b")).unwrap();
+    manager.dir.file("b", LEN - 1);
+    let service = manager.start(&args, None);
+    assert!(!service.is_stored());
+    assert_eq!(manager.names(), stored);
+    service.kill();
+
+    // If memory is too small for both, the old files are given up, and the load is tried again.
+    let large = File::options().write(true).open(manager.dir.path("b"));
+    large.unwrap().set_len(8 << 40).unwrap();
+    manager.room = Some(4 << 30);
+    let line = manager.fails(&args);
+    assert!(line.contains("(ENOMEM)"), "{line}");
+    assert!(manager.names().is_empty());
 }
 
 #[test]

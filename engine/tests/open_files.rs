@@ -5,31 +5,16 @@
 mod models;
 
 use dmafile::{Load, Model};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 fn soft_limit() -> u64 {
-    let mut limits = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: writes a value of this type.
-    assert_eq!(
-        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits) },
-        0
-    );
-    limits.rlim_cur
+    getrlimit(Resource::Nofile).current.unwrap()
 }
 
 fn limit(soft: u64) {
-    let mut limits = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: writes and reads a value of this type.
-    unsafe {
-        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits), 0);
-        limits.rlim_cur = soft;
-        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits), 0);
-    }
+    let mut limits = getrlimit(Resource::Nofile);
+    limits.current = Some(soft);
+    setrlimit(Resource::Nofile, limits).unwrap();
 }
 
 #[test]
@@ -45,7 +30,8 @@ fn the_limit_is_raised_for_more_files_than_it_allows() {
     Model::open(&first).unwrap();
     assert_eq!(soft_limit(), 100, "one file needs no more");
     let model = Model::open(&index).unwrap();
-    assert!(soft_limit() > 100);
+    let raised = getrlimit(Resource::Nofile);
+    assert_eq!(raised.current, raised.maximum);
     let loaded = model.load().run().unwrap();
     let tensor = model.tensor("shard89.0.w").unwrap();
     let mut bytes = vec![0; tensor.bytes as usize];

@@ -132,13 +132,13 @@ pub(super) fn text(subject: &Subject, rounds: usize, lines: &[Line], notes: &[St
 
 /// Properties of the machine that matter for the numbers.
 pub(super) fn machine(host: &Host) -> Value {
-    let system = rustix::system::uname();
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok();
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpu.lines().find(|line| line.starts_with("model name"));
     let cpu = cpu.and_then(|line| Some(line.split_once(':')?.1.trim()));
     json!({
-        "kernel": system.release().to_string_lossy(),
-        "architecture": system.machine().to_string_lossy(),
+        "kernel": kernel.as_deref().map(str::trim),
+        "architecture": std::env::consts::ARCH,
         "cpu": cpu,
         "host": host,
     })

@@ -167,10 +167,12 @@ impl Peer {
     }
 
     /// Refuses it immediately.
-    pub(super) fn refuse(socket: BorrowedFd<'_>, errno: Errno, why: &str) {
+    pub(super) fn refuse(&self, errno: Errno, why: &str) {
         if let Ok(bytes) = serde_json::to_vec(&Answer::refusal(errno, why)) {
             // It is disconnected whether or not this succeeds.
-            let _ = socket::send(socket, &bytes, &[], false);
+            let _ = socket::send(self.socket(), &bytes, &[], false);
+            // If the connection ended before this is read, it would get ECONNRESET, and not the refusal.
+            let _ = socket::receive_bytes(self.socket(), &mut [0; LONGEST_REQUEST]);
         }
     }
 
@@ -194,7 +196,7 @@ impl Peer {
             }
             if let State::Answers(_, Some(_)) = self.state {
                 let why = "too many descriptors have been sent and not been received";
-                Self::refuse(self.socket(), Errno::USERS, why);
+                self.refuse(Errno::USERS, why);
             }
             return self.end(now);
         }

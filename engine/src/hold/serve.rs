@@ -152,12 +152,12 @@ impl Server {
         };
         let some = |fd: &PollFd<'_>| count > 0 && !fd.revents().is_empty();
         let mut peers = fds[first..].iter().map(some);
-        let mut next = |events: Option<_>| events.is_some() && peers.next() == Some(true);
+        let next = |events: Option<_>| events.is_some() && peers.next() == Some(true);
         Ready {
             stop: some(&fds[0]),
             listener: accepts && some(&fds[1]),
             bell: some(&fds[2]),
-            peers: waited.into_iter().map(|events| next(events)).collect(),
+            peers: waited.into_iter().map(next).collect(),
         }
     }
 
@@ -203,7 +203,11 @@ impl Server {
     /// Accepts some of the waiting connections.
     fn accept(&mut self, now: Instant) {
         self.pause = None;
-        for _ in 0..MOST_AT_ONCE {
+        if self.peers.len() >= self.most && !self.make_room() {
+            self.pause = Some(now + PAUSE);
+            return;
+        }
+        for _ in 0..MOST_AT_ONCE.min(self.most - self.peers.len()) {
             let socket = match socket::accept(self.bound.listener().as_fd()) {
                 Ok(socket) => socket,
                 // It disconnected again.
@@ -217,19 +221,14 @@ impl Server {
             let Ok(who) = socket::credentials(socket.as_fd()) else {
                 continue;
             };
-            let why = "too many connections";
-            if self.peers.len() < self.most || self.make_room(why) {
-                self.peers.push(Peer::new(socket, who, now));
-            } else {
-                Peer::refuse(socket.as_fd(), Errno::USERS, why);
-            }
+            self.peers.push(Peer::new(socket, who, now));
         }
     }
 
     /// Disconnects a peer to make room for another one; returns whether that is possible. Of those that have not
     /// taken anything, or of those that have, whichever are more, it is the oldest one of the user who has the most:
     /// so neither one user nor one who acts as many users keeps others out. A disconnected taker keeps the memory.
-    fn make_room(&mut self, why: &str) -> bool {
+    fn make_room(&mut self) -> bool {
         for peer in &mut self.peers {
             peer.has_received();
         }
@@ -252,7 +251,7 @@ impl Server {
         };
         let peer = self.peers.remove(number);
         if !of_takers {
-            Peer::refuse(peer.socket(), Errno::USERS, why);
+            peer.refuse(Errno::USERS, "too many connections");
         }
         true
     }

@@ -85,6 +85,10 @@ impl Model {
     /// (`…-00001-of-0000N.gguf`), or a folder with one of these, in which hidden files do not count. Only headers
     /// are read. If several files have a tensor, the index says which one counts.
     ///
+    /// Each file has two descriptors for as long as the model exists. If that is more than the soft limit of this
+    /// process allows (RLIMIT_NOFILE), the limit is raised to the hard one; if that is not enough either, each file
+    /// has one, and no direct I/O.
+    ///
     /// # Errors
     /// EBADMSG for files that are not a valid model or do not belong together, with the file and the reason;
     /// EISDIR for a folder without a model; EINVAL for one with several; otherwise as [`Load::run`].

@@ -11,8 +11,8 @@ use super::to::{cannot_open, cannot_sync};
 use crate::error::{Error, Result, errno_name};
 use crate::message::{Message, Opt, message};
 use crate::reasons::Reasons;
-use crate::sys::place::{self, Named};
-use crate::sys::{Errno, place::PRIVATE};
+use crate::sys::place::{self, Named, PRIVATE};
+use crate::sys::{Errno, sandbox};
 use rustix::fs::FileType;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -181,7 +181,8 @@ impl Beside {
                     .at(place)
                     .with_remedy("save it again"));
             }
-            place::rename(folder, called, name).map_err(failed)?;
+            place::rename(folder, called, name)
+                .map_err(|errno| failed(errno).of_calls(&[sandbox::RENAMEAT]))?;
         }
         self.called = None;
         self.settle(file, sync)

@@ -336,7 +336,7 @@ impl To {
             How::InPlace(Some(size)) if end <= size => return Ok(()),
             _ => {}
         }
-        memfd::resize(self.buffered(), end).map_err(|errno| self.failed(end, errno))
+        self.resize(end, end)
     }
 
     /// A stream has ended at `end`: releases what was reserved beyond.
@@ -346,7 +346,12 @@ impl To {
             How::InPlace(Some(size)) => size.max(end),
             How::Beside(_) => end,
         };
-        memfd::resize(self.buffered(), size).map_err(|errno| self.failed(end, errno))
+        self.resize(size, end)
+    }
+
+    fn resize(&self, size: u64, end: u64) -> Result<()> {
+        memfd::resize(self.buffered(), size)
+            .map_err(|errno| self.failed(end, errno).of_calls(&[sandbox::FTRUNCATE]))
     }
 
     /// Whether the file may become that long.
@@ -456,12 +461,11 @@ pub(super) fn cannot_open(errno: Errno) -> Error {
         Errno::TXTBSY => error.with_remedy("it is a running program: stop it first"),
         _ => with_usual_remedy(error, errno),
     }
-    .of_calls(&[sandbox::RENAMEAT, sandbox::LINKAT, sandbox::STATX])
 }
 
 /// The error if bytes cannot be written.
 pub(super) fn cannot_write(errno: Errno) -> Error {
-    with_usual_remedy(Error::os("cannot write", errno), errno).of_calls(&[sandbox::FTRUNCATE])
+    with_usual_remedy(Error::os("cannot write", errno), errno)
 }
 
 /// The error if written bytes cannot be synced.

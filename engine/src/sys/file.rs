@@ -203,7 +203,10 @@ pub(crate) fn write_back(fd: BorrowedFd<'_>) -> Result<(), Errno> {
         _ => Err(last_errno()),
     };
     let failed = |errno: &Errno| [Errno::IO, Errno::NOSPC, Errno::DQUOT].contains(errno);
-    let stacked = rustix::fs::fstatfs(fd)?.f_type as u64 == libc::OVERLAYFS_SUPER_MAGIC as u64;
+    // Or unknown, in a sandbox.
+    let stacked = rustix::fs::fstatfs(fd).map_or(true, |fs| {
+        fs.f_type as u64 == libc::OVERLAYFS_SUPER_MAGIC as u64
+    });
     if !stacked {
         match retry(range) {
             Err(errno) if !failed(&errno) => {}

@@ -3,7 +3,7 @@
 use crate::action::{Acted, Action, Actor};
 use crate::operation::{Fault, Kind};
 use crate::run::{Case, Outcome, Point};
-use crate::{Args, expected};
+use crate::{Args, SEED, expected};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Mutex, MutexGuard};
@@ -105,7 +105,14 @@ impl<'a> Report<'a> {
                     _ => counts.faulty += 1,
                 }
                 if self.args.verbose {
-                    println!("{}: {:?}, {}", name(case), outcome.acted, outcome.exit);
+                    let Outcome {
+                        acted, exit, took, ..
+                    } = &outcome;
+                    println!(
+                        "{}: {acted:?}, {exit}, {:.1} s",
+                        name(case),
+                        took.as_secs_f64()
+                    );
                 }
                 for Fault { kind, what } in &outcome.faults {
                     let key = (case.operation.name, case.actor, action.clone(), *kind);
@@ -138,7 +145,7 @@ impl<'a> Report<'a> {
 
     /// The command that runs a point again.
     fn again(&self, case: &Case) -> String {
-        let mut line = "target/debug/interference".to_string();
+        let mut line = "cargo test -p dmafile-interference --".to_string();
         if let Some(dmafile) = &self.args.dmafile {
             line += &format!(" --dmafile {}", dmafile.display());
         }
@@ -178,7 +185,7 @@ impl<'a> Report<'a> {
             println!("{operation:22} {actor:6} {action:18} {kind:10} {count:6}");
         }
         println!(
-            "interference: {} points in {} s: {} good, {} refused by the kernel, {} without an object, {} missed, {} faulty; seed {}",
+            "interference: {} points in {} s: {} good, {} refused by the kernel, {} without an object, {} missed, {} faulty; seed {} ({SEED})",
             total.all(),
             self.begin.elapsed().as_secs(),
             total.good,

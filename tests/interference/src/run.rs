@@ -62,14 +62,17 @@ pub struct Outcome {
     pub acted: Option<Acted>,
     pub exit: Exit,
     pub faults: Vec<Fault>,
+    pub took: Duration,
     pub points: Vec<Point>,
 }
 
 pub fn run(tools: &Tools, base: &Path, case: Case) -> io::Result<Outcome> {
+    let begin = Instant::now();
     let world = World::new(base, case.trust)?;
     let operation = case.operation;
     (operation.prepare)(tools, &world)?;
     let mut peers = (operation.peers)(tools, &world)?;
+    world.open()?;
     let evil = operation::evil(tools, &world, case.action, case.actor)?;
     let before = [world.list("outside"), world.list("src")];
     let secrets = operation.finals.iter().any(|name| {
@@ -163,7 +166,11 @@ pub fn run(tools: &Tools, base: &Path, case: Case) -> io::Result<Outcome> {
     let followed = operation.follows && is_followed(case, &paths);
     let after = [world.list("outside"), world.list("src")];
     if !followed {
-        faults.extend(outside(&before[0].changes(&after[0])));
+        let mut changes = before[0].changes(&after[0]);
+        if is_led(case, &paths) {
+            changes.retain(|change| !change.ends_with(" is new"));
+        }
+        faults.extend(outside(&changes));
     }
     if !case.action.is_of_source() {
         faults.extend(outside(&before[1].changes(&after[1])));
@@ -185,6 +192,7 @@ pub fn run(tools: &Tools, base: &Path, case: Case) -> io::Result<Outcome> {
         acted,
         exit,
         faults,
+        took: begin.elapsed(),
         points,
     })
 }
@@ -195,16 +203,31 @@ fn is_followed(case: Case, paths: &[PathBuf]) -> bool {
     let protected = fs::read_to_string("/proc/sys/fs/protected_symlinks");
     let protects = protected.is_ok_and(|value| value.trim() != "0");
     let foreign = case.actor == Actor::Other && case.trust == Trust::Sticky;
-    let named = paths.iter().any(|path| {
-        let name = path.file_name().unwrap_or_default();
-        case.operation.finals.iter().any(|known| name == *known)
-    });
+    let named = is_final(case, paths);
     let is_link = matches!(
         case.action,
         Action::Name(Verb::Link | Verb::DirLink | Verb::Dangling, _)
     );
-    let folder = matches!(case.action, Action::Name(_, Target::Folder));
-    (named && is_link && !(foreign && protects)) || folder
+    named && is_link && !(foreign && protects)
+}
+
+/// Whether new files may appear where a link leads: it is the user's own, or the operation works in a folder whose path
+/// others choose, as every program would.
+fn is_led(case: Case, paths: &[PathBuf]) -> bool {
+    let Action::Name(verb, target) = case.action else {
+        return false;
+    };
+    matches!(verb, Verb::DirLink | Verb::Dangling)
+        && (case.actor == Actor::Same
+            || target == Target::Folder
+            || case.operation.leads && is_final(case, paths))
+}
+
+/// Whether an action was about a name that the operation has in the end.
+fn is_final(case: Case, paths: &[PathBuf]) -> bool {
+    let finals = case.operation.finals;
+    let is_final = |path: &PathBuf| finals.iter().any(|name| path.ends_with(name));
+    paths.iter().any(is_final)
 }
 
 fn outside(changes: &[String]) -> Vec<Fault> {
@@ -325,6 +348,10 @@ impl Actions<'_> {
                 Next::Quiet => {
                     if let Some(turns) = &mut turns {
                         turns.quiet(&self.session);
+                    }
+                    if self.session.exit(0).is_some() {
+                        // Others may wait for it.
+                        self.session.end_copies();
                     }
                     if Instant::now() >= until {
                         self.is_late = true;
@@ -460,9 +487,14 @@ struct Turns {
     rate: f64,
     /// Only before calls that change names or locks.
     only_changes: bool,
+    /// Its calls since it is its turn.
+    patience: u32,
 }
 
 impl Turns {
+    /// After so many calls in one turn it probably waits for the other one by trying again and again.
+    const PATIENCE: u32 = 300;
+
     fn new(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let current = random.usize(..2);
@@ -477,6 +509,7 @@ impl Turns {
             current,
             rate: rates[random.usize(..2)],
             only_changes,
+            patience: 0,
             random,
             held: [Vec::new(), Vec::new()],
         }
@@ -491,7 +524,10 @@ impl Turns {
             true => call.changes,
             false => !call.paths.is_empty(),
         };
-        if counts && self.random.f64() < self.rate {
+        self.patience += 1;
+        let is_alone = session.exit(1 - self.current).is_some();
+        let waits = self.patience > Self::PATIENCE;
+        if !is_alone && (waits || counts && self.random.f64() < self.rate) {
             self.held[call.root].push(task);
             self.switch(session);
         } else {
@@ -500,6 +536,7 @@ impl Turns {
     }
 
     fn switch(&mut self, session: &Session) {
+        self.patience = 0;
         self.current = 1 - self.current;
         for task in self.held[self.current].drain(..) {
             session.go(task);

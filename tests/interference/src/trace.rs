@@ -387,6 +387,13 @@ impl Session {
         Err(io::Error::other("only on x86-64"))
     }
 
+    /// Ends the copies that [`Self::fork`] has made.
+    pub fn end_copies(&self) {
+        for pid in &self.frozen {
+            let _ = kill(*pid, Signal::SIGKILL);
+        }
+    }
+
     /// Ends everything.
     pub fn kill(&mut self) -> io::Result<()> {
         for _ in 0..1000 {

@@ -138,19 +138,25 @@ impl World {
             Some(Uid::from_raw(OTHER)),
             Some(Gid::from_raw(GROUP)),
         )?;
-        let (top, work) = match trust {
-            Trust::Own => ((0o755, None), (0o755, None)),
+        for folder in ["top", "top/work", "top/spare"] {
+            folder_with(&world.at(folder), 0o755, None)?;
+        }
+        symlink("work", world.at("top/current"))?;
+        Ok(world)
+    }
+
+    /// Gives others what they may do. Not before the operation's surroundings are made, which it might refuse else.
+    pub fn open(&self) -> io::Result<()> {
+        let (top, work) = match self.trust {
+            Trust::Own => return Ok(()),
             Trust::Group => ((0o755, None), (0o2775, Some((0, GROUP)))),
             Trust::Parent => ((0o2775, Some((0, GROUP))), (0o755, None)),
             Trust::Sticky => ((0o755, None), (0o1777, None)),
             Trust::Foreign => ((0o1777, None), (0o755, Some((OTHER, GROUP)))),
         };
-        folder_with(&world.at("top"), top.0, top.1)?;
-        for folder in ["top/work", "top/spare"] {
-            folder_with(&world.at(folder), work.0, work.1)?;
-        }
-        symlink("work", world.at("top/current"))?;
-        Ok(world)
+        permit(&self.at("top"), top.0, top.1)?;
+        permit(&self.at("top/work"), work.0, work.1)?;
+        permit(&self.at("top/spare"), work.0, work.1)
     }
 
     pub fn root(&self) -> &Path {
@@ -203,6 +209,10 @@ impl World {
 
 fn folder_with(path: &Path, mode: u32, owner: Option<(u32, u32)>) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(path)?;
+    permit(path, mode, owner)
+}
+
+fn permit(path: &Path, mode: u32, owner: Option<(u32, u32)>) -> io::Result<()> {
     if let Some((user, group)) = owner {
         chown(path, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
     }

@@ -37,6 +37,7 @@ pub fn all() -> Vec<Operation> {
         again: Some(again),
         second_ends: false,
         fails: false,
+        leads: false,
         follows: false,
         weaves: false,
     };
@@ -165,7 +166,7 @@ fn with_the_folder(_: &Tools, world: &World, which: Which) -> Run {
         "--at",
         at
     ]);
-    run.and(args!["--folder", world.dir()])
+    run.and(args!["--folder", world.work()])
 }
 
 fn replace(_: &Tools, world: &World, which: Which) -> Run {
@@ -281,10 +282,11 @@ fn serves(stage: &mut Stage, mut out: BufReader<ChildStdout>) -> Log {
             stage.world,
             &release(stage.tools, stage.world, Which::First),
         );
-        // It may have been another holder that was released.
+        let is_released = released.is_ok_and(|output| output.status.success());
+        // It may have been another holder that was released. A second signal would change the status.
         let other =
             plants(stage.action) || stage.action.moves_folder() || stage.action == Action::Second;
-        if other || !released.is_ok_and(|output| output.status.success()) {
+        if !stage.action.ends_it() && (other || !is_released) {
             let _ = kill(Pid::from_raw(stage.pid), Signal::SIGTERM);
         }
     } else if !stage.peers.is_empty() {
@@ -360,6 +362,7 @@ fn judge_got(seen: &Seen, faults: &mut Vec<Fault>, may_be_old: bool) {
                     faults.push(fault(kind, format!("{} got {}", got.by, describe(bytes))));
                 }
             }
+            Err(why) if seen.refuses(why) => {}
             Err(why) if seen.action.is_harmless() || !seen.acted => {
                 faults.push(fault(Kind::Failed, format!("{}: {why}", got.by)));
             }
@@ -389,7 +392,8 @@ fn judge(seen: &mut Seen) -> Vec<Fault> {
         judge_peers(seen, &mut faults);
     }
     if !killed && seen.action != Action::Second {
-        let stays = !seen.log.serves && replaces;
+        // That of the other holder.
+        let stays = seen.peers.iter_mut().any(Peer::is_alive);
         let is_there = |name: &str| stays && (name == "m" || name == "links");
         faults.extend(seen.leftovers(is_there));
     }
@@ -401,6 +405,8 @@ fn judge_peers(seen: &mut Seen, faults: &mut Vec<Fault>) {
     let moved = seen.action.moves_folder() || plants(seen.action);
     let serves = seen.log.serves;
     let released = seen.action == Action::Release;
+    let trust = seen.world.trust;
+    let refused = |why: &str| trust != Trust::Own && why.contains("EPERM");
     let Some(peer) = seen.peers.first_mut() else {
         return;
     };
@@ -410,14 +416,17 @@ fn judge_peers(seen: &mut Seen, faults: &mut Vec<Fault>) {
             "it serves, and the other holder was not ended",
         ));
     }
-    let taken = seen.log.got.last().is_some_and(|got| got.result.is_ok());
+    let last = seen.log.got.last().map(|got| &got.result);
+    let taken = last.is_some_and(|got| got.as_ref().err().is_none_or(|why| refused(why)));
     if !serves && !moved && !released && peer.is_alive() && !taken {
         faults.push(fault(
             Kind::Lost,
             "the old holder runs, and nobody can take from it",
         ));
     }
-    if !serves && !moved && !released && !peer.is_alive() {
+    // With status 0 it has replaced the other one, and then got the signal.
+    let signalled = seen.action.ends_it() && seen.exit == Exit::Status(0);
+    if !serves && !moved && !released && !signalled && !taken && !peer.is_alive() {
         faults.push(fault(
             Kind::Lost,
             "neither the old nor the new holder serves",

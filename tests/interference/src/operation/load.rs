@@ -27,6 +27,7 @@ pub fn all() -> Vec<Operation> {
         again: None,
         second_ends: true,
         fails: false,
+        leads: false,
         follows: false,
         weaves: false,
     }]
@@ -61,7 +62,8 @@ fn judge(seen: &mut Seen) -> Vec<Fault> {
             faults.push(fault(kind, format!("COMMAND has read {}", describe(out))));
         }
     }
-    if !matches!(seen.exit, Exit::Hangs) {
+    // Killed before there is a process that removes the folder, it leaves one.
+    if matches!(seen.exit, Exit::Status(_)) {
         faults.extend(seen.leftovers(|_| false));
     }
     faults

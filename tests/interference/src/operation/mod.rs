@@ -289,6 +289,8 @@ pub struct Operation {
     pub second_ends: bool,
     /// It must fail.
     pub fails: bool,
+    /// Its final name is the folder that it works in, to which a link may lead.
+    pub leads: bool,
     /// A link at its final name is followed.
     pub follows: bool,
     /// Two instances can take turns.
@@ -355,13 +357,12 @@ impl Seen<'_> {
 
     /// Whether the folder itself is a reason to refuse.
     fn may_refuse(&self) -> bool {
-        self.exit == Exit::Status(1)
-            && match self.world.trust {
-                Trust::Own => false,
-                Trust::Group | Trust::Parent | Trust::Sticky | Trust::Foreign => {
-                    self.errors.contains("EPERM") || self.errors.contains("EACCES")
-                }
-            }
+        self.exit == Exit::Status(1) && self.refuses(self.errors)
+    }
+
+    /// Whether a message says that others may do too much in the folder.
+    fn refuses(&self, message: &str) -> bool {
+        self.world.trust != Trust::Own && (message.contains("EPERM") || message.contains("EACCES"))
     }
 
     /// Whether bytes are what the operation should have brought, as the source then was.

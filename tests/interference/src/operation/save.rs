@@ -32,6 +32,7 @@ pub fn all() -> Vec<Operation> {
         again: Some(again),
         second_ends: true,
         fails: false,
+        leads: false,
         follows: true,
         weaves: true,
     };
@@ -86,6 +87,7 @@ fn inside(tools: &Tools, world: &World, which: Which) -> Run {
 fn judge(seen: &mut Seen) -> Vec<Fault> {
     let mut faults = Vec::new();
     let two = seen.second.is_some();
+    let names = seen.touches_names() || seen.replaces_folder();
     let (mut has_new, mut has_old, mut has_second, mut had_old) = (false, false, false, false);
     for home in seen.world.homes() {
         let path = home.join("out");
@@ -110,7 +112,7 @@ fn judge(seen: &mut Seen) -> Vec<Fault> {
                     faults.push(fault(Kind::Incomplete, what));
                     continue;
                 }
-                if is_over(seen) && !seen.touches_names() && mode != 0o600 {
+                if is_over(seen) && !names && !seen.action.moves_folder() && mode != 0o600 {
                     had_old = true;
                     let what = format!("out has mode {mode:o}, the old file had 600");
                     faults.push(fault(Kind::Leak, what));
@@ -121,8 +123,8 @@ fn judge(seen: &mut Seen) -> Vec<Fault> {
     had_old |= is_over(seen);
     let done = seen.exit == Exit::Status(0);
     let second_done = seen.second == Some(Exit::Status(0));
-    let names = seen.touches_names() || seen.replaces_folder();
-    if done && !has_new && !(second_done && has_second) && !names {
+    let is_there = has_new || second_done && has_second;
+    if done && !is_there && !names {
         faults.push(fault(Kind::Status, "status 0, and the new file is nowhere"));
     }
     if second_done && !has_second && !(done && has_new) {
@@ -189,6 +191,7 @@ fn again(tools: &Tools, world: &World) -> Vec<Fault> {
 fn judge_inside(seen: &mut Seen) -> Vec<Fault> {
     let mut faults = Vec::new();
     let (old, new) = (Content::Old.bytes(), Content::New.bytes());
+    let cut = seen.action == Action::SourceTruncated;
     let mut has_new = false;
     for home in seen.world.homes() {
         if let There::File(bytes, _) = there(&home.join("out")) {
@@ -198,8 +201,8 @@ fn judge_inside(seen: &mut Seen) -> Vec<Fault> {
                 [old, new, second, Content::Changed.bytes()]
                     .iter()
                     .any(|content| content.get(at) == Some(&bytes[at]))
-                    // Reserved, and not written yet.
-                    || at >= old.len() && bytes[at] == 0
+                    // Reserved and not written yet, or a hole where the source ends now.
+                    || (at >= old.len() || cut) && bytes[at] == 0
             });
             if !known && seen.actor == Actor::Same {
                 faults.push(fault(
@@ -211,7 +214,6 @@ fn judge_inside(seen: &mut Seen) -> Vec<Fault> {
     }
     let names = seen.touches_names() || seen.replaces_folder();
     let two = seen.second.is_some();
-    let cut = seen.action == Action::SourceTruncated;
     if seen.exit == Exit::Status(0) && !has_new && !names && !two && !cut {
         faults.push(fault(Kind::Status, "status 0, and the bytes are nowhere"));
     }

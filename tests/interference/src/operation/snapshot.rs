@@ -28,6 +28,7 @@ pub fn all() -> Vec<Operation> {
         again: Some(again),
         second_ends: true,
         fails: false,
+        leads: false,
         follows: false,
         weaves: true,
     };
@@ -162,7 +163,8 @@ fn judge(seen: &mut Seen) -> Vec<Fault> {
     if seen.world.at("src/old.bin").exists() && !names && !(has_old || has_new || has_second) {
         faults.push(fault(Kind::Lost, format!("both snapshots; {}", seen.exit)));
     }
-    if done && !names && !has_new && !(second && has_second) {
+    let is_there = has_new || second && has_second;
+    if done && !names && !is_there {
         faults.push(fault(
             Kind::Status,
             "status 0, and the new snapshot is nowhere",
