@@ -443,7 +443,8 @@ pub unsafe extern "C" fn dmafile_buffer_seal(buffer: *mut Buffer) -> c_int {
 }
 
 /// Sends a buffer over the Unix stream socket `socket` (SCM_RIGHTS, see unix(7)). The receiver gets the same
-/// memory, not a copy. The caller keeps the buffer. Does not raise SIGPIPE.
+/// memory, not a copy, and a memfd as an open file of its own: position, flags and locks are not shared (except
+/// without /proc; those of dma-bufs are). The caller keeps the buffer. Does not raise SIGPIPE.
 ///
 /// Returns 0; -EOPNOTSUPP for private memory; -E2BIG for more than 253 dma-bufs, which do not fit into a
 /// message; -EBADF or -ENOTSOCK if `socket` is not a socket; -EINVAL for NULL; any error of sendmsg(2).

@@ -152,7 +152,9 @@ fn shape(held: &Held) -> Shape {
             let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
             let is_other = |path: &PathBuf| {
                 !path.file_name().is_some_and(is_hidden)
-                    && files.iter().all(|file| file.info.file != *path)
+                    && files
+                        .iter()
+                        .all(|file| path.file_name() != Some(&*file.info.file_name()))
             };
             entries.map(|entry| entry.path()).filter(is_other).collect()
         }

@@ -6,6 +6,7 @@ mod models;
 
 use common::{Dir, MIB, NOBODY, Running, caught, done, end, is_root, own_mounts, own_user};
 use common::{reads_directly, run_as, sha256, skip, start};
+use rustix::net::sockopt::Timeout;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -530,6 +531,9 @@ fn open_files(command: &mut Command, most: u64) -> &mut Command {
 fn connect(at: &Path) -> OwnedFd {
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     rustix::net::connect(&socket, &SocketAddrUnix::new(at).unwrap()).unwrap();
+    // Only a test that hangs takes this long.
+    let most = Some(Duration::from_secs(60));
+    rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Recv, most).unwrap();
     socket
 }
 

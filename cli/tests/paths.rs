@@ -329,7 +329,7 @@ fn without_proc_there_is_no_path() {
         });
     }
     let line = dir.refusal(&mut load, 1);
-    let says = "cannot give COMMAND a path: /proc/self: No such file or directory (ENOENT); the proc file system is \
+    let says = "cannot give COMMAND a path: /proc/self/stat: No such file or directory (ENOENT); the proc file system is \
                 missing there: mount it, or use DMAFILE_FD";
     assert_eq!(line, says);
 }

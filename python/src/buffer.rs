@@ -339,7 +339,8 @@ impl Buffer {
     }
 
     /// Sends the descriptor, or all of its dma-bufs, over a connected Unix socket (SCM_RIGHTS), for
-    /// `Buffer.receive`.
+    /// `Buffer.receive`. A memfd is sent as an open file of its own: its position, flags and locks are not
+    /// shared, except without `/proc`; those of dma-bufs are.
     ///
     /// Respects the socket's timeout: if the socket stays full, raises TimeoutError, or BlockingIOError if it
     /// is non-blocking. Raises `dmafile.Error`: EOPNOTSUPP for private memory, E2BIG for more than 253

@@ -152,12 +152,12 @@ impl Server {
         };
         let some = |fd: &PollFd<'_>| count > 0 && !fd.revents().is_empty();
         let mut peers = fds[first..].iter().map(some);
-        let mut next = |events: Option<_>| events.is_some() && peers.next() == Some(true);
+        let next = |events: Option<_>| events.is_some() && peers.next() == Some(true);
         Ready {
             stop: some(&fds[0]),
             listener: accepts && some(&fds[1]),
             bell: some(&fds[2]),
-            peers: waited.into_iter().map(|events| next(events)).collect(),
+            peers: waited.into_iter().map(next).collect(),
         }
     }
 

@@ -72,9 +72,7 @@ impl Watch {
         let looker = Looker::new(looker);
         let work = move || work(&files, looker, &ranges, &teller, &ring);
         let thread = std::thread::Builder::new().name("dmafile-look".to_string());
-        thread
-            .spawn(work)
-            .map_err(|error| crate::sys::errno(error))?;
+        thread.spawn(work).map_err(crate::sys::errno)?;
         Ok(Self {
             wanted,
             news,

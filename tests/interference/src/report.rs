@@ -105,7 +105,14 @@ impl<'a> Report<'a> {
                     _ => counts.faulty += 1,
                 }
                 if self.args.verbose {
-                    println!("{}: {:?}, {}", name(case), outcome.acted, outcome.exit);
+                    let Outcome {
+                        acted, exit, took, ..
+                    } = &outcome;
+                    println!(
+                        "{}: {acted:?}, {exit}, {:.1} s",
+                        name(case),
+                        took.as_secs_f64()
+                    );
                 }
                 for Fault { kind, what } in &outcome.faults {
                     let key = (case.operation.name, case.actor, action.clone(), *kind);

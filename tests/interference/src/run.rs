@@ -62,10 +62,12 @@ pub struct Outcome {
     pub acted: Option<Acted>,
     pub exit: Exit,
     pub faults: Vec<Fault>,
+    pub took: Duration,
     pub points: Vec<Point>,
 }
 
 pub fn run(tools: &Tools, base: &Path, case: Case) -> io::Result<Outcome> {
+    let begin = Instant::now();
     let world = World::new(base, case.trust)?;
     let operation = case.operation;
     (operation.prepare)(tools, &world)?;
@@ -165,7 +167,7 @@ pub fn run(tools: &Tools, base: &Path, case: Case) -> io::Result<Outcome> {
     let after = [world.list("outside"), world.list("src")];
     if !followed {
         let mut changes = before[0].changes(&after[0]);
-        if is_led(case) {
+        if is_led(case, &paths) {
             changes.retain(|change| !change.ends_with(" is new"));
         }
         faults.extend(outside(&changes));
@@ -190,6 +192,7 @@ pub fn run(tools: &Tools, base: &Path, case: Case) -> io::Result<Outcome> {
         acted,
         exit,
         faults,
+        took: begin.elapsed(),
         points,
     })
 }
@@ -200,10 +203,7 @@ fn is_followed(case: Case, paths: &[PathBuf]) -> bool {
     let protected = fs::read_to_string("/proc/sys/fs/protected_symlinks");
     let protects = protected.is_ok_and(|value| value.trim() != "0");
     let foreign = case.actor == Actor::Other && case.trust == Trust::Sticky;
-    let named = paths.iter().any(|path| {
-        let name = path.file_name().unwrap_or_default();
-        case.operation.finals.iter().any(|known| name == *known)
-    });
+    let named = is_final(case, paths);
     let is_link = matches!(
         case.action,
         Action::Name(Verb::Link | Verb::DirLink | Verb::Dangling, _)
@@ -213,12 +213,21 @@ fn is_followed(case: Case, paths: &[PathBuf]) -> bool {
 
 /// Whether new files may appear where a link leads: it is the user's own, or the operation works in a folder whose path
 /// others choose, as every program would.
-fn is_led(case: Case) -> bool {
+fn is_led(case: Case, paths: &[PathBuf]) -> bool {
     let Action::Name(verb, target) = case.action else {
         return false;
     };
     matches!(verb, Verb::DirLink | Verb::Dangling)
-        && (case.actor == Actor::Same || target == Target::Folder)
+        && (case.actor == Actor::Same
+            || target == Target::Folder
+            || case.operation.leads && is_final(case, paths))
+}
+
+/// Whether an action was about a name that the operation has in the end.
+fn is_final(case: Case, paths: &[PathBuf]) -> bool {
+    let finals = case.operation.finals;
+    let is_final = |path: &PathBuf| finals.iter().any(|name| path.ends_with(name));
+    paths.iter().any(is_final)
 }
 
 fn outside(changes: &[String]) -> Vec<Fault> {
@@ -478,9 +487,14 @@ struct Turns {
     rate: f64,
     /// Only before calls that change names or locks.
     only_changes: bool,
+    /// Its calls since it is its turn.
+    patience: u32,
 }
 
 impl Turns {
+    /// After so many calls in one turn it probably waits for the other one by trying again and again.
+    const PATIENCE: u32 = 300;
+
     fn new(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let current = random.usize(..2);
@@ -495,6 +509,7 @@ impl Turns {
             current,
             rate: rates[random.usize(..2)],
             only_changes,
+            patience: 0,
             random,
             held: [Vec::new(), Vec::new()],
         }
@@ -509,7 +524,10 @@ impl Turns {
             true => call.changes,
             false => !call.paths.is_empty(),
         };
-        if counts && self.random.f64() < self.rate {
+        self.patience += 1;
+        let is_alone = session.exit(1 - self.current).is_some();
+        let waits = self.patience > Self::PATIENCE;
+        if !is_alone && (waits || counts && self.random.f64() < self.rate) {
             self.held[call.root].push(task);
             self.switch(session);
         } else {
@@ -518,6 +536,7 @@ impl Turns {
     }
 
     fn switch(&mut self, session: &Session) {
+        self.patience = 0;
         self.current = 1 - self.current;
         for task in self.held[self.current].drain(..) {
             session.go(task);

@@ -37,6 +37,7 @@ pub fn all() -> Vec<Operation> {
         again: Some(again),
         second_ends: false,
         fails: false,
+        leads: false,
         follows: false,
         weaves: false,
     };
@@ -281,10 +282,11 @@ fn serves(stage: &mut Stage, mut out: BufReader<ChildStdout>) -> Log {
             stage.world,
             &release(stage.tools, stage.world, Which::First),
         );
-        // It may have been another holder that was released.
+        let is_released = released.is_ok_and(|output| output.status.success());
+        // It may have been another holder that was released. A second signal would change the status.
         let other =
             plants(stage.action) || stage.action.moves_folder() || stage.action == Action::Second;
-        if other || !released.is_ok_and(|output| output.status.success()) {
+        if !stage.action.ends_it() && (other || !is_released) {
             let _ = kill(Pid::from_raw(stage.pid), Signal::SIGTERM);
         }
     } else if !stage.peers.is_empty() {
@@ -424,7 +426,7 @@ fn judge_peers(seen: &mut Seen, faults: &mut Vec<Fault>) {
     }
     // With status 0 it has replaced the other one, and then got the signal.
     let signalled = seen.action.ends_it() && seen.exit == Exit::Status(0);
-    if !serves && !moved && !released && !signalled && !peer.is_alive() {
+    if !serves && !moved && !released && !signalled && !taken && !peer.is_alive() {
         faults.push(fault(
             Kind::Lost,
             "neither the old nor the new holder serves",
