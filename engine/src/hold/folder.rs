@@ -441,6 +441,10 @@ impl Mark {
     }
 }
 
+#[cfg(fuzzing)]
+#[path = "../../../fuzz/inside/mark.rs"]
+pub(super) mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use super::*;
