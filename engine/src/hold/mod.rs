@@ -31,7 +31,7 @@ mod fuzz_descriptors;
 /// What the fuzz targets call.
 #[cfg(fuzzing)]
 pub mod fuzz {
-    pub use super::{
+    pub use crate::hold::{
         folder::fuzz::mark, peer::fuzz::holder, store::fuzz::store, take::fuzz::taker,
     };
 }

@@ -134,7 +134,12 @@ impl Manifest {
             .iter()
             .find(|one| one.name() == self.algorithm);
         let algorithm = *known.ok_or_else(|| {
-            let why = format!("'{}' is not an algorithm", self.algorithm);
+            let all: Vec<_> = Algorithm::ALL.iter().map(|one| one.name()).collect();
+            let why = format!(
+                "its algorithm '{}' is not one of {}",
+                self.algorithm,
+                all.join(", ")
+            );
             Error::new("cannot use the snapshot", why).with_errno(Errno::BADMSG)
         })?;
         Verify::expect(algorithm, &entry.digest)
