@@ -181,10 +181,10 @@ fuzz-planted: need-rust ## check that each fuzz target finds a bounds error that
 	done
 fuzz-planted: SECONDS = 120
 
-# How many points `make interference-test` draws; there are some 150,000.
+# How many points `make interference-test` draws; there are some 200,000.
 POINTS ?= 6000
 
-interference-test: need-rust ## let a second process act between any two system calls of dmafile, at 6,000 points of 150,000 (as root; 20 minutes; another program: ARGS="--dmafile PATH")
+interference-test: need-rust ## let a second process act between any two system calls of dmafile, at 6,000 of 200,000 points (as root; 20 minutes; another program: ARGS="--dmafile PATH")
 	@echo "interference-test: $(POINTS) points in folders in /tmp; each FAULT comes with the command that shows it again"
 	cargo test --quiet --locked -p dmafile-interference -- --sample $(POINTS) $(ARGS)
 

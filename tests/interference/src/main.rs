@@ -60,8 +60,8 @@ struct Args {
     /// Run all points
     #[arg(long)]
     all: bool,
-    /// Begin no run after this many seconds; a third of them is for finding the calls of operations [default: 45, unless
-    /// something else is chosen]
+    /// Begin no run after this many seconds; a third of them is for finding the calls of operations [default: 45,
+    /// unless something else is chosen]
     #[arg(long)]
     seconds: Option<u64>,
     /// Seed of the sample's order, and of the steps of two instances

@@ -32,6 +32,8 @@ impl Point {
     /// Whether the action has something to act on here.
     pub fn suits(&self, action: Action, operation: &Operation, trust: Trust) -> bool {
         match action {
+            // COMMAND itself waits for a FIFO that its user puts in its path.
+            Action::Name(Verb::Fifo, _) if operation.name.ends_with("-path") => false,
             Action::Name(_, Target::Here) => self.has_path,
             Action::Name(_, Target::Fresh) => self.has_fresh,
             Action::Name(_, Target::Final) => !operation.finals.is_empty(),
