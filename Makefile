@@ -33,8 +33,9 @@ $(foreach place,$(PLACES),$(if $(word 2,$($(place))),$(error $(place) contains a
 $(foreach place,$(filter-out DESTDIR PREFIX,$(PLACES)),$(if $(filter /%,$($(place))),,\
 	$(error $(place) is not an absolute path: '$($(place))'; only DESTDIR may be relative)))
 
-# How long each reader of model files is fuzzed. The inputs found are kept in $(FUZZ)/corpus.
-SECONDS ?= 20
+# What is fuzzed (fuzz/README.md), and how long each. The inputs found are kept in $(FUZZ)/corpus.
+FUZZED  := safetensors gguf manifest recording holder taker store mark
+SECONDS ?= 8
 FUZZ    := $(TARGET)/fuzz
 HOST     = $(shell rustc -vV | sed -n 's/^host: //p')
 # The flags of cargo-fuzz, without those that need a nightly compiler.
@@ -55,7 +56,7 @@ KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --ma
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
-.PHONY: help demo test interference-test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
+.PHONY: help demo test interference-test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz fuzz-planted vm-bench bench save-bench lint features docs install uninstall build built extension \
 	deb deb-test wheels wheels-test crates sbom licences msrv release release-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
@@ -142,19 +143,43 @@ gpu-bench: ## on a machine with a GPU: run `make gpu-kit` if Rust is there, and 
 	tar -C $(TARGET)/gpu-bench -xzf $(TARGET)/$(KIT).tar.gz
 	$(TARGET)/gpu-bench/$(KIT)/run --json $(TARGET)/dmafile-gpu.json $(ARGS)
 
-fuzz: need-rust ## fuzz the readers of model files, 20 seconds each (SECONDS=600 for longer)
-	@echo "fuzz: an instrumented build (about a minute, once), then $(SECONDS) seconds for each format"
+# Runs $$target, built in the folder $1, from small files that are valid, or nearly.
+fuzzer = TMPDIR=$(abspath $1)/tmp $1/$(HOST)/release/$$target -max_total_time=$(SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=512 \
+	-print_final_stats=1 -artifact_prefix=$1/$$target- $(ARGS) $1/corpus/$$target fuzz/corpus/$$target
+planted = cat fuzz/planted/*.patch | patch --quiet --strip=1
+
+fuzz: need-rust ## fuzz the readers of files and messages, 8 seconds each (SECONDS=600 for longer)
+	@echo "fuzz: an instrumented build (about a minute, once), then $(SECONDS) seconds for each of $(words $(FUZZED)) readers"
 	@scripts/need build-essential command -v c++
+	@$(planted) --dry-run --force || { echo "fuzz: the patches in fuzz/planted no longer apply" >&2; exit 1; }
 	@RUSTFLAGS="$(SANCOV)" cargo build --release --locked --manifest-path fuzz/Cargo.toml \
 		--target $(HOST) --target-dir $(FUZZ)
-	@for format in safetensors gguf; do \
-		mkdir -p $(FUZZ)/corpus/$$format; \
-		$(FUZZ)/$(HOST)/release/$$format -max_total_time=$(SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=512 \
-			-print_final_stats=1 -artifact_prefix=$(FUZZ)/$$format- $(ARGS) \
-			$(FUZZ)/corpus/$$format fuzz/corpus/$$format attacks 2>$(FUZZ)/$$format.log || \
-			{ tail -n 60 $(FUZZ)/$$format.log >&2; exit 1; }; \
-		awk -v format=$$format '/number_of_executed_units/ { print "fuzz: " format ", " $$2 " files" }' $(FUZZ)/$$format.log; \
+	@for target in $(FUZZED); do \
+		rm -rf $(FUZZ)/tmp; \
+		mkdir -p $(FUZZ)/tmp $(FUZZ)/corpus/$$target; \
+		case $$target in safetensors | gguf) more=attacks;; *) more=;; esac; \
+		$(call fuzzer,$(FUZZ)) $$more 2>$(FUZZ)/$$target.log || { tail -n 60 $(FUZZ)/$$target.log >&2; exit 1; }; \
+		awk -v target=$$target '/number_of_executed_units/ { print "fuzz: " target ", " $$2 " inputs" }' $(FUZZ)/$$target.log; \
 	done
+
+fuzz-planted: need-rust ## check that each fuzz target finds a bounds error that is planted in its reader (10 minutes)
+	@echo "fuzz-planted: builds a copy of the engine with the patches in fuzz/planted"
+	@scripts/need build-essential command -v c++
+	@rm -rf $(FUZZ)/planted/tree $(FUZZ)/planted/corpus
+	@mkdir -p $(FUZZ)/planted/tree
+	@cp -R --preserve=timestamps Cargo.toml Cargo.lock engine fuzz $(FUZZ)/planted/tree
+	@$(planted) --directory=$(FUZZ)/planted/tree
+	@RUSTFLAGS="$(SANCOV)" cargo build --release --locked --manifest-path $(FUZZ)/planted/tree/fuzz/Cargo.toml \
+		--target $(HOST) --target-dir $(FUZZ)/planted
+	@for target in $(FUZZED); do \
+		rm -rf $(FUZZ)/planted/tmp; \
+		mkdir -p $(FUZZ)/planted/tmp $(FUZZ)/planted/corpus/$$target; \
+		if $(call fuzzer,$(FUZZ)/planted) 2>$(FUZZ)/planted/$$target.log || ! grep -q "panicked at" $(FUZZ)/planted/$$target.log; then \
+			echo "fuzz-planted: $$target did not find it in $(SECONDS) seconds" >&2; exit 1; fi; \
+		awk -v target=$$target '/number_of_executed_units/ { print "fuzz-planted: " target " found it, " $$2 " inputs" }' \
+			$(FUZZ)/planted/$$target.log; \
+	done
+fuzz-planted: SECONDS = 120
 
 # How many points `make interference-test` draws; there are some 150,000.
 POINTS ?= 6000

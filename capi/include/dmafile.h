@@ -756,7 +756,7 @@ void dmafile_buffer_free(struct dmafile_buffer *buffer);
 /**
  * Takes the files that another process holds under `name` (`dmafile hold`, dmafile_hold): the same memory,
  * not a copy. Nothing is read. `socket` is the path of the holder's socket; NULL selects the one with that
- * name in $XDG_RUNTIME_DIR/dmafile, or else in /run/dmafile. Waits up to `wait_ms` milliseconds until
+ * name in this user's folder (dmafile_hold), or else in /run/dmafile. Waits up to `wait_ms` milliseconds until
  * something is held there (0: does not wait). `cancel` ends the wait; NULL for none.
  *
  * The holder is not trusted: its memory must be of the kind that it claims, must not be able to shrink, and
@@ -780,8 +780,7 @@ int dmafile_take(const char *name,
  * Shares files and models in memory between processes of one user, without a holder: the first process that
  * asks for them loads them, and the others take them from any process that has them. `paths` has `count`
  * paths, at least one; a model's folder or index stands for all of its files. Processes find each other in
- * `folder`, which must belong to this user; NULL selects "shared" in $XDG_RUNTIME_DIR/dmafile, or in
- * /run/dmafile for root. Waits up to `wait_ms` milliseconds for another process that is loading. `options`
+ * `folder`, which must belong to this user; NULL selects "shared" in this user's folder (dmafile_hold). Waits up to `wait_ms` milliseconds for another process that is loading. `options`
  * apply to each load (`offset` and `length` must be 0); NULL means all defaults.
  *
  * Until the handle is freed, a thread of this process passes the memory on. The memory is freed when the
@@ -789,8 +788,7 @@ int dmafile_take(const char *name,
  *
  * Returns 0 and stores the files in `*held`; free them with dmafile_held_free. On failure stores NULL and
  * returns a negative errno: as dmafile_load; -ETIMEDOUT if another process has not finished loading within
- * the wait; -ENOENT if XDG_RUNTIME_DIR is not set, except for root; -EEXIST for two files with the same
- * name.
+ * the wait; -EPERM if other users can write to the folder; -EEXIST for two files with the same name.
  *
  * Thread-safe.
  */
@@ -850,12 +848,13 @@ void dmafile_held_free(struct dmafile_held *held);
  * Loads files and models, each file into separate sealed memory, and serves them to other processes from a
  * thread until dmafile_hold_stop. They are served under `name`; if that is NULL, under the file name of the
  * only path, without its extension. `socket` is the path of the socket, in a folder that only trusted users
- * can write to; NULL selects the name's socket in $XDG_RUNTIME_DIR/dmafile, or in /run/dmafile for root.
+ * can write to; NULL selects the name's socket in this user's folder: /run/dmafile for root, and for other users
+ * $XDG_RUNTIME_DIR/dmafile, or /dev/shm/dmafile-UID without that variable.
  * Only this user may take the files: the socket has mode 0600. `paths`, `count` and `options` are as in
  * dmafile_shared.
  *
  * Returns 0 and stores a handle in `*holder`. On failure stores NULL and returns a negative errno: as
- * dmafile_load; -EADDRINUSE if another holder serves there; -EPERM for a folder that other users can write
+ * dmafile_load; -EADDRINUSE if another holder serves there; -EPERM for a folder that every user can write
  * to; -EEXIST for two files with the same name; -EINVAL for an invalid name.
  *
  * Thread-safe. In a child of fork(2) the handle does nothing.
@@ -1213,7 +1212,8 @@ void dmafile_recording_free(struct dmafile_recording *recording);
  *
  * Returns the number of bytes saved; or a negative errno, with the old file unchanged and nothing left
  * behind, except for what DMAFILE_SAVE_IN_PLACE has written:
- *   -EINVAL: NULL, an unknown word, a number out of range, or a range beyond the end of a descriptor;
+ *   -EINVAL: NULL, an unknown word, a number out of range, a range beyond the end of a descriptor, or one of
+ *     the file into which it would be written in place, if the two overlap;
  *   -E2BIG: an option is set that this version does not have, or `size` exceeds 4096;
  *   -EBADF: a descriptor is not open for reading; -ESPIPE: a pipe among other parts;
  *   -ENOSPC, -EDQUOT, -EFBIG: no room; before the first write, if the file system can reserve space;

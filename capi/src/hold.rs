@@ -122,7 +122,7 @@ unsafe fn optional_path(text: *const c_char) -> Result<Option<PathBuf>> {
 
 /// Takes the files that another process holds under `name` (`dmafile hold`, dmafile_hold): the same memory,
 /// not a copy. Nothing is read. `socket` is the path of the holder's socket; NULL selects the one with that
-/// name in $XDG_RUNTIME_DIR/dmafile, or else in /run/dmafile. Waits up to `wait_ms` milliseconds until
+/// name in this user's folder (dmafile_hold), or else in /run/dmafile. Waits up to `wait_ms` milliseconds until
 /// something is held there (0: does not wait). `cancel` ends the wait; NULL for none.
 ///
 /// The holder is not trusted: its memory must be of the kind that it claims, must not be able to shrink, and
@@ -167,8 +167,7 @@ pub unsafe extern "C" fn dmafile_take(
 /// Shares files and models in memory between processes of one user, without a holder: the first process that
 /// asks for them loads them, and the others take them from any process that has them. `paths` has `count`
 /// paths, at least one; a model's folder or index stands for all of its files. Processes find each other in
-/// `folder`, which must belong to this user; NULL selects "shared" in $XDG_RUNTIME_DIR/dmafile, or in
-/// /run/dmafile for root. Waits up to `wait_ms` milliseconds for another process that is loading. `options`
+/// `folder`, which must belong to this user; NULL selects "shared" in this user's folder (dmafile_hold). Waits up to `wait_ms` milliseconds for another process that is loading. `options`
 /// apply to each load (`offset` and `length` must be 0); NULL means all defaults.
 ///
 /// Until the handle is freed, a thread of this process passes the memory on. The memory is freed when the
@@ -176,8 +175,7 @@ pub unsafe extern "C" fn dmafile_take(
 ///
 /// Returns 0 and stores the files in `*held`; free them with dmafile_held_free. On failure stores NULL and
 /// returns a negative errno: as dmafile_load; -ETIMEDOUT if another process has not finished loading within
-/// the wait; -ENOENT if XDG_RUNTIME_DIR is not set, except for root; -EEXIST for two files with the same
-/// name.
+/// the wait; -EPERM if other users can write to the folder; -EEXIST for two files with the same name.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -264,7 +262,8 @@ pub unsafe extern "C" fn dmafile_held_free(held: *mut Held) {
 /// Loads files and models, each file into separate sealed memory, and serves them to other processes from a
 /// thread until dmafile_hold_stop. They are served under `name`; if that is NULL, under the file name of the
 /// only path, without its extension. `socket` is the path of the socket, in a folder that only trusted users
-/// can write to; NULL selects the name's socket in $XDG_RUNTIME_DIR/dmafile, or in /run/dmafile for root.
+/// can write to; NULL selects the name's socket in this user's folder: /run/dmafile for root, and for other users
+/// $XDG_RUNTIME_DIR/dmafile, or /dev/shm/dmafile-UID without that variable.
 /// Only this user may take the files: the socket has mode 0600. `paths`, `count` and `options` are as in
 /// dmafile_shared.
 ///

@@ -153,7 +153,8 @@ impl SaveOptions {
 ///
 /// Returns the number of bytes saved; or a negative errno, with the old file unchanged and nothing left
 /// behind, except for what DMAFILE_SAVE_IN_PLACE has written:
-///   -EINVAL: NULL, an unknown word, a number out of range, or a range beyond the end of a descriptor;
+///   -EINVAL: NULL, an unknown word, a number out of range, a range beyond the end of a descriptor, or one of
+///     the file into which it would be written in place, if the two overlap;
 ///   -E2BIG: an option is set that this version does not have, or `size` exceeds 4096;
 ///   -EBADF: a descriptor is not open for reading; -ESPIPE: a pipe among other parts;
 ///   -ENOSPC, -EDQUOT, -EFBIG: no room; before the first write, if the file system can reserve space;

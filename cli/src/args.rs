@@ -362,8 +362,8 @@ pub struct LoadArgs {
                   given. When it is ready, the command prints one JSON object; it runs until it is released, \
                   interrupted, or idle for too long (exit status 0). Processes keep what they have taken, \
                   even if the holder is killed.\n\n\
-                  The socket is $XDG_RUNTIME_DIR/dmafile/NAME (/run/dmafile/NAME for root), or the one that \
-                  it was started with (LISTEN_FDS). Users with write permission on the socket may take the files.\n\n\
+                  The socket is $XDG_RUNTIME_DIR/dmafile/NAME (/run/dmafile/NAME for root; without that \
+                  variable /dev/shm/dmafile-UID/NAME), or the one that it was started with (LISTEN_FDS). Users with write permission on the socket may take the files.\n\n\
                   docs/holding.md has a unit for systemd. Sizes are powers of 1024; times are written 500ms, \
                   60s, 10m, 2h."
 )]

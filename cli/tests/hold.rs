@@ -228,6 +228,13 @@ fn names_of_files_are_bytes() {
         assert_eq!(linked, byte);
     }
     drop(holder);
+    // Except those that would make two names of one in the list.
+    for name in ["a,b", "a\nb"] {
+        fs::write(dir.path(name), name).unwrap();
+        let mut command = dir.dmafile(&format!("hold --at {SOCKET} --name list"));
+        let line = dir.refusal(command.arg(name), 1);
+        assert!(line.starts_with("cannot hold: "), "{line}");
+    }
 }
 
 #[test]

@@ -275,6 +275,40 @@ fn unused_temporary_names_are_removed() {
     assert_eq!(fs::read(dir.path(&long)).unwrap(), content(0, 5000));
 }
 
+/// Without O_TMPFILE, nobody else can read what a save has written so far, or write to it.
+#[test]
+fn a_named_temporary_file_is_private_until_it_is_complete() {
+    let dir = Dir::new();
+    let to = dir.path("to");
+    for before in [None, Some(0o600), Some(0o644), Some(0o666)] {
+        let _ = fs::remove_file(&to);
+        if let Some(mode) = before {
+            old(&dir, "to");
+            fs::set_permissions(&to, Permissions::from_mode(mode)).unwrap();
+        }
+        let (read, mut write) = std::io::pipe().unwrap();
+        let mut command = dir.dmafile("save -v --from - to");
+        let mask = || {
+            // SAFETY: a system call only, between fork and exec.
+            unsafe { libc::umask(0o027) };
+            Ok(())
+        };
+        // SAFETY: as above.
+        unsafe { command.pre_exec(mask) };
+        let mut command = refuse(command, &no_nameless(), libc::EOPNOTSUPP);
+        let mut running = start(command.stdin(read));
+        drop(command);
+        write.write_all(&vec![7; 3 * MIB as usize]).unwrap();
+        running.until_written("if refused");
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        assert_eq!(mode(&dir.path(".to.dmafile-0")), 0o600, "{before:?}");
+        drop(write);
+        running.end().ok();
+        assert_eq!(mode(&to), before.unwrap_or(0o640));
+        assert_eq!(dir.names(), ["to"]);
+    }
+}
+
 /// Each failing system call has its message, leaves the old file, and leaves nothing else behind, with
 /// and without O_TMPFILE.
 #[test]
@@ -307,10 +341,11 @@ fn a_failed_system_call_leaves_the_old_file() {
         ),
         (
             libc::SYS_fchmod,
-            libc::EPERM,
+            libc::EIO,
             "cannot keep its owner and permissions: to: ",
         ),
     ];
+    fs::set_permissions(dir.path("to"), Permissions::from_mode(0o640)).unwrap();
     for (number, errno, says) in calls {
         for nameless in [true, false] {
             let command = save(&dir, &memory, "to --quiet");
@@ -422,6 +457,31 @@ fn missing_system_calls_have_a_fallback() {
     let command = save(&dir, &memory, "to --io direct");
     let line = dir.refusal(&mut refuse(command, &direct, libc::EINVAL), 1);
     assert!(line.contains("cannot save this way"), "{line}");
+}
+
+/// As in an initramfs: the old file's owner, permissions and attributes are then looked up by its name.
+#[test]
+fn a_file_is_replaced_without_proc() {
+    if !is_root() {
+        return skip("needs root to mount");
+    }
+    let dir = Dir::new();
+    dir.file("source", 5000);
+    old(&dir, "to");
+    fs::set_permissions(dir.path("to"), Permissions::from_mode(0o640)).unwrap();
+    let script = "mount --make-rprivate / && mount -t tmpfs none /proc || exit 9
+        exec \"$0\" save --from source to --quiet";
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", script]);
+    command.arg(env!("CARGO_BIN_EXE_dmafile"));
+    let ended = end(command.current_dir(dir.path("")));
+    if ended.status.code() == Some(9) {
+        return skip("cannot mount a tmpfs");
+    }
+    ended.ok();
+    assert_eq!(fs::read(dir.path("to")).unwrap(), content(0, 5000));
+    assert_eq!(fs::metadata(dir.path("to")).unwrap().mode() & 0o7777, 0o640);
+    assert_eq!(dir.names(), ["source", "to"]);
 }
 
 #[test]

@@ -67,6 +67,19 @@ impl Folder {
         })
     }
 
+    /// Opens a folder by a path that begins in this one, and follows links.
+    ///
+    /// # Errors
+    /// As [`Folder::open`].
+    pub fn below(&self, path: &Path) -> Result<Self, Errno> {
+        let (folder, listed) = place::folder_from(self.fd(), path)?;
+        Ok(Self {
+            path: self.path.join(path),
+            folder,
+            listed,
+        })
+    }
+
     /// Creates a folder in this one.
     ///
     /// # Errors

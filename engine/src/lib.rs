@@ -77,6 +77,14 @@ mod sys;
 mod transfer;
 mod verify;
 
+/// What the fuzz targets call: parsers of what is not public, with checks of what they return (`fuzz/`).
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzz {
+    pub use crate::hold::fuzz::*;
+    pub use crate::snapshot::fuzz_manifest as manifest;
+}
+
 pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
 /// System calls of the command that a sandbox may refuse.
 #[doc(hidden)]

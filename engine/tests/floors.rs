@@ -75,13 +75,13 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "save",
         &[
-            "control", "error", "exporter", "facts", "flow", "message", "method", "options",
-            "plan", "reasons", "request", "source", "sync", "sys", "verify",
+            "control", "error", "exporter", "facts", "flow", "folder", "message", "method",
+            "options", "plan", "reasons", "request", "source", "sync", "sys", "verify",
         ],
     ),
     (
         "record",
-        &["error", "facts", "options", "save", "sync", "sys"],
+        &["error", "facts", "folder", "options", "save", "sync", "sys"],
     ),
     (
         "model",
@@ -93,8 +93,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "snapshot",
         &[
-            "buffer", "control", "error", "flow", "load", "message", "options", "plan", "reasons",
-            "request", "save", "source", "sync", "sys", "verify",
+            "buffer", "control", "error", "flow", "folder", "load", "message", "options", "plan",
+            "reasons", "request", "save", "source", "sync", "sys", "verify",
         ],
     ),
     (

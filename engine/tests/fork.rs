@@ -248,3 +248,24 @@ fn a_forked_child_drops_a_recorder_and_its_tickets_without_waiting() {
     assert!(recording.is_complete() && recording.records().len() == 2);
     assert!(recording.read(&recording.records()[1]).unwrap() == *frame);
 }
+
+#[test]
+fn a_forked_child_does_not_release_what_its_parent_is_loading_for_all() {
+    let _alone = alone();
+    let dir = dir();
+    let path = cold(dir.path(), 100_000);
+    let find = || Shared::of([&path]).at(dir.path().join("shared")).find();
+    let found = find().unwrap();
+    let status = in_child(|| {
+        // SAFETY: the child ends without using the original again.
+        drop(unsafe { std::ptr::read(&raw const found) });
+        true
+    });
+    assert_eq!(status, 0);
+    let Err(error) = find() else {
+        panic!("another process would load it, too");
+    };
+    assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT), "{error}");
+    drop(found);
+    find().unwrap();
+}

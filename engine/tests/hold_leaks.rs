@@ -15,6 +15,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::time::Duration;
 
 /// Descriptors, mappings of memfds, and threads of this process.
 fn counts() -> (usize, usize, usize) {
@@ -30,7 +31,7 @@ fn settled(wanted: (usize, usize, usize)) -> (usize, usize, usize) {
         if counts() == wanted {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
     }
     counts()
 }
@@ -60,9 +61,14 @@ fn takes_leak_no_descriptor_mapping_or_thread() {
     let at = dir.path().join("socket");
     let hold = || Hold::of([&path]).name("a").at(&at).start().unwrap();
     // Some things are allocated on first use.
+    let threads = counts().2;
     let holder = hold();
     drop(Held::take("a").at(&at).run().unwrap());
     drop(holder);
+    // Nothing waits for the thread that looks at the files.
+    while counts().2 != threads {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let outside = counts();
     let holder = hold();
     let before = counts();

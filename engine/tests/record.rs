@@ -306,6 +306,34 @@ fn files_are_rotated_by_size_and_read_as_one() {
     assert_eq!((cut.files().len(), cut.is_complete()), (3, false));
 }
 
+/// The folder's path may lead elsewhere during a recording, and files are then found by their own names.
+#[test]
+fn a_recording_stays_in_the_folder_that_was_opened() {
+    let dir = dir();
+    let at = |name: &str| dir.path().join(name);
+    fs::create_dir(at("opened")).unwrap();
+    fs::create_dir(at("other")).unwrap();
+    std::os::unix::fs::symlink("opened", at("current")).unwrap();
+    let recorder = Capture::new(at("current/a.rec"))
+        .rotate_bytes(Some(1))
+        .start()
+        .unwrap();
+    let buffer = lent(&noise(5000, 1));
+    append(&recorder, &buffer, (0, 5000), 0);
+    fs::remove_file(at("current")).unwrap();
+    std::os::unix::fs::symlink("other", at("current")).unwrap();
+    append(&recorder, &buffer, (0, 5000), 1);
+    append(&recorder, &buffer, (0, 5000), 2);
+    recorder.finish().unwrap();
+    assert_eq!(
+        common::names(&at("opened")),
+        ["a.rec", "a.rec.1", "a.rec.2"]
+    );
+    assert!(common::names(&at("other")).is_empty());
+    let recording = Recording::open(at("opened/a.rec")).unwrap();
+    assert_eq!(recording.records().len(), 3);
+}
+
 #[test]
 fn files_are_rotated_by_time() {
     let dir = dir();

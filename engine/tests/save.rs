@@ -6,11 +6,15 @@ mod common;
 use common::{bytes_digest, cached, cold, dir, file_digest, memfd, names, noise, sparse};
 use dmafile::{CancelToken, ErrorKind, Io, Method, Origin, OriginPart, Save, SaveReport, Verify};
 use rustix::fs::{MemfdFlags, SealFlags, XattrFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -667,4 +671,352 @@ fn sources_that_need_bounce_buffers_may_have_larger_blocks() {
             "{method} {io}"
         );
     }
+}
+
+/// Ways to name a file as a source, so that its first `len` bytes from `from` on are saved.
+type Named<'a> = (&'a str, &'a dyn Fn(u64, u64) -> Origin<'static>);
+
+/// A file that is mapped for reading, until it is dropped.
+struct Mapped(&'static [u8]);
+
+impl Mapped {
+    fn new(path: &Path) -> Self {
+        let file = File::open(path).unwrap();
+        let len = file.metadata().unwrap().len() as usize;
+        let (prot, flags) = (ProtFlags::READ, MapFlags::SHARED);
+        // SAFETY: a new mapping; the tests read it only through saves.
+        let start = unsafe { mmap(std::ptr::null_mut(), len, prot, flags, &file, 0) }.unwrap();
+        // SAFETY: it is mapped until the drop.
+        Self(unsafe { std::slice::from_raw_parts(start.cast(), len) })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let start = self.0.as_ptr().cast_mut().cast();
+        // SAFETY: the mapping of `new`.
+        unsafe { munmap(start, self.0.len()) }.unwrap();
+    }
+}
+
+/// A save within one file must not read what it has already written, in whatever way the file is named.
+#[test]
+fn a_save_onto_its_own_source_is_refused_before_the_first_write() {
+    const LEN: u64 = 2 * MIB + 99;
+    let (dir, elsewhere) = (dir(), dir());
+    let at = |name: &str| dir.path().join(name);
+    let bytes = noise(5 * MIB as usize, 21);
+    fs::write(at("f"), &bytes).unwrap();
+    fs::hard_link(at("f"), at("other")).unwrap();
+    std::os::unix::fs::symlink(at("f"), elsewhere.path().join("link")).unwrap();
+    let open = || OwnedFd::from(File::open(at("f")).unwrap());
+    let mapped = Mapped::new(&at("f"));
+    let passed = open();
+    let part = |from, len| OriginPart::fd(open(), from, len);
+    let ways: [Named<'_>; 8] = [
+        ("its path", &|_, _| Origin::File(at("f"))),
+        ("a hard link", &|_, _| Origin::File(at("other"))),
+        ("a link", &|_, _| {
+            Origin::File(elsewhere.path().join("link"))
+        }),
+        ("a descriptor", &|from, _| Origin::fd(open(), from)),
+        ("a descriptor's path", &|_, _| {
+            Origin::File(format!("/proc/self/fd/{}", passed.as_raw_fd()).into())
+        }),
+        ("a stream", &|from, _| {
+            let mut file = File::open(at("f")).unwrap();
+            file.seek(SeekFrom::Start(from)).unwrap();
+            Origin::Stream(Arc::new(file.into()))
+        }),
+        ("several parts", &|from, len| {
+            Origin::Parts(vec![
+                OriginPart::from(&b"head"[..]),
+                part(from, len - 4 - 100),
+                OriginPart::from(&[7; 100][..]),
+            ])
+        }),
+        ("its mapping", &|from, len| {
+            Origin::memory(&mapped.0[from as usize..][..len as usize])
+        }),
+    ];
+    for (way, origin) in ways {
+        let whole = ["path", "link"].iter().any(|end| way.ends_with(end));
+        for (from, to) in [
+            (0, 777),
+            (0, 4096),
+            (0, MIB),
+            (512, 0),
+            (1, LEN),
+            (LEN - 1, 0),
+        ] {
+            // The file's part of several does not reach either end.
+            if (whole && from > 0) || (way == "several parts" && LEN - 1 <= from.max(to)) {
+                continue;
+            }
+            for method in [Method::Auto, Method::Threads, Method::Bounce] {
+                let what = format!("{way}, from {from} to {to}, {method}");
+                let len = LEN.min(bytes.len() as u64 - from);
+                let save = Save::new(origin(from, len), at("other")).length(len);
+                let error = save.in_place(to).method(method).run().expect_err(&what);
+                assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{what}: {error}");
+                let text = error.to_string();
+                assert!(text.contains("of the same file"), "{what}: {text}");
+                assert!(
+                    fs::read(at("f")).unwrap() == bytes,
+                    "{what}: it was written to"
+                );
+            }
+        }
+    }
+    let save = Save::new(Origin::fd(open(), 5), at("f"))
+        .length(100)
+        .in_place(50);
+    let text = save.run().unwrap_err().to_string();
+    let says = "bytes 5 to 105 would be written to bytes 50 to 150 of the same file";
+    assert!(text.contains(says), "{text}");
+    // A stream reads what is appended to its file, without end.
+    let save = Save::new(Origin::Stream(Arc::new(open())), at("f"));
+    save.in_place(bytes.len() as u64).run().unwrap_err();
+    assert!(fs::read(at("f")).unwrap() == bytes);
+    // A memfd by its path.
+    let memory = memory(&bytes);
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    let save = Save::new(Origin::fd(memory.try_clone().unwrap(), 0), path);
+    save.length(MIB).in_place(4096).run().unwrap_err();
+    assert_eq!(
+        common::descriptor_digest(memory, 0, bytes.len() as u64),
+        bytes_digest(&bytes)
+    );
+}
+
+#[test]
+fn ranges_of_one_file_that_do_not_overlap_are_copied() {
+    let dir = dir();
+    let path = dir.path().join("f");
+    let bytes = noise(3 * MIB as usize, 22);
+    let mapped = |from: u64, len: u64| (from as usize, len as usize);
+    let ranges = [
+        (0, 777, 777),
+        (777, 0, 777),
+        (0, MIB, MIB),
+        (MIB + 5, 5, MIB),
+        (MIB, 3 * MIB, 100_001),
+        // Onto itself.
+        (4095, 4095, 70_000),
+    ];
+    for (from, to, len) in ranges {
+        for (way, method) in ["descriptor", "stream", "parts", "mapping"]
+            .into_iter()
+            .flat_map(|way| [Method::Auto, Method::Threads, Method::Bounce].map(|m| (way, m)))
+        {
+            let what = format!("{len} bytes of a {way} from {from} to {to} by {method}");
+            if way == "stream" && from == to {
+                continue;
+            }
+            fs::write(&path, &bytes).unwrap();
+            let mut file = File::open(&path).unwrap();
+            let map = Mapped::new(&path);
+            let origin = match way {
+                "descriptor" => Origin::fd(file.into(), from),
+                "stream" => {
+                    file.seek(SeekFrom::Start(from)).unwrap();
+                    Origin::Stream(Arc::new(file.into()))
+                }
+                "parts" => Origin::Parts(vec![OriginPart::fd(file.into(), from, len)]),
+                _ => {
+                    let (from, len) = mapped(from, len);
+                    Origin::memory(&map.0[from..][..len])
+                }
+            };
+            let save = Save::new(origin, &path).length(len).in_place(to);
+            run(save.method(method), &what);
+            let mut want = bytes.clone();
+            want.resize(want.len().max((to + len) as usize), 0);
+            want.copy_within(from as usize..(from + len) as usize, to as usize);
+            assert!(fs::read(&path).unwrap() == want, "{what}");
+        }
+    }
+}
+
+/// A loop device, its partitions and the file behind it are the same bytes.
+#[test]
+fn a_loop_device_is_not_saved_onto_its_own_file() {
+    let dir = dir();
+    let path = dir.path().join("image");
+    let bytes = noise(4 * MIB as usize, 23);
+    fs::write(&path, &bytes).unwrap();
+    let losetup = |args: &[&str]| Command::new("losetup").args(args).arg(&path).output();
+    let made = losetup(&["--find", "--show", "--offset", "4096"]);
+    let Some(device) = made.ok().filter(|made| made.status.success()) else {
+        eprintln!("SKIP: losetup does not work here");
+        return;
+    };
+    let device = PathBuf::from(String::from_utf8(device.stdout).unwrap().trim());
+    let try_both = || {
+        let onto = |from: &Path, to: &Path, at| {
+            Save::new(Origin::File(from.into()), to)
+                .length(MIB)
+                .in_place(at)
+                .run()
+        };
+        // Byte 0 of the device is byte 4096 of the file.
+        for (from, to, at) in [
+            (&device, &path, 4096 + 777),
+            (&device, &path, 0),
+            (&path, &device, 0),
+            (&device, &device, 512),
+        ] {
+            let error = onto(from, to, at).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
+        }
+        assert!(fs::read(&path).unwrap() == bytes);
+        onto(&device, &path, 4096 + MIB).unwrap();
+        assert!(
+            fs::read(&path).unwrap()[4096 + MIB as usize..][..MIB as usize]
+                == bytes[4096..][..MIB as usize]
+        );
+    };
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(try_both));
+    let ended = Command::new("losetup")
+        .arg("--detach")
+        .arg(&device)
+        .status();
+    if let Err(panic) = done {
+        std::panic::resume_unwind(panic);
+    }
+    assert!(ended.unwrap().success());
+}
+
+/// As the kernel with fs.protected_symlinks: in a folder like /tmp, where everybody may create links, only
+/// one's own are followed, and those of the folder's owner.
+#[test]
+fn links_of_other_users_in_sticky_folders_are_not_followed() {
+    const OTHER: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP: only root can give a link to another user");
+        return;
+    }
+    let dir = dir();
+    let at = |name: &str| dir.path().join(name);
+    let shared = |name: &str| at("shared").join(name);
+    fs::create_dir(at("shared")).unwrap();
+    fs::write(at("target"), b"old").unwrap();
+    let link = |to: &Path, name: &str, owner| {
+        std::os::unix::fs::symlink(to, shared(name)).unwrap();
+        std::os::unix::fs::lchown(shared(name), Some(owner), Some(owner)).unwrap();
+    };
+    link(&at("target"), "theirs", OTHER);
+    link(&at("absent"), "dangling", OTHER);
+    link(&at("target"), "own", 0);
+    link(Path::new("theirs"), "chain", 0);
+    fs::write(shared("file"), b"old").unwrap();
+    std::os::unix::fs::chown(shared("file"), Some(OTHER), Some(OTHER)).unwrap();
+    let mode = |mode, owner| {
+        fs::set_permissions(at("shared"), fs::Permissions::from_mode(mode)).unwrap();
+        std::os::unix::fs::chown(at("shared"), Some(owner), None).unwrap();
+    };
+    let save = |name: &str, at: Option<u64>| {
+        let save = Save::new(Origin::fd(memory(b"new"), 0), shared(name));
+        match at {
+            Some(at) => save.in_place(at).run(),
+            None => save.run(),
+        }
+    };
+    mode(0o1777, 0);
+    for (name, place) in [
+        ("theirs", None),
+        ("theirs", Some(0)),
+        ("dangling", None),
+        ("chain", None),
+        ("chain", Some(0)),
+        ("file", None),
+    ] {
+        let error = save(name, place).expect_err(name);
+        assert_eq!(error.raw_os_error(), Some(libc::EACCES), "{name}: {error}");
+        let text = error.to_string();
+        assert!(text.contains("another user (65534)"), "{text}");
+        assert_eq!(fs::read(at("target")).unwrap(), b"old", "{name}");
+        assert_eq!(names(dir.path()), ["shared", "target"], "{name}");
+        let all = ["chain", "dangling", "file", "own", "theirs"];
+        assert_eq!(names(&at("shared")), all, "{name}");
+    }
+    let follows = |name: &str, place| {
+        fs::write(at("target"), b"old").unwrap();
+        save(name, place).unwrap();
+        assert_eq!(fs::read(at("target")).unwrap(), b"new", "{name}");
+    };
+    follows("own", None);
+    follows("own", Some(0));
+    // The folder's owner.
+    mode(0o1777, OTHER);
+    follows("theirs", None);
+    follows("chain", Some(0));
+    // Not sticky, or not for everybody.
+    for bits in [0o777, 0o1775, 0o755] {
+        mode(bits, 0);
+        follows("chain", None);
+        follows("theirs", Some(0));
+    }
+}
+
+/// The access control list of a folder applies to new files in it, and not to those that replace others.
+#[test]
+fn a_default_access_control_list_applies_to_new_files() {
+    let dir = dir();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("old"), b"old").unwrap();
+    fs::set_permissions(at("old"), fs::Permissions::from_mode(0o660)).unwrap();
+    // Version 2; owner rwx, user 12345 rw-, group r-x, mask rw-, others ---.
+    let mut acl = 2_u32.to_le_bytes().to_vec();
+    for (tag, bits, id) in [
+        (0x01_u16, 7_u16, u32::MAX),
+        (0x02, 6, 12345),
+        (0x04, 5, u32::MAX),
+        (0x10, 6, u32::MAX),
+        (0x20, 0, u32::MAX),
+    ] {
+        acl.extend(tag.to_le_bytes());
+        acl.extend(bits.to_le_bytes());
+        acl.extend(id.to_le_bytes());
+    }
+    let (default, own) = ("system.posix_acl_default", "system.posix_acl_access");
+    if rustix::fs::setxattr(dir.path(), default, &acl, XattrFlags::empty()).is_err() {
+        eprintln!("SKIP: no access control lists here");
+        return;
+    }
+    let list = |name: &str| {
+        let mut value = vec![0; 1000];
+        let got = rustix::fs::getxattr(at(name), own, &mut value[..]);
+        got.map(|len| value[..len].to_vec())
+    };
+    let mode = |name: &str| fs::metadata(at(name)).unwrap().mode() & 0o7777;
+    File::create(at("usual")).unwrap();
+    for name in ["new", "old"] {
+        let save = Save::new(Origin::fd(memory(b"new"), 0), at(name));
+        run(save, name);
+    }
+    assert_eq!((list("new"), mode("new")), (list("usual"), mode("usual")));
+    assert_eq!(list("old"), Err(rustix::io::Errno::NODATA));
+    assert_eq!(mode("old"), 0o660);
+}
+
+#[test]
+fn names_are_bytes() {
+    let dir = dir();
+    let name = |text: &[u8]| dir.path().join(OsStr::from_bytes(text));
+    for text in [&b"\xff"[..], b"a\xc3", b"\xe2\x82 b"] {
+        let (to, link) = (name(text), name(&[text, b"\xfe"].concat()));
+        std::os::unix::fs::symlink(OsStr::from_bytes(text), &link).unwrap();
+        for path in [&to, &link] {
+            let save = || Save::new(Origin::fd(memory(b"new"), 0), path);
+            run(save(), "a new file");
+            run(save().in_place(3), "in place");
+            assert_eq!(fs::read(&to).unwrap(), b"newnew");
+            run(save(), "an old file");
+            run(Save::new(Origin::File(path.clone()), path), "onto itself");
+            assert_eq!(fs::read(&to).unwrap(), b"new");
+        }
+        fs::remove_file(link).unwrap();
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
 }

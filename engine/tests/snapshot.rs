@@ -10,9 +10,11 @@ use dmafile::{
 };
 use rustix::fs::{FlockOperation, SealFlags};
 use serde_json::{Value, json};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -21,6 +23,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 const MIB: u64 = 1 << 20;
 const MANIFEST: &str = "dmafile-snapshot.json";
+/// Exists while a snapshot is being saved.
+const LOCK: &str = ".dmafile-snapshot.lock";
 
 /// A memfd with these bytes.
 fn memory(bytes: &[u8]) -> OwnedFd {
@@ -64,9 +68,14 @@ fn load(dir: &Path) -> LoadedSnapshot {
     SnapshotLoad::new(dir).run().unwrap()
 }
 
+/// Asserts that the pair with this seed can be loaded.
+fn check_loads(dir: &Path, seed: u64) {
+    assert_eq!(digests(&load(dir)), digests_of(seed));
+}
+
 /// Asserts that the folder has exactly the pair with this seed.
 fn check(dir: &Path, seed: u64) {
-    assert_eq!(digests(&load(dir)), digests_of(seed));
+    check_loads(dir, seed);
     let generation = manifest(dir)["generation"].as_u64().unwrap();
     let files = ["a", "b"].map(|name| format!("{name}.{generation}.dmafile"));
     assert_eq!(names(dir), [&files[0], &files[1], MANIFEST]);
@@ -485,20 +494,170 @@ fn the_next_save_removes_leftovers_and_nothing_else() {
 }
 
 #[test]
+fn the_name_of_a_folder_is_bytes() {
+    let dir = dir();
+    let folder = dir.path().join(OsStr::from_bytes(b"\xff\xc3"));
+    fs::create_dir(&folder).unwrap();
+    for seed in 1..=2 {
+        pair(&folder, seed).unwrap();
+        check(&folder, seed);
+    }
+}
+
+#[test]
 fn a_second_saver_is_refused() {
     let dir = dir();
     pair(dir.path(), 1).unwrap();
-    let folder = File::open(dir.path()).unwrap();
-    rustix::fs::flock(&folder, FlockOperation::LockExclusive).unwrap();
-    let error = pair(dir.path(), 2).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
-    let says = "another one is being saved there (EBUSY); wait until that has ended";
-    assert!(error.to_string().contains(says), "{error}");
-    check(dir.path(), 1);
-    // Closing it is not enough: a child that another test has just forked may have it too.
-    rustix::fs::flock(&folder, FlockOperation::Unlock).unwrap();
+    let folder = dir.path().to_path_buf();
+    let save = Snapshot::new(dir.path()).add("a", origin(&noise(300_001, 2)));
+    let save = save.add("b", origin(&noise(5000, 1002)));
+    let save = save.on_plan(move |_| {
+        let error = pair(&folder, 3).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
+        let says = "another one is being saved there (EBUSY); wait until that has ended";
+        assert!(error.to_string().contains(says), "{error}");
+        check_loads(&folder, 1);
+        let mode = fs::metadata(folder.join(LOCK)).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    });
+    save.run().unwrap();
+    check(dir.path(), 2);
+}
+
+/// Whoever may read the folder and its files, and locks them, keeps nobody from saving.
+#[test]
+fn locks_of_readers_do_not_count() {
+    let dir = dir();
+    pair(dir.path(), 1).unwrap();
+    fs::write(dir.path().join(LOCK), b"").unwrap();
+    let mut locked = vec![File::open(dir.path()).unwrap()];
+    for name in names(dir.path()).iter().filter(|name| *name != LOCK) {
+        locked.push(File::open(dir.path().join(name)).unwrap());
+    }
+    for file in &locked {
+        rustix::fs::flock(file, FlockOperation::LockShared).unwrap();
+    }
     pair(dir.path(), 2).unwrap();
     check(dir.path(), 2);
+}
+
+/// What a killed save has left is used again. Anything else with the name of the lock is refused.
+#[test]
+fn only_a_file_of_ones_own_is_taken_for_the_lock() {
+    let dir = dir();
+    let lock = dir.path().join(LOCK);
+    pair(dir.path(), 1).unwrap();
+    let busy = File::create(&lock).unwrap();
+    rustix::fs::flock(&busy, FlockOperation::LockExclusive).unwrap();
+    let error = pair(dir.path(), 2).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EBUSY), "{error}");
+    // Closing it is not enough: a child that another test has just forked may have it too.
+    rustix::fs::flock(&busy, FlockOperation::Unlock).unwrap();
+    pair(dir.path(), 2).unwrap();
+    check(dir.path(), 2);
+    let refused = || {
+        let error = pair(dir.path(), 3).unwrap_err();
+        assert!(error.to_string().contains(LOCK), "{error}");
+        check_loads(dir.path(), 2);
+    };
+    symlink("elsewhere", &lock).unwrap();
+    refused();
+    assert!(!dir.path().join("elsewhere").exists());
+    fs::remove_file(&lock).unwrap();
+    fs::create_dir(&lock).unwrap();
+    refused();
+    fs::remove_dir(&lock).unwrap();
+    if rustix::process::geteuid().is_root() {
+        fs::write(&lock, b"").unwrap();
+        std::os::unix::fs::chown(&lock, Some(65534), None).unwrap();
+        refused();
+        fs::remove_file(&lock).unwrap();
+    }
+    pair(dir.path(), 3).unwrap();
+    check(dir.path(), 3);
+}
+
+/// The path may lead to another folder at any time during a save: the snapshot is then in the folder that was
+/// opened, and the other one is not touched.
+#[test]
+fn a_snapshot_stays_in_the_folder_that_was_opened() {
+    fn flip(dir: &Path) {
+        fs::remove_file(dir.join("current")).unwrap();
+        symlink("other", dir.join("current")).unwrap();
+    }
+    fn rotate(dir: &Path) {
+        fs::rename(dir.join("current"), dir.join("moved")).unwrap();
+        fs::rename(dir.join("other"), dir.join("current")).unwrap();
+    }
+    let swaps = [
+        ("a flipped link", true, flip as fn(&Path)),
+        ("a rotation", false, rotate),
+    ];
+    for ((how, link, swap), old) in swaps
+        .into_iter()
+        .flat_map(|swap| [(swap, true), (swap, false)])
+    {
+        for step in ["each source", "the plan", "progress", "the end"] {
+            let what = format!("{how} at {step}; an old snapshot: {old}");
+            let dir = dir();
+            let current = dir.path().join("current");
+            let opened = match link {
+                true => {
+                    symlink("opened", &current).unwrap();
+                    "opened"
+                }
+                false => "current",
+            };
+            fs::create_dir(dir.path().join(opened)).unwrap();
+            fs::create_dir(dir.path().join("other")).unwrap();
+            if old {
+                pair(&current, 1).unwrap();
+                pair(&dir.path().join("other"), 7).unwrap();
+            }
+            let once = Arc::new(OnceLock::new());
+            let root = dir.path().to_path_buf();
+            let swap_at = |now: &'static str| {
+                let (once, root) = (Arc::clone(&once), root.clone());
+                move || {
+                    if now == step {
+                        once.get_or_init(|| swap(&root));
+                    }
+                }
+            };
+            let (each, plan) = (swap_at("each source"), swap_at("the plan"));
+            let (begun, ended) = (swap_at("progress"), swap_at("the end"));
+            let report = Snapshot::new(&current)
+                .add("a", origin(&noise(300_001, 2)))
+                .add("b", origin(&noise(5000, 1002)))
+                .each(move |_, save| {
+                    each();
+                    save
+                })
+                .on_plan(move |_| plan())
+                .progress(move |progress| match progress.done < progress.total {
+                    true => begun(),
+                    false => {
+                        begun();
+                        ended();
+                    }
+                })
+                .run()
+                .unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert!(once.get().is_some(), "{what}");
+            let (saved, other) = match link {
+                true => ("opened", "other"),
+                false => ("moved", "current"),
+            };
+            check(&dir.path().join(saved), 2);
+            match old {
+                true => check(&dir.path().join(other), 7),
+                false => assert!(names(&dir.path().join(other)).is_empty(), "{what}"),
+            }
+            let mut reasons = report.reasons.iter();
+            let told = reasons.any(|reason| reason.about == "folder" && reason.choice == "moved");
+            assert!(told, "{what}: {report:?}");
+        }
+    }
 }
 
 #[test]

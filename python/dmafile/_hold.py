@@ -109,7 +109,8 @@ def hold(
         name: The name of the hold: 1 to 64 letters, digits, `.`, `_` and `-`, starting with a
             letter or digit; if None, the name of the folder, or of the file without its extension.
         at: The path of the socket, in a folder that only trusted users can write to; if None, the
-            name's socket in `$XDG_RUNTIME_DIR/dmafile`, or in `/run/dmafile` for root.
+            name's socket in `$XDG_RUNTIME_DIR/dmafile`, in `/run/dmafile` for root, or without that
+            variable in `/dev/shm/dmafile-UID`.
         to: The kind of memory, any of `load` that has its own descriptor: `memfd`, `udmabuf`,
             `heap:NAME`, `dmafile`, `dma-buf`.
         verify: As in `load`, for each file.
@@ -131,8 +132,7 @@ def hold(
         UsageError: A value is out of range, or options exclude each other (also a ValueError).
         Error: As `load`; EADDRINUSE if another holder serves there, EPERM for a socket in a folder
             that other users can write to, EBUSY if another holder has the `folder`, EEXIST for two
-            files with the same name and for a `folder` that is not empty, ENOENT if
-            XDG_RUNTIME_DIR is not set, except for root.
+            files with the same name and for a `folder` that is not empty.
         KeyboardInterrupt: Ctrl-C.
     """
     how = {
@@ -198,14 +198,14 @@ def shared(
         wait: How many seconds to wait for another process that is loading; without limit if None.
             Ctrl-C ends the wait.
         at: The folder in which processes find each other; if None, `shared` in
-            `$XDG_RUNTIME_DIR/dmafile`, or in `/run/dmafile` for root. It must belong to this user.
+            the folder of the sockets of `hold`. It must belong to this user.
         to, verify, writable, progress, options: As in `hold`. Processes share memory only if their
             `to`, `pages`, `verify` and `writable` are the same.
 
     Raises:
         UsageError: A value is out of range, or options exclude each other (also a ValueError).
         Error: As `load`; ETIMEDOUT if another process has not finished loading within `wait`,
-            ENOENT if XDG_RUNTIME_DIR is not set, except for root.
+            EPERM if other users can write to the folder.
         KeyboardInterrupt: Ctrl-C.
     """
     how = {

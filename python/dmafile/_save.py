@@ -97,7 +97,8 @@ def save(
 
     The new file is written next to its final place, and replaces the old one atomically when all of
     it is on the disk: after a crash or any error there is either the old file or the new one, never
-    a mixture. Owner, permissions and extended attributes are kept; a symbolic link is followed.
+    a mixture. Owner, permissions and extended attributes are kept; a symbolic link is followed,
+    unless another user has made it in a folder like `/tmp`.
     Other threads of the interpreter continue to run. Ctrl-C cancels a save in the main thread.
     Sizes are in bytes.
 
@@ -110,7 +111,8 @@ def save(
             may not be in the file.
         path: The file.
         offset: Where in an existing file or block device the bytes go; nothing else in it changes.
-            That is not atomic. None: the file is created or replaced.
+            That is not atomic. The source may be another range of the file, if the two do not
+            overlap. None: the file is created or replaced.
         length: Number of bytes to save; all of them if None.
         method: The method that moves the bytes: `auto`, `uring`, `threads`, `bounce`, `module`,
             `copy-file-range`, `premap`.

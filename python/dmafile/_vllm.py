@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from copy import copy
 from typing import Any, NamedTuple, Self
 
+import torch
 import torch.distributed as dist
 from vllm.distributed import get_tp_group, model_parallel_is_initialized
 from vllm.logger import init_logger
@@ -16,6 +17,8 @@ from vllm.model_executor.model_loader.weight_utils import (
     filter_safetensors_files_by_weight_name,
 )
 
+from . import _dmafile
+from ._errors import Error
 from .torch import stream
 
 _logger = init_logger(f"vllm.{__name__}")
@@ -107,10 +110,24 @@ class Loader(DefaultModelLoader):  # type: ignore[misc]
         """The ranks that load together: those of tensor parallelism, which need the same files."""
         if self._extra.share == "off" or not model_parallel_is_initialized():
             return None
-        return get_tp_group().cpu_group
+        group = get_tp_group().cpu_group
+        return group if self._extra.share == "node" or _can_share(group) else None
 
     def _is_wanted(self, name: str) -> bool:
         return not should_skip_weight(name, self.local_expert_ids)
+
+
+def _can_share(group: Any) -> bool:
+    """Whether all of these ranks have a place for sockets. Otherwise each one loads on its own."""
+    able = True
+    try:
+        _dmafile.place()
+    except Error as error:
+        able = False
+        _logger.warning("Each rank reads the weights on its own, as with share=off: %s", error)
+    all_able = torch.tensor(int(able))
+    dist.all_reduce(all_able, dist.ReduceOp.MIN, group=group)
+    return bool(all_able.item())
 
 
 def _log(report: dict[str, Any]) -> None:

@@ -120,11 +120,11 @@ def load_file(
             `seconds` (from the call to the end).
 
     Raises:
-        Error: As `dmafile.numpy.load_file`, and ENOENT if XDG_RUNTIME_DIR is not set, except for
-            root. With a `group`, if one rank fails, all ranks do: the others raise an error that
-            names that rank and the reason, with its errno; ECONNRESET if its process has ended,
-            ETIMEDOUT if the load has not ended within the group's timeout, EINVAL if it requests
-            other files or options, or its files have different bytes.
+        Error: As `dmafile.numpy.load_file`. With a `group`, if one rank fails, all ranks do: the
+            others raise an error that names that rank and the reason, with its errno; ECONNRESET
+            if its process has ended, ETIMEDOUT if the load has not ended within the group's
+            timeout, EINVAL if it requests other files or options, or its files have different
+            bytes.
         TypeError: This PyTorch has no dtype for a tensor.
     """
     if _is_of_several(group):

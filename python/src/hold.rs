@@ -214,6 +214,12 @@ pub(crate) fn find_shared(
     }
 }
 
+/// The folder of this user's sockets, created if necessary.
+#[pyfunction]
+pub(crate) fn place(py: Python<'_>) -> PyResult<PathBuf> {
+    Shared::place().map_err(|error| raise(py, &error, None))
+}
+
 fn of_shared(
     py: Python<'_>,
     paths: &[PathBuf],

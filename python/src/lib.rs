@@ -32,7 +32,7 @@ mod module {
     #[pymodule_export]
     use super::device::{DeviceMemory, DeviceStream, check_device, load_to_device};
     #[pymodule_export]
-    use super::hold::{Holder, Vacant, find_shared, hold, holds, release, shared, take};
+    use super::hold::{Holder, Vacant, find_shared, hold, holds, place, release, shared, take};
     #[pymodule_export]
     use super::job::{Running, check, load, save, start};
     #[pymodule_export]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import write_safetensors
+from conftest import Tensors, write_safetensors
 
 SOURCES = Path(__file__).parents[1] / "src"
 
@@ -109,7 +109,8 @@ while time.monotonic() < until:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
-    tensors = {f"t{number}": ("U8", (1 << 18,), bytes(1 << 18)) for number in range(24)}
+    one = ("U8", (1 << 18,), bytes(1 << 18))
+    tensors: Tensors = {f"t{number}": one for number in range(24)}
     return write_safetensors(folder / "exit.safetensors", tensors)
 
 

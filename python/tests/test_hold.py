@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -234,6 +235,75 @@ assert len(dmafile.take("model", at={str(at)!r})) == 2
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+# A number that no user of the machine has.
+STRANGER = 61234
+
+WITHOUT_SESSION = """
+import os, stat, sys, dmafile
+uid, variable = int(sys.argv[1]), sys.argv[2]
+os.environ.pop("XDG_RUNTIME_DIR", None)
+if variable:
+    os.environ["XDG_RUNTIME_DIR"] = variable
+os.setgid(uid)
+os.setuid(uid)
+# A file that all users can read.
+path = "/etc/passwd"
+try:
+    with dmafile.hold(path, name="there") as holder, dmafile.shared(path) as shared:
+        taken = dmafile.take("there")
+        wanted = open(path, "rb").read()
+        assert bytes(taken.files[0].buffer) == bytes(shared.files[0].buffer) == wanted
+        assert [one["at"] for one in dmafile.holds()] == [str(holder.at)]
+        folder = holder.at.parent
+        found = folder.lstat()
+        assert (found.st_uid, stat.filemode(found.st_mode)) == (uid, "drwx------")
+        print(folder)
+except dmafile.Error as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def squatters() -> Iterator[list[Path]]:
+    """Where the folder of a user without a session may be, and another folder of that user."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    places = [Path(place) / f"dmafile-{STRANGER}" for place in ("/dev/shm", "/tmp")]
+    places.append(Path(f"/tmp/of-{STRANGER}"))
+
+    def clear() -> None:
+        for place in places:
+            if place.is_symlink():
+                place.unlink()
+            elif place.exists():
+                shutil.rmtree(place)
+
+    clear()
+    places[2].mkdir(mode=0o700)
+    os.chown(places[2], STRANGER, STRANGER)
+    yield places
+    clear()
+
+
+@pytest.mark.parametrize("variable", ["", "/run/user/61234"])
+def test_without_a_session_sockets_are_in_a_folder_that_is_named_after_the_user(
+    squatters: list[Path], python: Run, variable: str
+) -> None:
+    *places, own = squatters
+    for count, place in enumerate(places):
+        done = python(WITHOUT_SESSION, STRANGER, variable)
+        assert done.stdout == f"{place}\n", done.stderr
+        # What others have put there is not used: a link, or a folder of another user.
+        shutil.rmtree(place)
+        if count == 0:
+            place.symlink_to(own)
+        else:
+            place.mkdir(mode=0o777)
+    done = python(WITHOUT_SESSION, STRANGER, variable)
+    assert "set XDG_RUNTIME_DIR to a folder that only you can write to" in done.stdout, done.stderr
+    assert not list(own.iterdir())
 
 
 def test_forks_do_not_keep_memory_from_being_sealed(folder: Path, place: Path, python: Run) -> None:

@@ -6,7 +6,7 @@
 //! shares are limited.
 
 use super::peer::Peer;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// What is on its way now.
 pub(super) struct Flight {
@@ -15,7 +15,7 @@ pub(super) struct Flight {
     /// Maximum number of connections.
     most: usize,
     /// Descriptors by user, for other users than owners.
-    users: HashMap<u32, usize>,
+    users: BTreeMap<u32, usize>,
     all: usize,
     /// Whether someone had to wait for others to receive.
     pub full: bool,
@@ -26,7 +26,7 @@ impl Flight {
         let mut flight = Self {
             owners: [0, owner],
             most,
-            users: HashMap::new(),
+            users: BTreeMap::new(),
             all: 0,
             full: false,
         };

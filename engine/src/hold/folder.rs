@@ -91,7 +91,7 @@ impl Spot {
             Err(Errno::NOTDIR) => {
                 let error = self
                     .cannot(Errno::EXIST)
-                    .with_why("it is no folder, or a link to one");
+                    .with_why("it is a link, or not a folder");
                 return Err(error.with_remedy("name a folder that is empty or does not exist"));
             }
             Err(errno) => return Err(self.cannot(errno)),
@@ -440,6 +440,10 @@ impl Mark {
         remove_links(folder, &self.links);
     }
 }
+
+#[cfg(fuzzing)]
+#[path = "../../../fuzz/inside/mark.rs"]
+pub(super) mod fuzz;
 
 #[cfg(test)]
 mod tests {

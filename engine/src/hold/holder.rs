@@ -76,8 +76,8 @@ impl Hold {
         self
     }
 
-    /// The path of the socket; default: the name's socket in `$XDG_RUNTIME_DIR/dmafile`, or in `/run/dmafile`
-    /// for root. Only this user and root may be able to write to its folder.
+    /// The path of the socket; default: the name's socket in [`Shared::place`](super::Shared::place). Only this
+    /// user and root may be able to write to its folder.
     pub fn at(mut self, socket: impl Into<PathBuf>) -> Self {
         self.at = Some(socket.into());
         self

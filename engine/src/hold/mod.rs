@@ -24,6 +24,18 @@ mod systemd;
 mod take;
 mod watch;
 
+#[cfg(fuzzing)]
+#[path = "../../../fuzz/inside/descriptors.rs"]
+mod fuzz_descriptors;
+
+/// What the fuzz targets call.
+#[cfg(fuzzing)]
+pub mod fuzz {
+    pub use super::{
+        folder::fuzz::mark, peer::fuzz::holder, store::fuzz::store, take::fuzz::taker,
+    };
+}
+
 use std::time::Duration;
 
 /// Longer than any useful wait, and short enough that adding it to the current time does not overflow.

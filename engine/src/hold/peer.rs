@@ -392,3 +392,7 @@ impl Pending {
         }
     }
 }
+
+#[cfg(fuzzing)]
+#[path = "../../../fuzz/inside/holder.rs"]
+pub(super) mod fuzz;

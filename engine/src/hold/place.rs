@@ -17,16 +17,46 @@ const WAITING: i32 = 1024;
 
 pub(super) use folder::user;
 
+/// Where the folders of users without XDG_RUNTIME_DIR are, as in containers: in the first of these that can be used.
+const OF_ALL: [&str; 2] = ["/dev/shm", "/tmp"];
+
 /// The folder for this user's sockets, created if necessary: `/run/dmafile` for root, which others may
-/// enter, and `$XDG_RUNTIME_DIR/dmafile` for other users.
+/// enter, and for other users `$XDG_RUNTIME_DIR/dmafile`, or else `/dev/shm/dmafile-UID`.
 pub(super) fn own_folder() -> Result<Folder> {
-    match user() {
-        0 => make(Path::new(OF_ROOT), 0o755),
-        _ => {
-            let path = of_user()?;
-            open(split(&path).0)?.trust()?;
-            make(&path, 0o700)
+    if user() == 0 {
+        return make(Path::new(OF_ROOT), 0o755);
+    }
+    if let Some(path) = of_session() {
+        open(split(&path).0)?.trust()?;
+        return make(&path, 0o700);
+    }
+    let mut first = None;
+    for place in OF_ALL {
+        match among_all(place, true) {
+            Ok(folder) => return Ok(folder),
+            Err(error) => first = first.or(Some(error)),
         }
+    }
+    let error = first.expect("there is a place to look at");
+    Err(error.with_remedy("set XDG_RUNTIME_DIR to a folder that only you can write to"))
+}
+
+/// This user's folder in one where all users may create some; `create` if there is none yet.
+fn among_all(place: &str, create: bool) -> Result<Folder> {
+    let name = OsString::from(format!("dmafile-{}", user()));
+    let all = open(Path::new(place))?;
+    let cannot = |errno| cannot_open(errno, &all.place(&name));
+    // Neither follows a link.
+    let own = match create {
+        true => all.make_or_open(&name, 0o700),
+        false => all.within(&name),
+    };
+    let own = own.map_err(cannot)?;
+    own.trust()?;
+    own.trust_path()?;
+    match own.look().map_err(cannot)?.owner.0 == user() {
+        true => Ok(own),
+        false => Err(cannot(Errno::PERM).with_why("it belongs to another user")),
     }
 }
 
@@ -64,21 +94,25 @@ fn open(path: &Path) -> Result<Folder> {
     Folder::open(path).map_err(|errno| cannot_open(errno, path))
 }
 
-fn of_user() -> Result<PathBuf> {
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(run) if Path::new(&run).is_absolute() => Ok(Path::new(&run).join("dmafile")),
-        _ => Err(
-            Error::new("cannot find the socket", "XDG_RUNTIME_DIR is not set")
-                .with_errno(Errno::NOENT)
-                .with_remedy("name a socket"),
-        ),
-    }
+/// The folder of this user's session. The variable often names one that a container does not have.
+fn of_session() -> Option<PathBuf> {
+    let run = PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?);
+    let exists = run.is_absolute() && Folder::open(&run).err() != Some(Errno::NOENT);
+    exists.then(|| run.join("dmafile"))
 }
 
 /// Where to look for sockets: first those of this user, then those of root.
 pub(super) fn folders() -> Vec<PathBuf> {
-    let own = of_user().ok().filter(|_| user() != 0);
-    own.into_iter().chain([OF_ROOT.into()]).collect()
+    let mut all = Vec::new();
+    if user() != 0 {
+        all.extend(of_session());
+        let others = OF_ALL
+            .iter()
+            .filter_map(|place| among_all(place, false).ok());
+        all.extend(others.map(|folder| folder.path().to_path_buf()));
+    }
+    all.push(OF_ROOT.into());
+    all
 }
 
 /// The trusted folder of a socket's path, and the socket's name in it.

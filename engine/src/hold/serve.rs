@@ -9,7 +9,7 @@ use crate::sys::{Errno, host, socket};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -241,7 +241,7 @@ impl Server {
         let took = free().filter(|(_, peer)| peer.took()).count();
         let of_takers = took * 2 > free().count();
         let class = || free().filter(|(_, peer)| peer.took() == of_takers);
-        let mut users = HashMap::new();
+        let mut users = BTreeMap::new();
         for (_, peer) in class() {
             *users.entry(peer.who.uid).or_insert(0) += 1;
         }

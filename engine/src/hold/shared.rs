@@ -62,11 +62,21 @@ impl Shared {
         }
     }
 
-    /// The folder in which processes find each other, created if necessary; default: `shared` in
-    /// `$XDG_RUNTIME_DIR/dmafile`, or in `/run/dmafile` for root. It must belong to this user.
+    /// The folder in which processes find each other, created if necessary; default: `shared` in the folder of
+    /// this user's sockets ([`Shared::place`]). It must belong to this user.
     pub fn at(mut self, folder: impl Into<PathBuf>) -> Self {
         self.at = Some(folder.into());
         self
+    }
+
+    /// The folder of this user's sockets by default, created if necessary: `/run/dmafile` for root, and for other users
+    /// `$XDG_RUNTIME_DIR/dmafile`, or without that `/dev/shm/dmafile-UID`, or `/tmp/dmafile-UID`.
+    ///
+    /// # Errors
+    /// EPERM if other users could change what is in it, or have put something else there; EACCES, EROFS and others of
+    /// mkdir(2).
+    pub fn place() -> Result<PathBuf> {
+        Ok(place::own_folder()?.path().to_path_buf())
     }
 
     /// How long to wait for another process that is loading; default: not at all.
@@ -128,7 +138,7 @@ impl Shared {
     ///
     /// # Errors
     /// As [`Load::run`], if this process loads; ETIMEDOUT if another one has not loaded it within `wait`;
-    /// ENOENT if XDG_RUNTIME_DIR is not set, except for root.
+    /// the errors of [`Shared::place`].
     pub fn run(self) -> Result<Held> {
         match self.find()? {
             Found::Held(held) => Ok(held),

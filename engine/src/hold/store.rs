@@ -13,11 +13,14 @@ use crate::sys::{Errno, file, memfd};
 use crate::verify::Verify;
 use rustix::fs::SealFlags;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// The maximum length of the table in bytes.
 const LONGEST: u64 = 16 << 20;
+/// The version of the table.
+const VERSION: u32 = 1;
 
 /// Describes the descriptors.
 #[derive(Serialize, Deserialize)]
@@ -35,9 +38,13 @@ struct Table {
 pub(super) type Roots = Vec<(PathBuf, FileIdentity)>;
 
 impl Table {
-    /// The table in these bytes; None if there is none.
+    /// The table in these bytes; None if there is none of this version, or if it names files that a hold cannot have.
     fn parse(text: &[u8]) -> Option<Self> {
-        serde_json::from_slice(text).ok()
+        let mut table: Self = serde_json::from_slice(text).ok()?;
+        let mut names = BTreeSet::new();
+        let mut files = table.files.iter_mut();
+        let are_named = files.all(|info| info.complete() && names.insert(info.file_name()));
+        (are_named && table.v == VERSION).then_some(table)
     }
 }
 
@@ -91,7 +98,7 @@ pub(super) fn keep(
     };
     let failed = |errno| Error::os("cannot store the descriptors", errno);
     let table = Table {
-        v: 1,
+        v: VERSION,
         since: set.since,
         writable: wanted.writable,
         roots,
@@ -195,4 +202,41 @@ fn again(info: HeldInfo, fds: Vec<OwnedFd>, wanted: &Wanted) -> Option<Member> {
     let (range, sealed) = ((info.offset, info.bytes), info.sealed);
     let buffer = Buffer::of_peer(fds, &info.kind, range, sealed).ok()?;
     Member::of(info, &buffer).ok()
+}
+
+#[cfg(fuzzing)]
+#[path = "../../../fuzz/inside/store.rs"]
+pub(super) mod fuzz;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_this_version_and_names_that_files_of_a_hold_can_have() {
+        let table = |version: u32, names: &[&str]| {
+            let file = |name: &&str| {
+                serde_json::json!({
+                    "name": name, "file": "/x", "kind": "memfd", "pages": "base", "bytes": 1, "offset": 0,
+                    "sealed": true, "digest": null, "changed": false, "descriptors": 1,
+                    "identity": {"device": [0, 1], "inode": 1, "size": 1, "mtime_ns": 0, "ctime_ns": 0},
+                })
+            };
+            let files: Vec<_> = names.iter().map(file).collect();
+            let table = serde_json::json!({
+                "v": version, "since": 0, "writable": false, "roots": [], "files": files,
+            });
+            Table::parse(table.to_string().as_bytes())
+        };
+        assert!(table(1, &["a", "b"]).is_some());
+        for (version, names) in [
+            (0, ["a", "b"]),
+            (2, ["a", "b"]),
+            (1, ["a", "a"]),
+            (1, ["a", "../b"]),
+            (1, ["a", ""]),
+        ] {
+            assert!(table(version, &names).is_none(), "{version} {names:?}");
+        }
+    }
 }

@@ -307,11 +307,11 @@ pub(super) fn receive(talk: Talk, name: &str) -> Result<Held> {
         if fds.next().is_some() {
             return Err(talk.unsound("it came with too many descriptors"));
         }
+        if count == 0 || files.len() > answer.total {
+            return Err(talk.unsound("it has no files, or not as many as it claims"));
+        }
         if files.len() == answer.total {
             break;
-        }
-        if count == 0 || files.len() > answer.total {
-            return Err(talk.unsound("it does not have as many files as it claims"));
         }
         talk.request(Op::Take, Some(name), files.len())?;
     }
@@ -493,5 +493,31 @@ impl Talk {
         )
         .with_errno(Errno::PROTO)
         .at(self.at.display().to_string())
+    }
+}
+
+#[cfg(fuzzing)]
+#[path = "../../../fuzz/inside/taker.rs"]
+pub(super) mod fuzz;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_without_files_is_refused() {
+        let (ours, theirs) = socket::pair().unwrap();
+        let answer = serde_json::to_vec(&Answer::empty()).unwrap();
+        socket::send(theirs.as_fd(), &answer, &[], false).unwrap();
+        let talk = Talk {
+            who: socket::credentials(ours.as_fd()).unwrap(),
+            socket: ours,
+            at: PathBuf::from("/x"),
+            until: Instant::now() + PATIENCE,
+            cancel: CancelToken::new(),
+            what: "cannot take",
+        };
+        let error = receive(talk, "x").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPROTO));
     }
 }

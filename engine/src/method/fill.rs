@@ -6,7 +6,7 @@ use crate::flow::feed::Extent;
 use crate::message::{Opt, message};
 use crate::options::Io;
 use crate::source::Source;
-use crate::sys::{Errno, file, retry, sandbox};
+use crate::sys::{Errno, file, retry};
 
 /// What remains to be done for an extent after reading `got` bytes.
 pub(super) enum Rest {
@@ -107,13 +107,7 @@ pub(super) fn refused(source: &Source, errno: Errno) -> Stop {
 
 /// A read at `offset` that failed permanently.
 pub(super) fn failed(source: &Source, offset: u64, errno: Errno) -> Error {
-    let calls = [
-        sandbox::PROCESS_VM_READV,
-        sandbox::SENDFILE,
-        sandbox::SPLICE,
-    ];
-    let error = Error::os("cannot read", errno).at(source.place(offset));
-    error.of_calls(&calls)
+    Error::os("cannot read", errno).at(source.place(offset))
 }
 
 /// Memory that its owner truncated, at byte `at`.

@@ -6,7 +6,7 @@ use super::{Job, Stop, work};
 use crate::error::Error;
 use crate::flow::feed::Lane;
 use crate::sys::map::Mapping;
-use crate::sys::{Errno, file};
+use crate::sys::{Errno, file, sandbox};
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let mut maps = Vec::new();
@@ -26,7 +26,10 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
             match file::copy_mapped(&from, offset + done, &job.region, at, extent.need - done) {
                 Ok(0) | Err(Errno::FAULT) => return Err(fault(job, extent.file + done).into()),
                 Ok(got) => done += got,
-                Err(errno) => return Err(failed(job.source, extent.file + done, errno).into()),
+                Err(errno) => {
+                    let error = failed(job.source, extent.file + done, errno);
+                    return Err(error.of_calls(&[sandbox::PROCESS_VM_READV]).into());
+                }
             }
         }
         Ok(false)

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::flow::feed::Lane;
 use crate::message::{Opt, message};
 use crate::options::{Kind, Method};
-use crate::sys::pipe;
+use crate::sys::{pipe, sandbox};
 use std::os::fd::{AsFd, BorrowedFd};
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
@@ -33,7 +33,10 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
 /// Sends to a descriptor whose position nothing else uses.
 fn send(job: &Job<'_>, to: BorrowedFd<'_>) -> Result<(), Stop> {
     work(job, Lane::Main, 0, |extent| {
-        let fail = |done, errno| Stop::Failed(failed(job.source, extent.file + done, errno));
+        let fail = |done, errno| {
+            let error = failed(job.source, extent.file + done, errno);
+            Stop::Failed(error.of_calls(&[sandbox::SENDFILE]))
+        };
         let (from, offset) = job.input(extent.file)?;
         let mut done = 0;
         pipe::seek(to, extent.at).map_err(|errno| fail(done, errno))?;

@@ -15,7 +15,10 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let pipe = Pipe::new(PIPE)
         .map_err(|errno| Error::os("cannot make a pipe", errno).of_calls(&[sandbox::PIPE2]))?;
     work(job, Lane::Main, 0, |extent| {
-        let fail = |done, errno| Stop::Failed(failed(job.source, extent.file + done, errno));
+        let fail = |done, errno| {
+            let error = failed(job.source, extent.file + done, errno);
+            Stop::Failed(error.of_calls(&[sandbox::SPLICE]))
+        };
         let (from, offset) = job.input(extent.file)?;
         let mut done = 0;
         while done < extent.need {

@@ -282,9 +282,12 @@ impl Pump<'_, '_> {
             }
             // A read in a kernel worker thread may be interrupted by a signal.
             Err(Errno::INTR) => Ok(Rest::Again(flight.left)),
-            // The ring does not wait for this read, so do it here.
-            Err(Errno::AGAIN) if direct => read_direct(job, flight.left).map(|()| Rest::Nothing),
-            Err(Errno::AGAIN) => read_buffered(job, flight.left).map(|()| Rest::Nothing),
+            // The ring does not wait for this read, or signals have kept the kernel from starting the thread that
+            // would (ECANCELED: nothing here cancels reads). So do it here.
+            Err(Errno::AGAIN | Errno::CANCELED) => match direct {
+                true => read_direct(job, flight.left).map(|()| Rest::Nothing),
+                false => read_buffered(job, flight.left).map(|()| Rest::Nothing),
+            },
             Err(errno) if direct && is_refusal(errno) => Err(refused(job.source, errno)),
             Err(errno) => Err(Stop::Failed(failed(job.source, flight.left.file, errno))),
         };
@@ -329,7 +332,7 @@ impl Pump<'_, '_> {
         );
         match errno {
             Errno::INTR => Ok(Rest::Again(flight.left)),
-            Errno::AGAIN if flight.tries < MOST_TRIES => {
+            Errno::AGAIN | Errno::CANCELED if flight.tries < MOST_TRIES => {
                 flight.tries += 1;
                 Ok(Rest::Again(flight.left))
             }
@@ -339,6 +342,7 @@ impl Pump<'_, '_> {
             }
             // The device or the mapping is gone; or the file cannot be read directly any more.
             Errno::AGAIN
+            | Errno::CANCELED
             | Errno::FAULT
             | Errno::BADF
             | Errno::NODEV

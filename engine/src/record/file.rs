@@ -2,7 +2,8 @@
 
 use super::format::{AREA, Ends, Entry, Head, Header, room};
 use crate::error::Result;
-use crate::save::part::{Folder, Growing};
+use crate::folder::Folder;
+use crate::save::part::Growing;
 use crate::sync::lock;
 use std::path::Path;
 use std::sync::Mutex;

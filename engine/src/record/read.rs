@@ -63,10 +63,10 @@ impl Recording {
         })?;
         let mut next = Some((path.to_path_buf(), fd, first));
         while let Some((path, fd, header)) = next {
-            let ends = recording.add(path, fd, &header)?;
+            let (ends, number) = recording.add(path, fd, &header)?;
             recording.complete = ends == Ends::Recording;
             next = match ends {
-                Ends::File if first.file == 0 => follower(recording.path(0), &header)?,
+                Ends::File if first.file == 0 => follower(recording.path(0), &header, number)?,
                 _ => None,
             };
         }
@@ -139,8 +139,8 @@ impl Recording {
         &self.files[file]
     }
 
-    /// Adds the records of a file.
-    fn add(&mut self, path: PathBuf, fd: OwnedFd, header: &Header) -> Result<Ends> {
+    /// Adds the records of a file; returns how it ends, and the number of the next record.
+    fn add(&mut self, path: PathBuf, fd: OwnedFd, header: &Header) -> Result<(Ends, u64)> {
         let cannot =
             |errno| Error::os("cannot read the recording", errno).at(path.display().to_string());
         let size = file::stat(fd.as_fd()).map_err(cannot)?.size;
@@ -158,17 +158,18 @@ impl Recording {
             for entry in entries {
                 // If a record has been cut off, so has everything after it.
                 let end = entry.offset.checked_add(entry.length);
-                if entry.number != expected || end.is_none_or(|end| end > size) {
-                    break 'blocks;
+                let is_whole = entry.number == expected && end.is_some_and(|end| end <= size);
+                match expected.checked_add(1) {
+                    Some(following) if is_whole => expected = following,
+                    _ => break 'blocks,
                 }
-                expected += 1;
                 self.records.push(record(&entry, file));
             }
             (at, number, ends) = (head.next, number + 1, head.ends);
         }
         self.files.push(path);
         self.open.push(fd);
-        Ok(ends)
+        Ok((ends, expected))
     }
 }
 
@@ -206,15 +207,88 @@ fn header(fd: &OwnedFd, path: &Path) -> Result<Option<Header>> {
     }
 }
 
-/// The next file of the same recording, if there is one.
-fn follower(first: &Path, before: &Header) -> Result<Option<(PathBuf, OwnedFd, Header)>> {
+/// The next file of the same recording, which begins with the record of this number, if there is one.
+fn follower(
+    first: &Path,
+    before: &Header,
+    number: u64,
+) -> Result<Option<(PathBuf, OwnedFd, Header)>> {
     let path = name_of(first, before.file + 1);
     if !path.exists() {
         return Ok(None);
     }
     let fd = open(&path)?;
     let header = header(&fd, &path)?;
-    let is_next =
-        |header: &Header| header.recording == before.recording && header.file == before.file + 1;
+    let is_next = |header: &Header| {
+        header.recording == before.recording
+            && header.file == before.file + 1
+            && header.first == number
+    };
     Ok(header.filter(is_next).map(|header| (path, fd, header)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: usize = 512;
+
+    /// A file of a recording with one block of records, which have no bytes.
+    fn write(path: &Path, file: u32, first: u64, numbers: &[u64], ends: Ends) {
+        let header = Header {
+            block: BLOCK as u64,
+            recording: [7; 16],
+            file,
+            created: 0,
+            first,
+            index: BLOCK as u64,
+        };
+        let entry = |&number: &u64| Entry {
+            number,
+            offset: 0,
+            length: 0,
+            timestamp: 0,
+            tag: 0,
+            dropped: 0,
+            checksum: None,
+        };
+        let entries: Vec<_> = numbers.iter().map(entry).collect();
+        let head = Head {
+            number: 0,
+            next: 2 * BLOCK as u64,
+            ends,
+        };
+        let bytes = [header.encode(), head.encode(&header, &entries)].concat();
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    fn numbers(recording: &Recording) -> Vec<u64> {
+        let records = recording.records().iter();
+        records.map(|record| record.number).collect()
+    }
+
+    #[test]
+    fn a_file_that_does_not_go_on_with_the_next_number_does_not_follow() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        write(&path, 0, 0, &[0, 1], Ends::File);
+        for (first, files) in [(2, 2), (1, 1), (3, 1), (0, 1)] {
+            write(&name_of(&path, 1), 1, first, &[first], Ends::Recording);
+            let recording = Recording::open(&path).unwrap();
+            assert_eq!(recording.files().len(), files, "{first}");
+            assert_eq!(recording.is_complete(), files == 2, "{first}");
+            assert_eq!(numbers(&recording), [0, 1, 2][..1 + files], "{first}");
+        }
+    }
+
+    #[test]
+    fn there_is_no_record_after_the_last_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let last = u64::MAX;
+        write(&path, 1, last - 1, &[last - 1, last, 0], Ends::Recording);
+        let recording = Recording::open(&path).unwrap();
+        assert_eq!(numbers(&recording), [last - 1]);
+        assert!(!recording.is_complete());
+    }
 }

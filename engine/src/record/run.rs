@@ -5,7 +5,8 @@ use super::file::Writing;
 use super::format::{Ends, Entry, Header};
 use super::{Capture, Note, RecordBuffer, WhenFull, now};
 use crate::error::{Error, Result};
-use crate::save::part::{Folder, How};
+use crate::folder::Folder;
+use crate::save::part::{How, folder_of};
 use crate::sync::{lock, wait, wait_for};
 use crate::sys::{Errno, host};
 use std::collections::VecDeque;
@@ -112,9 +113,11 @@ struct Slot {
 
 impl Recorder {
     pub(super) fn start(capture: Capture) -> Result<Self> {
-        let folder = Folder::of(&capture.path)?;
+        let folder = folder_of(&capture.path)?;
         let second = capture.name_of(1);
-        if (capture.rotate_bytes.is_some() || capture.rotate_after.is_some()) && folder.has(&second)
+        let name = second.file_name().unwrap_or_default();
+        if (capture.rotate_bytes.is_some() || capture.rotate_after.is_some())
+            && !matches!(folder.look_up(name), Ok(None))
         {
             return Err(Error::os("cannot record", Errno::EXIST)
                 .with_why("the second file of the recording already exists")

@@ -3,23 +3,28 @@
 mod beside;
 mod hash;
 mod origin;
+mod overlap;
 #[cfg(feature = "checksums")]
 pub(crate) mod part;
 mod parts;
 mod plan;
 mod report;
 mod run;
+mod target;
 mod to;
 mod write;
 
 use crate::control::{CancelToken, Progress, ProgressFn};
 use crate::error::{Error, Result};
+use crate::folder::Folder;
 use crate::message::{Builder, Names, Opt};
 use crate::options::{Io, Method};
 use crate::request::in_range;
 use crate::verify::{Algorithm, Verify};
 use std::path::PathBuf;
 
+#[cfg(feature = "checksums")]
+pub(crate) use beside::cannot_make;
 pub use origin::Origin;
 pub use parts::OriginPart;
 pub use plan::SavePlan;
@@ -46,7 +51,8 @@ struct Wanted {
 /// The new file is written next to its final place, without a name if the file system supports that
 /// (O_TMPFILE), and replaces the old one atomically when all of it is on the disk. Until then, and after
 /// any error, the old file is unchanged. The new file gets the owner, permissions and extended attributes
-/// of the old one; a symbolic link is followed.
+/// of the old one. A symbolic link is followed, unless another user has made it in a folder in which all users may
+/// create files (EACCES).
 ///
 /// ```no_run
 /// use dmafile::{Load, Origin, Save};
@@ -62,6 +68,8 @@ struct Wanted {
 pub struct Save<'m> {
     origin: Origin<'m>,
     path: PathBuf,
+    /// The folder of the file, if it is open already.
+    folder: Option<Folder>,
     in_place: Option<u64>,
     wanted: Wanted,
     verify: Option<Verify>,
@@ -87,6 +95,7 @@ impl<'m> Save<'m> {
             },
             origin,
             path: path.into(),
+            folder: None,
             in_place: None,
             verify: None,
             trace: false,
@@ -97,8 +106,17 @@ impl<'m> Save<'m> {
         }
     }
 
+    /// Saves as the file `name` of a folder, wherever its path leads by now.
+    #[cfg(feature = "checksums")]
+    pub(crate) fn within(mut self, folder: Folder, name: &str) -> Self {
+        self.path = folder.place(name);
+        self.folder = Some(folder);
+        self
+    }
+
     /// Writes into the existing file or block device, starting at byte `offset`, and changes nothing else
-    /// in it. That is not atomic: if the save ends early, old and new bytes are mixed.
+    /// in it. That is not atomic: if the save ends early, old and new bytes are mixed. A range of the same file may
+    /// be the origin if the two do not overlap.
     pub fn in_place(mut self, offset: u64) -> Self {
         self.in_place = Some(offset);
         self

@@ -1,6 +1,7 @@
 //! What is saved: memory behind a descriptor, a file, or the output of a pipe.
 
 use super::hash::Hash;
+use super::overlap::Stored;
 use super::parts::{OriginPart, Parts};
 use crate::control::CancelToken;
 use crate::error::{Error, Result};
@@ -9,6 +10,7 @@ use crate::message::Opt;
 use crate::source::{self, Source};
 use crate::sync::lock;
 use crate::sys::map::{Lent, Mapping, Region, page_size};
+use crate::sys::pagemap::mapped_from;
 use crate::sys::{self, Errno, dmabuf, file, memfd, retry};
 use rustix::fs::FileType;
 use std::ffi::OsStr;
@@ -290,6 +292,30 @@ impl<'m> Opened<'m> {
             return None;
         }
         Some(region.part(self.start, self.bytes?))
+    }
+
+    /// Where its bytes are stored; of memory that is mapped from a file, only that of this one.
+    pub(super) fn stored(&self, file: BorrowedFd<'_>) -> Vec<Stored> {
+        let one = match &*self.body {
+            Body::Nothing => None,
+            Body::Memory(memory) if memory.dma_buf.is_some() => None,
+            Body::Memory(memory) => Stored::of(memory.fd.as_fd(), self.start, self.bytes),
+            Body::File(source) => {
+                let (fd, at) = source.buffered(self.start);
+                Stored::of(fd, at, self.bytes)
+            }
+            Body::Stream(stream) => Stored::of_stream(stream.fd.as_fd(), self.bytes),
+            Body::Lent(memory) => {
+                let mapped = mapped_from(&memory.region(), file).into_iter();
+                let stored = mapped.filter_map(|(at, from, bytes)| {
+                    let stored = Stored::of(file, from, Some(bytes))?;
+                    Some(Stored { at, ..stored })
+                });
+                return stored.collect();
+            }
+            Body::Parts(parts) => return parts.stored(file),
+        };
+        one.into_iter().collect()
     }
 
     pub(super) fn is_stream(&self) -> bool {

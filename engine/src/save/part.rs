@@ -11,6 +11,7 @@ use crate::control::CancelToken;
 use crate::error::{Error, Result};
 use crate::facts::Host;
 use crate::flow::meter::Meter;
+use crate::folder::{Folder, split};
 use crate::options::{Io, Method};
 use crate::plan::Rung;
 use crate::reasons::Reasons;
@@ -18,8 +19,7 @@ use crate::sync::{self, lock};
 use crate::sys::map::{Lent, Mapping, page_size};
 use crate::sys::{Errno, file, memfd, place, retry};
 use crate::verify::Algorithm;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -240,38 +240,13 @@ fn checksum(origin: &Opened, len: u64, over: impl Fn() -> bool) -> Result<u32> {
     Ok(sum.expect("a CRC has eight hexadecimal digits"))
 }
 
-/// A folder in which files are created.
-pub(crate) struct Folder {
-    path: PathBuf,
-    folder: OwnedFd,
-    /// For syncing; None without permission to list it.
-    listed: Option<OwnedFd>,
-}
-
-impl Folder {
-    /// The folder of a file.
-    pub(crate) fn of(path: &Path) -> Result<Self> {
-        let parent = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        let (folder, listed) = place::folder(parent).map_err(|errno| {
-            cannot_open(errno)
-                .of_record()
-                .at(path.display().to_string())
-        })?;
-        Ok(Self {
-            path: parent.to_path_buf(),
-            folder,
-            listed,
-        })
-    }
-
-    /// Whether a file with this name exists in it.
-    pub(crate) fn has(&self, path: &Path) -> bool {
-        let name = path.file_name().unwrap_or_default();
-        !matches!(place::look_up(self.folder.as_fd(), name), Ok(None))
-    }
+/// Opens the folder of a file.
+pub(crate) fn folder_of(path: &Path) -> Result<Folder> {
+    Folder::open(split(path).0).map_err(|errno| {
+        cannot_open(errno)
+            .of_record()
+            .at(path.display().to_string())
+    })
 }
 
 /// A file that grows.
@@ -280,8 +255,8 @@ pub(crate) struct Growing {
 }
 
 impl Growing {
-    /// A new file in this folder, marked as in use while it is open. EEXIST if it exists, EBUSY if that
-    /// is in use.
+    /// A new file in this folder, with the last name of a path, marked as in use while it is open. EEXIST if it exists,
+    /// EBUSY if that is in use.
     pub(crate) fn create(folder: &Folder, path: &Path) -> Result<Self> {
         let name = match path.file_name() {
             Some(name) if !path.as_os_str().as_encoded_bytes().ends_with(b"/") => name,
@@ -291,7 +266,7 @@ impl Growing {
                     .with_remedy("name a file in it"));
             }
         };
-        let to = To::new_file(path, folder.folder.as_fd(), name).map_err(Error::of_record)?;
+        let to = To::new_file(path, folder, name).map_err(Error::of_record)?;
         Ok(Self { to })
     }
 
@@ -356,11 +331,11 @@ impl Growing {
 
     /// As [`Growing::sync`], including the file's name.
     pub(crate) fn sync_with_name(&self, folder: &Folder) -> Result<()> {
-        let synced = place::sync(self.to.buffered()).and_then(|()| match &folder.listed {
-            Some(folder) => place::sync(folder.as_fd()),
+        let synced = place::sync(self.to.buffered()).and_then(|()| match folder.listed() {
+            Some(folder) => place::sync(folder),
             None => place::sync_all(self.to.buffered()),
         });
-        synced.map_err(|errno| cannot_sync(errno).at(folder.path.display().to_string()))
+        synced.map_err(|errno| cannot_sync(errno).at(folder.path().display().to_string()))
     }
 
     /// Truncates it to `end`, which releases reserved space, and waits until that is on the disk.
@@ -374,7 +349,7 @@ impl Growing {
     /// Removes the file of a recording that has not begun.
     pub(crate) fn remove(&self, folder: &Folder) {
         if let Some(name) = self.to.path().file_name() {
-            let _ = place::unlink(folder.folder.as_fd(), name);
+            let _ = place::unlink(folder.fd(), name);
         }
     }
 }
@@ -384,13 +359,14 @@ mod tests {
     use super::*;
     use crate::flow::meter::Phase;
     use crate::save::parts::OriginPart;
+    use std::os::fd::AsFd;
 
     #[test]
     fn aligned_parts_are_written_from_where_they_are_at_any_offset() {
         const PART: u64 = 256 << 10;
         let dir = crate::source::folder_on_disk();
         let path = dir.path().join("to");
-        let to = Growing::create(&Folder::of(&path).unwrap(), &path).unwrap();
+        let to = Growing::create(&folder_of(&path).unwrap(), &path).unwrap();
         if let Err(why) = to.to.direct() {
             eprintln!("SKIP: {why}");
             return;

@@ -1,6 +1,7 @@
 //! Several ranges of memory that are saved back to back, without copying them together first.
 
 use super::origin::{Access, Block, Opened, Origin};
+use super::overlap::Stored;
 use super::to::To;
 use crate::control::CancelToken;
 use crate::error::{Error, Result};
@@ -8,7 +9,7 @@ use crate::flow::feed::FileRange;
 use crate::sys::Errno;
 use crate::sys::map::{Lent, Region};
 use std::fmt;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
@@ -204,6 +205,18 @@ impl<'m> Parts<'m> {
             }
         }
         all
+    }
+
+    /// Where their bytes are stored, as [`Opened::stored`].
+    pub(super) fn stored(&self, file: BorrowedFd<'_>) -> Vec<Stored> {
+        let stored = self.0.iter().flat_map(|one| {
+            let all = one.opened.stored(file).into_iter();
+            all.map(|stored| Stored {
+                at: one.start + stored.at,
+                ..stored
+            })
+        });
+        stored.collect()
     }
 
     /// Begins CPU access to all of them.

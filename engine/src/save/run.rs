@@ -3,6 +3,7 @@
 use super::Save;
 use super::hash::Hash;
 use super::origin::{Block, Opened};
+use super::overlap;
 use super::parts::Fit;
 use super::plan::{self, SavePlan};
 use super::report::SaveReport;
@@ -100,7 +101,8 @@ impl<'m> Save<'m> {
     /// Kind `Usage` for values out of range; `Cancelled` by the token; `Failed` for everything else, with
     /// the errno of the call that failed: ENOSPC and EDQUOT (before the first write, if the file system can
     /// reserve space), EIO from the disk during a write or the sync, EFBIG above RLIMIT_FSIZE, EROFS,
-    /// EACCES, EPERM for an immutable file, EISDIR, ENODATA if the origin ends early, EOPNOTSUPP for a
+    /// EACCES, EPERM for an immutable file, EISDIR, EINVAL if the origin is a part of the file that would be
+    /// overwritten, ENODATA if the origin ends early, EOPNOTSUPP for a
     /// method that does not work with the memory or file, EBADMSG for a wrong digest. The old file is
     /// unchanged, and nothing is left behind; a part that is written in place is undefined.
     pub fn run(mut self) -> Result<SaveReport> {
@@ -164,6 +166,7 @@ impl<'m> Save<'m> {
         drop(access);
 
         let start = meter.now();
+        to.complete()?;
         if self.wanted.sync {
             to.sync()?;
         }
@@ -192,7 +195,7 @@ impl<'m> Save<'m> {
         self.check()?;
         let origin = Opened::open(&self.origin, self.wanted.length)?;
         let to = match self.in_place {
-            None => To::replace(&self.path, log)?,
+            None => To::replace(&self.path, self.folder.take(), log)?,
             Some(at) => To::in_place(&self.path, at)?,
         };
         let end = to.at.checked_add(origin.bytes.unwrap_or(0));
@@ -200,6 +203,7 @@ impl<'m> Save<'m> {
             let error = Error::os("cannot save", rustix::io::Errno::OVERFLOW);
             return Err(error.at(to.place(to.at)));
         }
+        overlap::refuse(&origin, &to)?;
         let opened = clock.begin.elapsed();
         let host = Host::probe();
         let runs = runs(&origin, &to);

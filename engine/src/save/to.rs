@@ -1,7 +1,9 @@
 //! Where a save goes: a new file next to its final place, or a part of an existing one.
 
 use super::beside::Beside;
+use super::target::Target;
 use crate::error::{Error, Result, errno_name};
+use crate::folder::Folder;
 use crate::message::{Opt, message};
 use crate::reasons::Reasons;
 use crate::source;
@@ -19,6 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// An open file to write to.
 pub(super) struct To {
     path: PathBuf,
+    /// Dropped before the file is closed: until then nobody else uses its temporary name.
+    how: How,
     /// For writes through the page cache.
     file: OwnedFd,
     /// For direct writes, or why there are none.
@@ -35,7 +39,6 @@ pub(super) struct To {
     pub(super) file_system: String,
     device: Option<Device>,
     in_memory: bool,
-    how: How,
     /// Space below this offset is reserved, and the size is at least this.
     reserved: AtomicU64,
     /// Held by the thread that is reserving more.
@@ -54,20 +57,25 @@ const FIRST_STEP: u64 = 1 << 20;
 const LARGEST_STEP: u64 = 64 << 20;
 
 impl To {
-    /// A new file for a place, which is not visible before it is complete.
-    pub(super) fn replace(path: &Path, log: &Reasons) -> Result<Self> {
-        let (beside, file) = Beside::create(path, log)?;
+    /// A new file for a place, which is not visible before it is complete. If the folder is given, the path is one in
+    /// it.
+    pub(super) fn replace(path: &Path, folder: Option<Folder>, log: &Reasons) -> Result<Self> {
+        let target = match (folder, path.file_name()) {
+            (Some(folder), Some(name)) => Target::within(folder, name),
+            _ => Target::of(path, false)?,
+        };
+        let (beside, file) = Beside::create(target, log)?;
         Self::new(path, file, 0, How::Beside(beside))
     }
 
     /// A new file that has its name from the start, and grows.
-    pub(super) fn new_file(path: &Path, folder: BorrowedFd<'_>, name: &OsStr) -> Result<Self> {
-        let place = path.display().to_string();
+    pub(super) fn new_file(path: &Path, folder: &Folder, name: &OsStr) -> Result<Self> {
+        let (place, folder) = (path.display().to_string(), folder.fd());
         let refuse = |errno, why: &str, remedy: &str| {
             let error = Error::os("cannot record", errno).with_why(why);
             Err(error.at(&place).with_remedy(remedy))
         };
-        let file = match place::create(folder, name) {
+        let file = match place::create(folder, name, place::NEW) {
             Ok(file) => file,
             Err(Errno::EXIST) => {
                 let other = place::open(folder, name);
@@ -114,22 +122,31 @@ impl To {
             ),
             errno => cannot_open(errno).at(&place),
         };
-        // Checked first: opening anything but a file may block or have side effects.
-        let kind = std::fs::metadata(path).map_err(|error| cannot(crate::sys::errno(error)))?;
-        let kind = FileType::from_raw_mode(std::os::unix::fs::MetadataExt::mode(&kind));
-        if !matches!(
-            kind,
-            FileType::RegularFile | FileType::BlockDevice | FileType::Directory
-        ) {
-            let remedy = "name a regular file or a block device";
-            return Err(refuse(
+        let target = Target::of(path, true).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT) => cannot(Errno::NOENT),
+            Some(libc::EISDIR) => cannot(Errno::ISDIR),
+            _ => error,
+        })?;
+        let is_file = |kind| match kind {
+            FileType::RegularFile | FileType::BlockDevice => Ok(kind),
+            FileType::Directory => Err(cannot(Errno::ISDIR)),
+            _ => Err(refuse(
                 "it is neither a file nor a block device",
                 Errno::INVAL,
-                remedy,
-            ));
-        }
-        let file = place::open_to_write(path, kind == FileType::BlockDevice).map_err(cannot)?;
+                "name a regular file or a block device",
+            )),
+        };
+        let found = target.find()?.ok_or_else(|| cannot(Errno::NOENT))?;
+        // Checked first: opening anything but a file may block or have side effects.
+        let kind = match target.is_magic {
+            true => is_file(target.kind_behind().map_err(cannot)?)?,
+            false => is_file(found.is.kind)?,
+        };
+        let alone = kind == FileType::BlockDevice;
+        let opened = place::open_to_write(target.folder.fd(), &target.name, alone, target.is_magic);
+        let file = opened.map_err(cannot)?;
         let stat = stat(&file, path)?;
+        is_file(stat.kind)?;
         let how = match stat.kind {
             FileType::BlockDevice => How::InPlace(None),
             _ => How::InPlace(Some(stat.size)),
@@ -319,7 +336,7 @@ impl To {
             How::InPlace(Some(size)) if end <= size => return Ok(()),
             _ => {}
         }
-        memfd::resize(self.buffered(), end).map_err(|errno| self.failed(end, errno))
+        self.resize(end, end)
     }
 
     /// A stream has ended at `end`: releases what was reserved beyond.
@@ -329,7 +346,12 @@ impl To {
             How::InPlace(Some(size)) => size.max(end),
             How::Beside(_) => end,
         };
-        memfd::resize(self.buffered(), size).map_err(|errno| self.failed(end, errno))
+        self.resize(size, end)
+    }
+
+    fn resize(&self, size: u64, end: u64) -> Result<()> {
+        memfd::resize(self.buffered(), size)
+            .map_err(|errno| self.failed(end, errno).of_calls(&[sandbox::FTRUNCATE]))
     }
 
     /// Whether the file may become that long.
@@ -371,6 +393,14 @@ impl To {
             at += len;
         }
         Ok(())
+    }
+
+    /// All of it is written: gives it its permissions.
+    pub(super) fn complete(&self) -> Result<()> {
+        match &self.how {
+            How::Beside(beside) => beside.admit(self.buffered()),
+            How::InPlace(_) => Ok(()),
+        }
     }
 
     /// Waits until all of it is on the disk.
@@ -431,12 +461,11 @@ pub(super) fn cannot_open(errno: Errno) -> Error {
         Errno::TXTBSY => error.with_remedy("it is a running program: stop it first"),
         _ => with_usual_remedy(error, errno),
     }
-    .of_calls(&[sandbox::RENAMEAT, sandbox::LINKAT, sandbox::STATX])
 }
 
 /// The error if bytes cannot be written.
 pub(super) fn cannot_write(errno: Errno) -> Error {
-    with_usual_remedy(Error::os("cannot write", errno), errno).of_calls(&[sandbox::FTRUNCATE])
+    with_usual_remedy(Error::os("cannot write", errno), errno)
 }
 
 /// The error if written bytes cannot be synced.

@@ -129,8 +129,15 @@ impl Manifest {
 
     /// The expected digest of a source.
     pub(super) fn expected(&self, entry: &Entry) -> Result<Verify> {
-        let verify: Verify = self.algorithm.parse()?;
-        Verify::expect(verify.algorithm, &entry.digest)
+        // By its own name only: a load accepts others, and an expected digest after one.
+        let known = Algorithm::ALL
+            .iter()
+            .find(|one| one.name() == self.algorithm);
+        let algorithm = *known.ok_or_else(|| {
+            let why = format!("'{}' is not an algorithm", self.algorithm);
+            Error::new("cannot use the snapshot", why).with_errno(Errno::BADMSG)
+        })?;
+        Verify::expect(algorithm, &entry.digest)
     }
 }
 
@@ -201,6 +208,10 @@ fn generation_of_source(file: &str) -> Option<u64> {
     (known && file_of(name, generation) == file).then_some(generation)
 }
 
+#[cfg(fuzzing)]
+#[path = "../../../fuzz/inside/manifest.rs"]
+pub(super) mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,5 +265,36 @@ mod tests {
         let text = manifest.to_json();
         assert!(text.len() < LARGEST / 4, "{}", text.len());
         assert_eq!(Manifest::parse(&text, Path::new("x")).unwrap(), manifest);
+    }
+
+    #[test]
+    fn a_manifest_names_an_algorithm_and_not_what_else_a_load_accepts() {
+        let of = |algorithm: &str, digits: usize| {
+            let entry = Entry {
+                name: "x".to_string(),
+                file: file_of("x", 1),
+                bytes: 0,
+                digest: "0".repeat(digits),
+                kind: "memfd".to_string(),
+                page: None,
+            };
+            let mut manifest = Manifest::new(1, Algorithm::Crc32c, vec![entry]);
+            manifest.algorithm = algorithm.to_string();
+            Manifest::parse(&manifest.to_json(), Path::new("x"))
+        };
+        for algorithm in Algorithm::ALL {
+            of(algorithm.name(), algorithm.digits()).unwrap();
+        }
+        let other = format!("sha256={}", "0".repeat(64));
+        for (algorithm, digits) in [
+            ("hub", 64),
+            ("xxh3-64", 16),
+            ("git-sha1", 40),
+            ("", 8),
+            (&other, 64),
+        ] {
+            let error = of(algorithm, digits).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{algorithm}");
+        }
     }
 }

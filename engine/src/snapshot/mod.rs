@@ -13,6 +13,8 @@ mod tally;
 
 pub use load::SnapshotLoad;
 pub use manifest::MOST_SOURCES;
+#[cfg(fuzzing)]
+pub use manifest::fuzz::manifest as fuzz_manifest;
 pub use report::{
     LoadedSnapshot, LoadedSource, SavedSource, SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan,
     SnapshotReport, SourceLoadPlan, SourceLoadReport, SourcePlan,

@@ -165,12 +165,12 @@ impl Snapshot {
     /// As [`Save::run`]; EBUSY while another snapshot is being saved to the folder; ENOENT and ENOTDIR if
     /// there is no such folder; EBADMSG and EOPNOTSUPP if its manifest cannot be read by this version. The
     /// previous snapshot is complete, except after an error in the last sync: then a crash may leave either
-    /// one.
+    /// one. If the folder's path leads elsewhere by then, the snapshot is in the folder that it led to first.
     pub fn run(mut self) -> Result<SnapshotReport> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         self.check()?;
         let folder = self.open()?;
-        folder.lock()?;
+        let lock = folder.lock()?;
         let old = folder.manifest()?;
         let left = self.clear(&folder, old.as_ref(), &log)?;
         let generation = next(old.as_ref(), &left)?;
@@ -202,12 +202,18 @@ impl Snapshot {
         }
         let manifest = Manifest::new(generation, self.algorithm, entries);
         self.validate(&folder, &manifest)?;
+        confirm(&folder, &manifest)?;
         drop(unfinished);
         let stay = folder.remove(folder.others(Some(&manifest)).unwrap_or_default());
         if !stay.is_empty() {
             let why = "they cannot be removed: the next save tries again";
             log.add("left", format!("{} old files", stay.len()), why);
         }
+        if !folder.is_in_place() {
+            let why = "its path leads elsewhere now; the snapshot is in the folder that was opened";
+            log.add("folder", "moved", why);
+        }
+        drop(lock);
         let sum = |of: fn(&SavedSource) -> u64| sources.iter().map(of).sum();
         Ok(SnapshotReport {
             bytes: sum(|source| source.report.bytes),
@@ -260,8 +266,10 @@ impl Snapshot {
     /// Plans all sources.
     fn stage(&self, folder: &Folder, generation: u64, told: &Told) -> Result<Vec<Staged<'static>>> {
         let stage = |(number, (name, origin)): (usize, &(String, Origin<'static>))| {
-            let file = folder.place(&manifest::file_of(name, generation));
-            let mut save = (self.each)(name, Save::new(origin.clone(), file).names(self.names))
+            let file = manifest::file_of(name, generation);
+            let save = Save::new(origin.clone(), folder.place(&file)).names(self.names);
+            let mut save = folder
+                .save((self.each)(name, save), &file)?
                 .verify(Verify::compute(self.algorithm))
                 .sync(self.sync)
                 .cancel(self.cancel.clone());
@@ -303,12 +311,24 @@ impl Snapshot {
         });
         let memory = memory
             .map_err(|errno| Error::os("cannot write", errno).at(path.display().to_string()))?;
-        Save::new(Origin::fd(memory, 0), path)
+        folder
+            .save(Save::new(Origin::fd(memory, 0), path), manifest::NAME)?
             .sync(self.sync)
             .cancel(self.cancel.clone())
             .run()
             .map(drop)
     }
+}
+
+/// Checks that the folder has the new manifest: only then may the files of the previous snapshot go.
+fn confirm(folder: &Folder, manifest: &Manifest) -> Result<()> {
+    if folder.manifest()?.as_ref() == Some(manifest) {
+        return Ok(());
+    }
+    Err(Error::os("cannot save a snapshot", Errno::BUSY)
+        .with_why("another program has replaced its manifest since")
+        .at(folder.place(manifest::NAME).display().to_string())
+        .with_remedy("save it again, when nothing else writes to the folder"))
 }
 
 /// The generation after all existing ones.
@@ -376,5 +396,37 @@ impl Drop for Unfinished<'_> {
         let mut files = self.folder.others(None).unwrap_or_default();
         files.retain(|file| file.1 == self.generation);
         self.folder.remove(files);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_valid_only_while_its_own_manifest_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::open(dir.path()).unwrap();
+        let entry = Entry {
+            name: "a".to_string(),
+            file: "a.2.dmafile".to_string(),
+            bytes: 0,
+            digest: "0".repeat(16),
+            kind: "memfd".to_string(),
+            page: None,
+        };
+        let own = Manifest::new(2, Algorithm::Xxh3, vec![entry.clone()]);
+        let errno = || confirm(&folder, &own).map_err(|error| error.raw_os_error());
+        assert_eq!(errno(), Err(Some(libc::EBUSY)));
+        let write = |manifest: &Manifest| {
+            std::fs::write(dir.path().join(manifest::NAME), manifest.to_json()).unwrap();
+        };
+        // Of the same generation, by another saver.
+        let digest = "1".repeat(16);
+        let other = Manifest::new(2, Algorithm::Xxh3, vec![Entry { digest, ..entry }]);
+        write(&other);
+        assert_eq!(errno(), Err(Some(libc::EBUSY)));
+        write(&own);
+        assert_eq!(errno(), Ok(()));
     }
 }

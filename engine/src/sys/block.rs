@@ -1,7 +1,11 @@
 //! Properties of block devices, from /sys.
 
+use super::Errno;
 use super::host::{number, text};
+use super::ioctl::{Argument, Opcode, request};
+use rustix::fs::{FileType, fstat, major, minor};
 use std::fs;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 /// A block device that a file is or is stored on.
@@ -100,9 +104,81 @@ impl Device {
     }
 }
 
+/// What holds the bytes of a file, or of a block device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    /// A file, by the number of its file system and its own.
+    File((u32, u32), u64),
+    /// A whole disk.
+    Disk((u32, u32)),
+}
+
+/// What holds the bytes of a file or block device, and which byte of that is its first one: a partition is a part of a
+/// disk, a loop device one of a file. What lies below the device mapper or a network is not known.
+pub(crate) fn store(fd: BorrowedFd<'_>) -> Result<(Store, u64), Errno> {
+    let pair = |device| (major(device), minor(device));
+    let stat = fstat(fd)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
+        return Ok((Store::File(pair(stat.st_dev), stat.st_ino), 0));
+    }
+    let (disk, start) = disk_of(pair(stat.st_rdev));
+    let mut below = LoopInfo::default();
+    if disk.0 != LOOP_MAJOR || request(fd, &mut below).is_err() {
+        return Ok((Store::Disk(disk), start));
+    }
+    let start = start + below.offset;
+    if below.rdevice == 0 {
+        return Ok((Store::File(pair(below.device), below.inode), start));
+    }
+    let (disk, more) = disk_of(pair(below.rdevice));
+    Ok((Store::Disk(disk), start + more))
+}
+
+/// The disk of a partition, and where on it the partition begins; of a disk, the disk itself.
+fn disk_of(device: (u32, u32)) -> ((u32, u32), u64) {
+    let whole = (device, 0);
+    let folder = fs::canonicalize(format!("/sys/dev/block/{}:{}", device.0, device.1));
+    let Some(folder) = folder.ok().filter(|at| at.join("partition").exists()) else {
+        return whole;
+    };
+    let disk = text(folder.join("../dev")).and_then(|text| {
+        let (major, minor) = text.split_once(':')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    });
+    // In sectors of 512 bytes, whatever those of the disk are.
+    match (disk, number(folder.join("start"))) {
+        (Some(disk), Some(start)) => (disk, start * 512),
+        _ => whole,
+    }
+}
+
+const LOOP_MAJOR: u32 = 7;
+
+/// The first members of struct loop_info64 of linux/loop.h, and room for the others.
+#[repr(C)]
+#[derive(Default)]
+struct LoopInfo {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    rest: [u64; 25],
+}
+
+// SAFETY: LOOP_GET_STATUS64 writes a struct loop_info64, which has 232 bytes.
+unsafe impl Argument for LoopInfo {
+    // Older than the numbers that tell the size.
+    const OPCODE: Opcode = 0x4c05;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_writes_no_more_than_the_structure_of_a_loop_device() {
+        assert_eq!(size_of::<LoopInfo>(), 232);
+    }
 
     /// The answers of [`Device`] for a disk whose folder has these files, or for its first partition: name,
     /// why it is not one NVMe namespace, and why buffers cannot be mapped for it.

@@ -99,6 +99,16 @@ pub(crate) fn stat(fd: BorrowedFd<'_>) -> Result<Stat, Errno> {
     })
 }
 
+/// The position of a descriptor, and the size of a regular file, which may change. None for what has no position, such
+/// as a pipe.
+pub(crate) fn position(fd: BorrowedFd<'_>) -> Option<(u64, Option<u64>)> {
+    let at = rustix::fs::tell(fd).ok()?;
+    let stat = rustix::fs::fstat(fd).ok()?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    let size = u64::try_from(stat.st_size).ok();
+    Some((at, size.filter(|_| kind == FileType::RegularFile)))
+}
+
 /// The next range of data at or after `from`: `SEEK_DATA` and `SEEK_HOLE` (lseek(2)).
 ///
 /// None if there is only a hole left. A file system without support for holes returns the rest of the file.

@@ -1,10 +1,11 @@
 //! The pages of a mapping (`/proc/PID/pagemap`, admin-guide/mm/pagemap.rst).
 
 use super::ioctl::{Argument, Opcode, opcode, request};
-use super::map::{Region, page_size};
+use super::map::{Mapping, Region, page_size};
 use super::{Errno, errno};
 use std::fs::{self, File};
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -129,6 +130,38 @@ impl Pagemap {
     }
 }
 
+/// The ranges of a region that are mapped from a file: each with its offset in the region, its offset in the file, and
+/// its length. None are found without `/proc`, and if the file cannot be mapped for reading.
+pub(crate) fn mapped_from(region: &Region<'_>, file: BorrowedFd<'_>) -> Vec<(u64, u64, u64)> {
+    // The list shows other numbers of a file than fstat(2) does on some file systems, but the same for each mapping.
+    let Ok(probe) = Mapping::shared(file, 1, 1, false) else {
+        return Vec::new();
+    };
+    let Ok(maps) = fs::read_to_string("/proc/self/maps") else {
+        return Vec::new();
+    };
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let parse = |line: &str| {
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let offset = words.nth(1)?;
+        let file = (words.next()?.to_string(), words.next()?.to_string());
+        Some((hex(start)?..hex(end)?, hex(offset)?, file))
+    };
+    let all: Vec<_> = maps.lines().filter_map(parse).collect();
+    let at = probe.region().address();
+    let Some((_, _, wanted)) = all.iter().find(|(range, ..)| range.contains(&at)) else {
+        return Vec::new();
+    };
+    let (first, last) = (region.address(), region.address() + region.len());
+    let of_file = all.iter().filter(|(_, _, file)| file == wanted);
+    let within = of_file.filter_map(|(range, offset, _)| {
+        let (start, end) = (range.start.max(first), range.end.min(last));
+        (start < end).then(|| (start - first, offset + start - range.start, end - start))
+    });
+    within.collect()
+}
+
 /// From `/proc/self/smaps`, which covers all memory of this process and takes correspondingly long.
 fn looked_up(region: &Region<'_>) -> Option<u64> {
     let (first, last) = (region.address(), region.address() + region.len());
@@ -156,7 +189,6 @@ fn looked_up(region: &Region<'_>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::map::Mapping;
 
     #[test]
     fn pagemap_scan_and_pagemap_count_the_same_pages() {

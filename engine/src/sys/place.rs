@@ -31,7 +31,15 @@ pub(crate) struct Named {
 ///
 /// The second descriptor can be synced; None without permission to list the folder.
 pub(crate) fn folder(path: &Path) -> Result<(OwnedFd, Option<OwnedFd>), Errno> {
-    open_folder(rustix::fs::CWD, path.as_os_str(), OFlags::empty())
+    folder_from(rustix::fs::CWD, path)
+}
+
+/// As [`folder`], for a path that begins in another one.
+pub(crate) fn folder_from(
+    from: BorrowedFd<'_>,
+    path: &Path,
+) -> Result<(OwnedFd, Option<OwnedFd>), Errno> {
+    open_folder(from, path.as_os_str(), OFlags::empty())
 }
 
 /// As [`folder`], for a folder in another one; ENOTDIR for a symbolic link.
@@ -78,6 +86,12 @@ pub(crate) fn look_up(folder: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Nam
     }
 }
 
+/// The type of what a name refers to, after following links.
+pub(crate) fn kind(folder: BorrowedFd<'_>, name: &OsStr) -> Result<FileType, Errno> {
+    let stat = retry(|| rustix::fs::statat(folder, name, AtFlags::empty()))?;
+    Ok(FileType::from_raw_mode(stat.st_mode))
+}
+
 /// What a descriptor refers to.
 pub(crate) fn look_at(fd: BorrowedFd<'_>) -> Result<Named, Errno> {
     stat::of(fd).map(|inode| named(&inode))
@@ -95,11 +109,42 @@ fn named(inode: &Inode) -> Named {
     }
 }
 
-/// Whether this process may write to what has the name, by its real user (access(2)).
-pub(crate) fn may_write(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+/// A descriptor of what has a name, for everything but reading and writing (O_PATH); of a symbolic link itself.
+/// None if it does not exist.
+pub(crate) fn find(folder: BorrowedFd<'_>, name: &OsStr) -> Result<Option<OwnedFd>, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match retry(|| rustix::fs::openat(folder, name, flags, Mode::empty())) {
+        Ok(fd) => Ok(Some(fd)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Where a symbolic link leads that [`find`] has found.
+pub(crate) fn target_of(link: BorrowedFd<'_>) -> Result<PathBuf, Errno> {
+    let target = rustix::fs::readlinkat(link, c"", Vec::new())?;
+    Ok(OsString::from_vec(target.into_bytes()).into())
+}
+
+/// Whether a folder is one of `/proc`: its links need not lead where their text says.
+pub(crate) fn is_in_proc(folder: BorrowedFd<'_>) -> bool {
+    let fs = rustix::fs::fstatfs(folder);
+    fs.is_ok_and(|fs| fs.f_type as u64 == libc::PROC_SUPER_MAGIC as u64)
+}
+
+/// Whether this process may write to a file that [`find`] has found under a name, by its real user (access(2)).
+pub(crate) fn may_write(
+    file: BorrowedFd<'_>,
+    (folder, name): (BorrowedFd<'_>, &OsStr),
+) -> Result<(), Errno> {
     let access = rustix::fs::Access::WRITE_OK;
-    // Some sandboxes refuse the newer call, which uses the effective user.
-    rustix::fs::accessat(folder, name, access, AtFlags::empty())
+    // Some sandboxes refuse the newer call, which uses the effective user, and takes a descriptor.
+    match rustix::fs::accessat(rustix::fs::CWD, link_of(file), access, AtFlags::empty()) {
+        Err(Errno::NOENT) if !has_link(file) => {
+            rustix::fs::accessat(folder, name, access, AtFlags::empty())
+        }
+        done => done,
+    }
 }
 
 /// A file in a folder without a name, with the permissions of new files (O_TMPFILE in open(2)).
@@ -107,26 +152,25 @@ pub(crate) fn may_write(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errn
 /// EOPNOTSUPP if the file system does not support that, EISDIR if the kernel does not.
 pub(crate) fn nameless(folder: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    retry(|| rustix::fs::openat(folder, c".", flags, new_mode()))
+    retry(|| rustix::fs::openat(folder, c".", flags, Mode::from_raw_mode(NEW)))
 }
 
-/// Creates a file with this name; EEXIST if it exists.
-pub(crate) fn create(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
+/// Creates a file with this name and these permissions, restricted by umask(2) or the folder's default access
+/// control list; EEXIST if it exists, or is a symbolic link.
+pub(crate) fn create(folder: BorrowedFd<'_>, name: &OsStr, mode: u32) -> Result<OwnedFd, Errno> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-    retry(|| rustix::fs::openat(folder, name, flags, new_mode()))
+    retry(|| rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(mode)))
 }
 
 /// As [`create`], for a file that only this user may open.
 pub(crate) fn create_private(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-    let mode = Mode::RUSR | Mode::WUSR;
-    retry(|| rustix::fs::openat(folder, name, flags, mode))
+    create(folder, name, PRIVATE)
 }
 
-/// Restricted by umask(2) and the folder's default ACL.
-fn new_mode() -> Mode {
-    Mode::from_raw_mode(0o666)
-}
+/// The permissions of new files, before their restriction.
+pub(crate) const NEW: u32 = 0o666;
+/// Permissions that only let the owner, and root, open a file.
+pub(crate) const PRIVATE: u32 = 0o600;
 
 /// Opens a file in a folder for reading and writing; refuses symbolic links.
 pub(crate) fn open(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
@@ -157,11 +201,18 @@ pub(crate) fn names(folder: BorrowedFd<'_>) -> Result<Vec<OsString>, Errno> {
     Ok(names)
 }
 
-/// Opens an existing file for writing. EBUSY for a block device that is in use, for example mounted.
-pub(crate) fn open_to_write(path: &Path, alone: bool) -> Result<OwnedFd, Errno> {
+/// Opens an existing file in a folder for writing. EBUSY for a block device that is in use, for example mounted, if
+/// `alone` is set; ELOOP for a symbolic link, unless it is to be followed.
+pub(crate) fn open_to_write(
+    folder: BorrowedFd<'_>,
+    name: &OsStr,
+    alone: bool,
+    follow: bool,
+) -> Result<OwnedFd, Errno> {
     let mut flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     flags.set(OFlags::EXCL, alone);
-    let open = |flags| retry(|| rustix::fs::open(path, flags, Mode::empty()));
+    flags.set(OFlags::NOFOLLOW, !follow);
+    let open = |flags| retry(|| rustix::fs::openat(folder, name, flags, Mode::empty()));
     let fd = match open(flags) {
         Err(Errno::ACCESS) => open((flags - OFlags::RDWR) | OFlags::WRONLY)?,
         other => other?,
@@ -319,43 +370,43 @@ pub(crate) fn unmark(fd: BorrowedFd<'_>) {
     let _ = retry(|| rustix::fs::flock(fd, FlockOperation::Unlock));
 }
 
-/// Sets permissions and owner of a file.
-pub(crate) fn own(fd: BorrowedFd<'_>, owner: (u32, u32), mode: u32) -> Result<(), Errno> {
-    let now = look_at(fd)?;
-    let link = || (rustix::fs::CWD, link_of(fd));
-    if now.owner != owner {
-        let (user, group) = (Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1)));
-        match rustix::fs::fchown(fd, user, group) {
-            Err(errno) if sandbox::FCHOWN.refuses(errno) => {
-                let (folder, link) = link();
-                rustix::fs::chownat(folder, link, user, group, AtFlags::empty())?;
-            }
-            done => done?,
-        }
+/// Sets owner and group of a file.
+pub(crate) fn own(fd: BorrowedFd<'_>, owner: (u32, u32)) -> Result<(), Errno> {
+    if look_at(fd)?.owner == owner {
+        return Ok(());
     }
-    // A change of the owner may have changed it.
+    let (user, group) = (Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1)));
+    match rustix::fs::fchown(fd, user, group) {
+        Err(errno) if sandbox::FCHOWN.refuses(errno) => {
+            let (folder, link) = (rustix::fs::CWD, link_of(fd));
+            rustix::fs::chownat(folder, link, user, group, AtFlags::empty())
+        }
+        done => done,
+    }
+}
+
+/// Sets the permissions of a file.
+pub(crate) fn set_mode(fd: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     if look_at(fd)?.mode == mode {
         return Ok(());
     }
     let mode = Mode::from_raw_mode(mode);
     match rustix::fs::fchmod(fd, mode) {
         Err(errno) if sandbox::FCHMOD.refuses(errno) => {
-            let (folder, link) = link();
+            let (folder, link) = (rustix::fs::CWD, link_of(fd));
             rustix::fs::chmodat(folder, link, mode, AtFlags::empty())
         }
         done => done,
     }
 }
 
-/// The extended attributes of what has a name, each with its value. Empty if the file system does not
-/// support them.
+/// The extended attributes of a file that [`find`] has found under a name, each with its value. Empty if the file system
+/// does not support them.
 pub(crate) fn attributes(
-    folder: BorrowedFd<'_>,
-    name: &OsStr,
+    file: BorrowedFd<'_>,
+    (folder, name): (BorrowedFd<'_>, &OsStr),
 ) -> Result<Vec<(OsString, Vec<u8>)>, Errno> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = retry(|| rustix::fs::openat(folder, name, flags, Mode::empty()))?;
-    let link = link_of(fd.as_fd());
+    let link = link_of(file);
     let by_link = attributes_by(
         |list| rustix::fs::listxattr(&link, list),
         |name, value| rustix::fs::getxattr(&link, name, value),
@@ -364,6 +415,10 @@ pub(crate) fn attributes(
         // Without /proc, or in a sandbox: this requires permission to read the file.
         Err(errno) if errno == Errno::NOENT || sandbox::may_return(errno) => {
             let fd = open_to_read(folder, name)?;
+            let (own, there) = (stat::of(file)?, stat::of(&fd)?);
+            if (own.device, own.number) != (there.device, there.number) {
+                return Err(Errno::STALE);
+            }
             attributes_by(
                 |list| rustix::fs::flistxattr(&fd, list),
                 |name, value| rustix::fs::fgetxattr(&fd, name, value),
@@ -408,6 +463,15 @@ pub(crate) fn set_attribute(fd: BorrowedFd<'_>, name: &OsStr, value: &[u8]) -> R
         return Ok(());
     }
     rustix::fs::fsetxattr(fd, name.as_bytes(), value, XattrFlags::empty())
+}
+
+/// Removes an extended attribute of a file, if it has it.
+pub(crate) fn remove_attribute(fd: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+    let mut size = [0_u8; 0];
+    match rustix::fs::fgetxattr(fd, name, &mut size[..]) {
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+        _ => rustix::fs::fremovexattr(fd, name),
+    }
 }
 
 /// Reserves space for a range of a file, without changing its size (fallocate(2)). EOPNOTSUPP if the file

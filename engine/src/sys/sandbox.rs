@@ -45,7 +45,6 @@ calls! {
     SENDMSG sendmsg = SYS_sendmsg;
     SOCKET socket = SYS_socket;
     SPLICE splice = SYS_splice;
-    STATX statx = SYS_statx;
     SYNCFS syncfs = SYS_syncfs;
 }
 

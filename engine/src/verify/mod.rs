@@ -46,7 +46,7 @@ impl Algorithm {
         self.into()
     }
 
-    fn digits(self) -> usize {
+    pub(crate) fn digits(self) -> usize {
         match self {
             Self::Crc32c => 8,
             Self::Xxh3 => 16,

@@ -235,10 +235,7 @@ fn test(args: &Args) -> io::Result<bool> {
     let mut random = fastrand::Rng::with_seed(seed);
     let begin = Instant::now();
     // A short sample has room for only some of them.
-    let after = |part: u64| {
-        args.seconds
-            .map(|seconds| begin + Duration::from_secs(seconds / part))
-    };
+    let after = |part: u64| seconds.map(|seconds| begin + Duration::from_secs(seconds / part));
     if seconds.is_some() {
         random.shuffle(&mut alone);
     }
@@ -271,16 +268,11 @@ fn test(args: &Args) -> io::Result<bool> {
     }
     let total = plan.len();
     // In a given time all actions have their share, too.
-    let most = args
-        .seconds
-        .map_or(usize::MAX, |seconds| seconds as usize * 1000);
+    let most = seconds.map_or(usize::MAX, |seconds| seconds as usize * 1000);
     let plan = drawn(plan, args.sample.unwrap_or(most), &mut random);
     println!("interference: {} of {total} points", plan.len());
     report.expect(plan.len());
-    let until = args
-        .seconds
-        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    each(jobs, &plan, until, |_, planned| {
+    each(jobs, &plan, after(1), |_, planned| {
         report.add(&planned.case(), run::run(&tools, &base, planned.case()));
     });
     Ok(report.end())

@@ -167,7 +167,7 @@ pub fn run(tools: &Tools, base: &Path, case: Case) -> io::Result<Outcome> {
     let after = [world.list("outside"), world.list("src")];
     if !followed {
         let mut changes = before[0].changes(&after[0]);
-        if is_led(case) {
+        if is_led(case, &paths) {
             changes.retain(|change| !change.ends_with(" is new"));
         }
         faults.extend(outside(&changes));
@@ -203,10 +203,7 @@ fn is_followed(case: Case, paths: &[PathBuf]) -> bool {
     let protected = fs::read_to_string("/proc/sys/fs/protected_symlinks");
     let protects = protected.is_ok_and(|value| value.trim() != "0");
     let foreign = case.actor == Actor::Other && case.trust == Trust::Sticky;
-    let named = paths.iter().any(|path| {
-        let name = path.file_name().unwrap_or_default();
-        case.operation.finals.iter().any(|known| name == *known)
-    });
+    let named = is_final(case, paths);
     let is_link = matches!(
         case.action,
         Action::Name(Verb::Link | Verb::DirLink | Verb::Dangling, _)
@@ -216,12 +213,21 @@ fn is_followed(case: Case, paths: &[PathBuf]) -> bool {
 
 /// Whether new files may appear where a link leads: it is the user's own, or the operation works in a folder whose path
 /// others choose, as every program would.
-fn is_led(case: Case) -> bool {
+fn is_led(case: Case, paths: &[PathBuf]) -> bool {
     let Action::Name(verb, target) = case.action else {
         return false;
     };
     matches!(verb, Verb::DirLink | Verb::Dangling)
-        && (case.actor == Actor::Same || target == Target::Folder)
+        && (case.actor == Actor::Same
+            || target == Target::Folder
+            || case.operation.leads && is_final(case, paths))
+}
+
+/// Whether an action was about a name that the operation has in the end.
+fn is_final(case: Case, paths: &[PathBuf]) -> bool {
+    let finals = case.operation.finals;
+    let is_final = |path: &PathBuf| finals.iter().any(|name| path.ends_with(name));
+    paths.iter().any(is_final)
 }
 
 fn outside(changes: &[String]) -> Vec<Fault> {

@@ -49,8 +49,9 @@ def call(*words: str, text: str = "") -> str:
 
 
 def seen(folder: Path) -> Seen:
-    """The size and digest of every file in a folder."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "filler")
+    """The size and digest of every file in a folder; a broken disk may keep the lock."""
+    other = {"filler", ".dmafile-snapshot.lock"}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in other)
     return {
         str(path.relative_to(folder)): (path.stat().st_size, sha256(path)) for path in sorted(files)
     }

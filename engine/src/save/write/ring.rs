@@ -306,13 +306,14 @@ impl<'a> Pump<'a> {
                 }
             }
             Err(Errno::INTR) => Ok(true),
-            Err(Errno::AGAIN) if is_mapped && flight.tries < MOST_TRIES => {
+            Err(Errno::AGAIN | Errno::CANCELED) if is_mapped && flight.tries < MOST_TRIES => {
                 flight.tries += 1;
                 Ok(true)
             }
             Err(errno) if is_mapped => Err(turned_away(job, &flight, errno)),
-            // The ring does not wait for this write, so do it here.
-            Err(Errno::AGAIN) => job
+            // The ring does not wait for this write, or signals have kept the kernel from starting the thread that
+            // would (ECANCELED: nothing here cancels writes). So do it here.
+            Err(Errno::AGAIN | Errno::CANCELED) => job
                 .write_all(&memory, direct, flight.at, flight.left, flight.offset)
                 .map(|()| false),
             Err(errno) => Err(job.stop(errno, flight.offset, direct)),
@@ -387,6 +388,7 @@ fn turned_away(job: &Job<'_>, flight: &Flight<'_>, errno: Errno) -> Stop {
     match errno {
         // The device or the mapping is gone; or the file cannot be written directly any more.
         Errno::AGAIN
+        | Errno::CANCELED
         | Errno::FAULT
         | Errno::BADF
         | Errno::NODEV

@@ -37,6 +37,7 @@ pub fn all() -> Vec<Operation> {
         again: Some(again),
         second_ends: false,
         fails: false,
+        leads: false,
         follows: false,
         weaves: false,
     };

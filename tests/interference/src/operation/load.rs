@@ -27,6 +27,7 @@ pub fn all() -> Vec<Operation> {
         again: None,
         second_ends: true,
         fails: false,
+        leads: false,
         follows: false,
         weaves: false,
     }]

@@ -289,6 +289,8 @@ pub struct Operation {
     pub second_ends: bool,
     /// It must fail.
     pub fails: bool,
+    /// Its final name is the folder that it works in, to which a link may lead.
+    pub leads: bool,
     /// A link at its final name is followed.
     pub follows: bool,
     /// Two instances can take turns.

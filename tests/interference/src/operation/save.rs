@@ -32,6 +32,7 @@ pub fn all() -> Vec<Operation> {
         again: Some(again),
         second_ends: true,
         fails: false,
+        leads: false,
         follows: true,
         weaves: true,
     };

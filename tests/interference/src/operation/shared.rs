@@ -30,6 +30,7 @@ pub fn all() -> Vec<Operation> {
         again: Some(again),
         second_ends: false,
         fails: false,
+        leads: true,
         follows: false,
         weaves: true,
     }]

@@ -28,6 +28,7 @@ pub fn all() -> Vec<Operation> {
         again: Some(again),
         second_ends: true,
         fails: false,
+        leads: false,
         follows: false,
         weaves: true,
     };

@@ -1,0 +1,37 @@
+//! Descriptors of every sort, for peers that send them. Part of the engine in a build for fuzzing.
+
+use crate::sys::{file, memfd};
+use rustix::fs::{Mode, OFlags, SealFlags};
+use std::os::fd::{AsFd, OwnedFd};
+
+/// A memfd with these bytes at its start.
+pub(super) fn memory(bytes: &[u8], size: u64, seals: SealFlags) -> OwnedFd {
+    let fd = memfd::create("fuzz", false).expect("a memfd");
+    memfd::resize(fd.as_fd(), size).expect("sparse memory");
+    file::pwrite_all(fd.as_fd(), bytes, 0).expect("memory");
+    memfd::seal(fd.as_fd(), seals).expect("no mapping");
+    fd
+}
+
+/// The descriptor for a letter; None for any other letter.
+pub(super) fn make(letter: &u8) -> Option<OwnedFd> {
+    let fixed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let sealed = fixed | SealFlags::WRITE;
+    let open = |path, flags| {
+        rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty()).expect("it is there")
+    };
+    Some(match letter {
+        b's' => memory(b"sealed", 8192, sealed),
+        b'r' => memfd::read_only(memory(b"sealed", 8192, sealed).as_fd()).expect("/proc"),
+        b'w' => memory(b"writable", 8192, fixed),
+        b'u' => memory(b"unsealed", 8192, SealFlags::empty()),
+        b't' => memory(b"tiny", 4, sealed),
+        b'e' => memory(b"", 0, sealed),
+        b'b' => memory(b"big", 1 << 40, sealed),
+        b'p' => rustix::pipe::pipe().expect("a pipe").0,
+        b'n' => open(c"/dev/null", OFlags::RDWR),
+        b'd' => open(c"/", OFlags::RDONLY),
+        b'f' => open(c"/proc/self/exe", OFlags::RDONLY),
+        _ => return None,
+    })
+}
