@@ -113,13 +113,14 @@ fn exec(args: &TakeArgs, held: Held, launcher: &Launcher) -> Result<Failure, Fai
     // COMMAND inherits the connection, so the holder counts it.
     let _connection = held.inherited_connection()?;
     let command = &args.command;
-    let shape = shape(&held);
+    // Only for a path: the folder of the originals may be on a file system that does not answer.
+    let shape = wants_path(command).then(|| shape(&held));
     let named = held.into_files().into_iter().map(|file| Named {
         name: file.info.file_name(),
         buffer: file.buffer,
     });
     let named: Vec<_> = named.collect();
-    if wants_path(command) {
+    if let Some(shape) = shape {
         return command::hand_over_by_path(launcher, command, named, shape);
     }
     let mut variables = vec![command::names(

@@ -1,5 +1,6 @@
 //! The identity of a file, for detecting changes.
 
+use crate::control::CancelToken;
 use crate::sys::stat::{self, Inode};
 use crate::sys::{Errno, file};
 use serde::{Deserialize, Serialize};
@@ -32,13 +33,20 @@ impl FileIdentity {
 
     /// As [`of`](Self::of), after everything that was written to the file through a mapping has been written back,
     /// so that any later change gets the file another identity, even a store to a page that was already dirty.
-    /// If the file is being changed all the time, it is the identity of a moment.
-    pub(super) fn settled(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
+    /// If the file is being changed all the time, it is the identity of a moment. ECANCELED if the token is set.
+    pub(super) fn settled(fd: BorrowedFd<'_>, cancel: &CancelToken) -> Result<Self, Errno> {
         const TRIES: usize = 8;
+        // How much is written between two looks at the token.
+        const PART: usize = 256 << 20;
         let mut before = Self::of(fd)?;
         for _ in 0..TRIES {
             before.pass();
-            file::write_back(fd)?;
+            for at in (0..before.size.max(1)).step_by(PART) {
+                if cancel.is_set() {
+                    return Err(Errno::CANCELED);
+                }
+                file::write_back(fd, at, PART as u64)?;
+            }
             let after = Self::of(fd)?;
             if after == before {
                 break;

@@ -105,7 +105,10 @@ impl Wanted {
             let path =
                 std::path::absolute(&path).map_err(|error| failed(crate::sys::errno(error)))?;
             let fd = file::open(&path, false).map_err(failed)?;
-            let identity = FileIdentity::settled(fd.as_fd()).map_err(failed)?;
+            let identity = match FileIdentity::settled(fd.as_fd(), &self.cancel) {
+                Err(Errno::CANCELED) => return Err(Error::cancelled(place())),
+                settled => settled.map_err(failed)?,
+            };
             let name = path.file_name().unwrap_or_default().to_owned();
             if let Some(why) = unlisted(&name.to_string_lossy()) {
                 return Err(Error::new("cannot hold", format!("its name {why}"))

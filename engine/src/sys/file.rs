@@ -188,17 +188,18 @@ pub(crate) fn read(
     u64::try_from(got).map_err(|_| last_errno())
 }
 
-/// Writes all of a file's dirty pages to its file system, and waits for that. The next store through a mapping
-/// of one of them then updates the file's times; a store to a page that is still dirty does not.
+/// Writes the dirty pages of a range of a file to its file system, and waits for that. The next store through a
+/// mapping of one of them then updates the file's times; a store to a page that is still dirty does not.
 ///
 /// With sync_file_range(2), because fdatasync(2) also waits for the disk's cache; but where the pages belong to
 /// another file (overlayfs), and where it is refused, with fdatasync(2). What refuses both has nothing to write.
-pub(crate) fn write_back(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+pub(crate) fn write_back(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), Errno> {
+    let (at, len) = (at as libc::off64_t, len as libc::off64_t);
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: the call takes numbers only.
-    let range = || match unsafe { libc::sync_file_range(fd.as_raw_fd(), 0, 0, flags) } {
+    let range = || match unsafe { libc::sync_file_range(fd.as_raw_fd(), at, len, flags) } {
         0 => Ok(()),
         _ => Err(last_errno()),
     };
