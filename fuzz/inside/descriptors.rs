@@ -1,4 +1,5 @@
-//! Descriptors of every sort, for peers that send them. Part of the engine in a build for fuzzing.
+//! Descriptors of every sort, for peers that send them, and text that is shorter than what it stands for. Part of the
+//! engine in a build for fuzzing.
 
 use crate::sys::{file, memfd};
 use rustix::fs::{Mode, OFlags, SealFlags};
@@ -34,4 +35,24 @@ pub(super) fn make(letter: &u8) -> Option<OwnedFd> {
         b'f' => open(c"/proc/self/exe", OFlags::RDONLY),
         _ => return None,
     })
+}
+
+/// The text with a value in the place of each name.
+pub(super) fn filled_in(text: &[u8], values: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    let mut filled = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&byte, after)) = rest.split_first() {
+        let is_here = |(name, _): &&(&str, Vec<u8>)| rest.starts_with(name.as_bytes());
+        match values.iter().find(is_here) {
+            Some((name, value)) => {
+                filled.extend(value);
+                rest = &rest[name.len()..];
+            }
+            None => {
+                filled.push(byte);
+                rest = after;
+            }
+        }
+    }
+    filled
 }

@@ -57,24 +57,7 @@ fn filled_in(table: &[u8], path: &PathBuf) -> Vec<u8> {
         ("@roots", serde_json::to_vec(&roots)),
     ];
     let values = values.map(|(name, value)| (name, value.expect("plain data")));
-    let mut filled = Vec::with_capacity(table.len());
-    let mut rest = table;
-    while let Some((&byte, after)) = rest.split_first() {
-        let value = values
-            .iter()
-            .find(|(name, _)| rest.starts_with(name.as_bytes()));
-        match value {
-            Some((name, value)) => {
-                filled.extend(value);
-                rest = &rest[name.len()..];
-            }
-            None => {
-                filled.push(byte);
-                rest = after;
-            }
-        }
-    }
-    filled
+    descriptors::filled_in(table, &values)
 }
 
 fn check(set: Set, kept: usize) {
