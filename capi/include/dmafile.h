@@ -931,7 +931,6 @@ int64_t dmafile_load_into(const char *path,
  * Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
  * GGUF (`...-00001-of-0000N.gguf`), or a folder with one of these, in which hidden files do not count.
  * Only headers are read. If several files have a tensor, the index says which one counts.
- * Raises the soft limit on open files to the hard one, if the model has too many files for it.
  *
  * Returns 0 and stores the model in `*model`; free it with dmafile_model_free. On failure stores NULL
  * and returns -EBADMSG for files that are not a valid model or do not belong together, -EISDIR if the
