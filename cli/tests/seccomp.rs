@@ -389,7 +389,8 @@ fn trouble(
     let refused = |command| refuse(command, &any(number), errno);
     let run = |args: &str, command: &[&str]| {
         let mut ask = dir.dmafile(args);
-        ask.args(command);
+        // What a job leaves behind, because it may not remove it, ends with the folder of the test.
+        ask.env("XDG_RUNTIME_DIR", dir.path("run")).args(command);
         end(&mut refused(ask))
     };
     let verify = format!("--quiet --verify sha256={digest}");

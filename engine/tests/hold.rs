@@ -688,8 +688,11 @@ fn misbehaving_clients_are_dropped_and_do_not_block_others() {
     assert_eq!(hear(&taker), "");
     served();
 
-    // The silent clients are disconnected too.
+    // The silent clients are told why they are disconnected.
+    let late = format!(r#""errno":{},"#, libc::ETIMEDOUT);
     for peer in silent {
+        let answer = hear(&peer);
+        assert!(answer.contains(&late), "{answer}");
         assert_eq!(hear(&peer), "");
     }
     served();

@@ -194,9 +194,15 @@ impl Peer {
                 self.deadline = None;
                 return Step::Stay;
             }
-            if let State::Answers(_, Some(_)) = self.state {
-                let why = "too many descriptors have been sent and not been received";
-                self.refuse(Errno::USERS, why);
+            match self.state {
+                State::Answers(_, Some(_)) => {
+                    let why = "too many descriptors have been sent and not been received";
+                    self.refuse(Errno::USERS, why);
+                }
+                State::Listens if self.sent.is_none() => {
+                    self.refuse(Errno::TIMEDOUT, "it sent no request for 10 seconds");
+                }
+                _ => {}
             }
             return self.end(now);
         }
