@@ -24,7 +24,7 @@ DESTDIR     ?=
 UNIT        := dmafile-hold@.service
 # As an absolute path, because the C library's make runs in another folder.
 STAGE = $(if $(DESTDIR),$(abspath $(DESTDIR)))
-CAPI = $(MAKE) --no-print-directory -C capi ARCHIVE=$(abspath $(TARGET))/release/libdmafile_capi.a \
+CAPI = $(MAKE) --no-print-directory -C crates/capi ARCHIVE=$(abspath $(TARGET))/release/libdmafile_capi.a \
 	PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) INCLUDEDIR=$(INCLUDEDIR) DESTDIR=$(STAGE)
 
 # make(1) splits names at spaces, so the parts would name other folders.
@@ -167,7 +167,7 @@ fuzz-planted: need-rust ## check that each fuzz target finds a bounds error that
 	@scripts/need build-essential command -v c++
 	@rm -rf $(FUZZ)/planted/tree $(FUZZ)/planted/corpus
 	@mkdir -p $(FUZZ)/planted/tree
-	@cp -R --preserve=timestamps Cargo.toml Cargo.lock engine fuzz $(FUZZ)/planted/tree
+	@cp -R --preserve=timestamps Cargo.toml Cargo.lock crates fuzz $(FUZZ)/planted/tree
 	@$(planted) --directory=$(FUZZ)/planted/tree
 	@RUSTFLAGS="$(SANCOV)" cargo build --release --locked --manifest-path $(FUZZ)/planted/tree/fuzz/Cargo.toml \
 		--target $(HOST) --target-dir $(FUZZ)/planted
@@ -275,7 +275,7 @@ install: built ## install the command, its man pages and completions, the unit o
 	install -m 644 $(SHELLS)/dmafile.bash $(STAGE)$(BASHDIR)/dmafile
 	install -m 644 $(SHELLS)/_dmafile $(STAGE)$(ZSHDIR)/_dmafile
 	install -m 644 $(SHELLS)/dmafile.fish $(STAGE)$(FISHDIR)/dmafile.fish
-	sed 's|@BINDIR@|$(BINDIR)|' 'cli/systemd/$(UNIT).in' > '$(STAGE)$(UNITDIR)/$(UNIT)'
+	sed 's|@BINDIR@|$(BINDIR)|' 'crates/cli/systemd/$(UNIT).in' > '$(STAGE)$(UNITDIR)/$(UNIT)'
 	chmod 644 '$(STAGE)$(UNITDIR)/$(UNIT)'
 	@$(CAPI) install
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
@@ -303,7 +303,7 @@ deb: build licences ## build Debian packages of the command, the C library and t
 		packaging/debian/changelog.in > $(DEB)/dmafile/debian/changelog
 	@cp CHANGELOG.md $(DEB)/dmafile/changelog
 	@cp $(LICENCES) $(DEB)/dmafile
-	@cp -R capi/examples $(DEB)/dmafile/examples
+	@cp -R crates/capi/examples $(DEB)/dmafile/examples
 	@cp kernel/dkms/sysusers.conf $(DEB)/dmafile/debian/dmafile-dkms.sysusers
 	cd $(DEB)/dmafile && SOURCE=$(CURDIR) SOURCE_DATE_EPOCH=$(EPOCH) CARGO_TARGET_DIR=$(abspath $(TARGET)) MAKEFLAGS= MAKELEVEL= \
 		dpkg-buildpackage --build=binary --no-sign --no-check-builddeps
@@ -366,7 +366,7 @@ sbom: need-rust $(TOOLS)/bin/cargo-cyclonedx ## list the crates in each binary (
 	@echo "sbom: to $(SBOM)"
 	@rm -rf $(SBOM)
 	@mkdir -p $(SBOM)/tree
-	@cp -R Cargo.toml Cargo.lock engine cli capi python $(SBOM)/tree
+	@cp -R Cargo.toml Cargo.lock crates python $(SBOM)/tree
 	@$(TOOLS)/bin/cargo-cyclonedx cyclonedx --quiet --format json --manifest-path $(SBOM)/tree/Cargo.toml
 	@for part in dmafile dmafile-cli dmafile-capi dmafile-python; do \
 		sed 's|$(abspath $(SBOM))/tree|/dmafile|g' $(SBOM)/tree/*/$$part.cdx.json >$(SBOM)/$$part-$(VERSION).cdx.json || exit 1; \

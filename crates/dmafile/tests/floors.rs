@@ -1,0 +1,211 @@
+//! The modules of the engine (folders and top-level files of `src`) only use modules below them, and only
+//! those listed here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Each module and the modules that it may use, which all come before it in this list: so there is no
+/// cycle.
+const ROOMS: &[(&str, &[&str])] = &[
+    // The kernel, texts, errors, what a caller holds of a load, the log of choices.
+    ("sys", &[]),
+    ("message", &[]),
+    ("error", &["message", "sys"]),
+    ("control", &[]),
+    ("open_files", &["sys"]),
+    ("sync", &[]),
+    ("reasons", &["message", "sync"]),
+    ("folder", &["error", "sys"]),
+    ("device", &["error", "message", "sys"]),
+    // The request and its source.
+    ("options", &["device", "error", "message", "sys"]),
+    ("request", &["error", "message", "options"]),
+    ("source", &["error", "sync", "sys"]),
+    ("format", &["error", "sys"]),
+    ("exporter", &["error", "message", "options", "sys"]),
+    ("verify", &["error", "message", "source", "sys"]),
+    // Extents and timing of a transfer.
+    ("flow", &["control", "error", "sync", "sys"]),
+    // Look.
+    (
+        "facts",
+        &[
+            "error", "exporter", "message", "options", "reasons", "request", "source", "sys",
+        ],
+    ),
+    // Decide.
+    (
+        "plan",
+        &[
+            "error", "exporter", "facts", "message", "options", "reasons", "request",
+        ],
+    ),
+    // Make and move: memory and methods do not use each other.
+    (
+        "buffer",
+        &[
+            "device", "error", "exporter", "message", "options", "plan", "reasons", "sync", "sys",
+        ],
+    ),
+    (
+        "method",
+        &[
+            "control", "error", "exporter", "flow", "message", "options", "plan", "source", "sync",
+            "sys",
+        ],
+    ),
+    // The destination of bytes that do not stay in memory.
+    ("sink", &["device", "error", "message", "sync", "sys"]),
+    (
+        "transfer",
+        &[
+            "buffer", "control", "error", "facts", "flow", "message", "method", "options", "plan",
+            "reasons", "sink", "source", "sync", "sys", "verify",
+        ],
+    ),
+    // Complete operations.
+    (
+        "load",
+        &[
+            "buffer", "control", "device", "error", "exporter", "facts", "flow", "message",
+            "options", "plan", "reasons", "request", "sink", "source", "transfer", "verify",
+        ],
+    ),
+    (
+        "save",
+        &[
+            "control", "error", "exporter", "facts", "flow", "folder", "message", "method",
+            "options", "plan", "reasons", "request", "source", "sync", "sys", "verify",
+        ],
+    ),
+    (
+        "record",
+        &["error", "facts", "folder", "options", "save", "sync", "sys"],
+    ),
+    (
+        "model",
+        &[
+            "buffer", "error", "format", "load", "message", "options", "request", "source", "sys",
+            "verify",
+        ],
+    ),
+    (
+        "snapshot",
+        &[
+            "buffer", "control", "error", "flow", "folder", "load", "message", "options", "plan",
+            "reasons", "request", "save", "source", "sync", "sys", "verify",
+        ],
+    ),
+    (
+        "hold",
+        &[
+            "buffer", "control", "error", "folder", "load", "message", "model", "options",
+            "request", "source", "sync", "sys", "verify",
+        ],
+    ),
+    (
+        "inspect",
+        &[
+            "control", "device", "error", "exporter", "facts", "options", "plan", "sys",
+        ],
+    ),
+];
+
+/// The code of a file without comments and tests.
+fn code_of(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap();
+    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    let lines = text.lines().map(str::trim_start);
+    let code = lines.filter(|line| !line.starts_with("//"));
+    code.collect::<Vec<_>>().join("\n")
+}
+
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => files.extend(files_below(&path)),
+            false => files.push(path),
+        }
+    }
+    files
+}
+
+/// The word after each `crate::`: a module, or a name that the root of the crate re-exports.
+fn named_in(code: &str) -> BTreeSet<String> {
+    let word = |text: &str| {
+        let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
+        text[..end.unwrap_or(text.len())].to_string()
+    };
+    code.match_indices("crate::")
+        .map(|(at, found)| word(&code[at + found.len()..]))
+        .collect()
+}
+
+/// Each module and the other modules that it uses.
+fn arrows() -> BTreeMap<String, BTreeSet<String>> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut arrows = BTreeMap::<String, BTreeSet<String>>::new();
+    for path in files_below(&src) {
+        let inside = path.strip_prefix(&src).unwrap();
+        let first = inside.iter().next().unwrap().to_str().unwrap();
+        let room = first.trim_end_matches(".rs").to_string();
+        let is_tests = path.file_name().is_some_and(|name| name == "tests.rs");
+        if room == "lib" || is_tests {
+            continue;
+        }
+        let code = code_of(&path);
+        // The `super` of a top-level file, or of a module's mod.rs, is the crate root.
+        let is_top =
+            inside.iter().count() == 1 || inside.ends_with(Path::new(&room).join("mod.rs"));
+        let climbs = if is_top { "super::" } else { "super::super::" };
+        assert!(!code.contains(climbs), "{} uses {climbs}", inside.display());
+        let mut used = named_in(&code);
+        used.remove(&room);
+        arrows.entry(room).or_default().extend(used);
+    }
+    arrows
+}
+
+#[test]
+fn modules_use_only_what_the_list_allows() {
+    let allowed: BTreeMap<_, _> = ROOMS.iter().copied().collect();
+    for (room, used) in arrows() {
+        let allowed = allowed.get(room.as_str());
+        let allowed = allowed.unwrap_or_else(|| panic!("{room} is not in the list"));
+        for other in used {
+            assert!(
+                allowed.contains(&other.as_str()),
+                "crates/dmafile/src/{room} uses crate::{other}, which the list does not allow"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_list_has_no_cycle_and_no_unused_entry() {
+    let arrows = arrows();
+    let mut above = BTreeSet::new();
+    for (room, allowed) in ROOMS {
+        let used = arrows.get(*room);
+        let used = used.unwrap_or_else(|| panic!("there is no module {room}"));
+        for other in *allowed {
+            assert!(
+                above.contains(other),
+                "{room}: {other} does not come before it"
+            );
+            assert!(used.contains(*other), "{room} no longer uses {other}");
+        }
+        assert!(above.insert(room), "{room} is listed twice");
+    }
+}
+
+#[test]
+fn every_form_of_use_is_found() {
+    let code =
+        "use crate::sys::{self, Errno};\nlet a = crate::flow::feed::Feed::new();\ncrate::Load";
+    let want = ["Load", "flow", "sys"].map(str::to_string);
+    assert_eq!(named_in(code), BTreeSet::from(want));
+}
