@@ -6,9 +6,11 @@ use clap::builder::{
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use dmafile::{
-    Algorithm, Allocation, Error, Hold, Io, Kind, Load, Method, Model, Opt, Origin, Pages, Pattern,
-    Save, Snapshot, SnapshotLoad, Verify,
+    Algorithm, Allocation, Error, Io, Kind, Load, Method, Model, Opt, Origin, Pages, Pattern, Save,
+    Verify,
 };
+use dmafile_hold::Hold;
+use dmafile_record::{Snapshot, SnapshotLoad};
 use nix::unistd::Group;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;

@@ -46,8 +46,8 @@ impl Default for Request {
 
 /// Which part of its source a load takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
-    /// [`Request::length`] bytes from [`Request::offset`] on.
+pub enum Reach {
+    /// The requested length, from the requested offset on.
     Asked,
     /// A start and a length, in bytes.
     Part(u64, u64),

@@ -1,10 +1,8 @@
 //! Every kind of memory, method and I/O mode loads the same bytes that sha256sum reads, at sizes around
 //! blocks and gathers, with ranges and holes, and zeros around them.
 
-mod common;
-
-use common::{buffer_digest, cached, cold, dir, dirty_memfd, evict, file_digest, sparse};
 use dmafile::{Buffer, Io, Kind, Load, Method, Pages};
+use dmafile_testkit::{buffer_digest, cached, cold, dir, dirty_memfd, evict, file_digest, sparse};
 use rustix::fs::MemfdFlags;
 use std::path::Path;
 
