@@ -56,19 +56,19 @@ pub(crate) fn plan(plan: &Plan) -> String {
         let (shape, why) = in_flight(block);
         line("block", &shape, &why);
     }
-    match (plan.gather, plan.block) {
-        (Some(gather), Some(_)) => {
-            let bytes = BinaryBytes(gather).to_string();
+    match (plan.chunk, plan.block) {
+        (Some(chunk), Some(_)) => {
+            let bytes = BinaryBytes(chunk).to_string();
             line(
                 "chunk",
                 &bytes,
-                "allocated before its reads begin (--gather)",
+                "allocated before its reads begin (--chunk)",
             );
         }
         // dmafile.ko has chunks in flight.
-        (Some(gather), None) => {
-            let (shape, why) = in_flight(gather);
-            line("chunk", &shape, &format!("{why} (--gather)"));
+        (Some(chunk), None) => {
+            let (shape, why) = in_flight(chunk);
+            line("chunk", &shape, &format!("{why} (--chunk)"));
         }
         (None, _) => {}
     }

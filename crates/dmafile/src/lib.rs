@@ -83,7 +83,7 @@ pub use model::Digests;
 pub use model::is_hidden;
 pub use model::{Model, Pattern, SMALL_READ, Tensor};
 pub use options::{
-    Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
+    Allocation, BLOCK_RANGE, DEFAULT_CHUNK, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
 };
 pub use plan::{Plan, Rung};
 pub use reasons::Reason;

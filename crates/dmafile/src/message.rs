@@ -19,8 +19,8 @@ pub enum Opt {
     Offset,
     /// [`Load::length`](crate::Load::length).
     Length,
-    /// [`Load::gather`](crate::Load::gather).
-    Gather,
+    /// [`Load::chunk`](crate::Load::chunk).
+    Chunk,
     /// [`Load::block`](crate::Load::block).
     Block,
     /// [`Load::queue_depth`](crate::Load::queue_depth).
@@ -54,7 +54,7 @@ impl Opt {
             Self::Io => "io",
             Self::Offset => "offset",
             Self::Length => "length",
-            Self::Gather => "gather",
+            Self::Chunk => "chunk",
             Self::Block => "block",
             Self::QueueDepth => "queue_depth",
             Self::Allocation => "allocation",

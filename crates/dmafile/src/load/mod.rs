@@ -146,11 +146,11 @@ impl Load {
         self
     }
 
-    /// Maximum size of a chunk ("gather") in bytes. Memory is allocated in chunks, each while the
-    /// previous one is being read; the first and the last ones are smaller. At least one block;
-    /// default [`DEFAULT_GATHER`](crate::DEFAULT_GATHER).
-    pub fn gather(mut self, bytes: u64) -> Self {
-        self.request.gather = Some(bytes);
+    /// Maximum size of a chunk in bytes. Memory is allocated in chunks, each while the previous one is
+    /// being read; the first and the last ones are smaller. At least one block; default
+    /// [`DEFAULT_CHUNK`](crate::DEFAULT_CHUNK).
+    pub fn chunk(mut self, bytes: u64) -> Self {
+        self.request.chunk = Some(bytes);
         self
     }
 
