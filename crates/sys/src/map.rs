@@ -415,13 +415,13 @@ impl View {
 
 /// Bytes that a caller lends for reading.
 #[derive(Clone)]
-pub struct Lent<'m> {
+pub struct Borrowed<'m> {
     region: Region<'m>,
     /// Keeps them alive and in place, if no borrow does.
     _owner: Option<Arc<dyn AsRef<[u8]> + Send + Sync>>,
 }
 
-impl<'m> Lent<'m> {
+impl<'m> Borrowed<'m> {
     /// For as long as they are borrowed.
     pub fn shown(memory: &'m [u8]) -> Self {
         Self {

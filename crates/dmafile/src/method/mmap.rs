@@ -2,13 +2,13 @@
 //! load, the result is an error and not SIGBUS.
 
 use super::fill::{cut_short, failed};
-use super::{Job, Stop, work};
+use super::{ReadJob, Stop, work};
 use crate::error::Error;
 use crate::flow::feed::Lane;
 use crate::sys::map::Mapping;
 use crate::sys::{Errno, file, sandbox};
 
-pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let mut maps = Vec::new();
     for (_, start, size) in job.source.files() {
         let cannot_map =
@@ -38,7 +38,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
 
 /// A page of the mapping could not be read: the file ends before it, or the disk failed; or it is a
 /// page of the buffer.
-fn fault(job: &Job<'_>, offset: u64) -> Error {
+fn fault(job: &ReadJob<'_>, offset: u64) -> Error {
     if let Some(Err(error)) = job.descriptor.map(|target| job.still_whole(target)) {
         return error;
     }

@@ -1,7 +1,7 @@
 //! `sendfile`: the kernel copies from the page cache into the buffer's descriptor.
 
 use super::fill::{cut_short, failed, is_refusal, refused};
-use super::{Job, Stop, work};
+use super::{ReadJob, Stop, work};
 use crate::error::Error;
 use crate::flow::feed::Lane;
 use crate::message::{Opt, message};
@@ -9,7 +9,7 @@ use crate::options::{Kind, Method};
 use crate::sys::{pipe, sandbox};
 use std::os::fd::{AsFd, BorrowedFd};
 
-pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     // It writes at the file position, which all duplicates of a descriptor share: so reopen it.
     let target = job.target()?;
     match pipe::reopen(target) {
@@ -31,7 +31,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
 }
 
 /// Sends to a descriptor whose position nothing else uses.
-fn send(job: &Job<'_>, to: BorrowedFd<'_>) -> Result<(), Stop> {
+fn send(job: &ReadJob<'_>, to: BorrowedFd<'_>) -> Result<(), Stop> {
     work(job, Lane::Main, 0, |extent| {
         let fail = |done, errno| {
             let error = failed(job.source, extent.file + done, errno);

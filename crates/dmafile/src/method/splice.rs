@@ -1,7 +1,7 @@
 //! `splice`: as `sendfile`, through a separate, larger pipe.
 
 use super::fill::{cut_short, failed, is_refusal, refused};
-use super::{Job, Stop, work};
+use super::{ReadJob, Stop, work};
 use crate::error::Error;
 use crate::flow::feed::Lane;
 use crate::sys::pipe::Pipe;
@@ -10,7 +10,7 @@ use crate::sys::sandbox;
 /// An unprivileged user's largest pipe (/proc/sys/fs/pipe-max-size).
 const PIPE: usize = 1 << 20;
 
-pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let to = job.target()?;
     let pipe = Pipe::new(PIPE)
         .map_err(|errno| Error::os("cannot make a pipe", errno).of_calls(&[sandbox::PIPE2]))?;

@@ -2,7 +2,7 @@
 
 use super::MOST_THREADS;
 use super::{Rung, SMALL_FILE};
-use crate::facts::target::Target;
+use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
 use crate::options::{Allocation, Kind, Method, Pages};
 use crate::request::Request;
@@ -14,7 +14,7 @@ const ALLOCATOR_SHARE: u64 = 32 << 20;
 pub(super) fn allocation(
     request: &Request,
     file: &File,
-    target: &Target,
+    target: &MemoryTarget,
     pages: Pages,
     (first, alone): (Rung, bool),
     bytes: u64,
@@ -95,7 +95,7 @@ pub(super) fn allocators(host: &Host, first: Rung, alone: bool, capacity: u64) -
 }
 
 /// Whether one call can allocate the buffer and read into it: a new buffer, for one run of one file.
-pub(super) fn fuses(target: &Target, first: Rung, one_run: bool) -> bool {
+pub(super) fn fuses(target: &MemoryTarget, first: Rung, one_run: bool) -> bool {
     match first.method {
         Method::Module => matches!(target.kind, Kind::Dmafile) && one_run,
         // It is only ever listed for that.

@@ -3,7 +3,7 @@
 use super::Rung;
 use super::tuning::{DIRECT_BLOCK, DIRECT_DEPTH};
 use crate::error::{Error, Result, errno_name};
-use crate::facts::target::Target;
+use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
 use crate::message::{Message, Opt, message};
 use crate::options::{Io, Kind, Method, Pages};
@@ -26,7 +26,7 @@ pub(crate) fn registered_need(page: u64) -> u64 {
 }
 
 /// Whether direct reads can go to the final addresses of the bytes, the first of which is byte `start`.
-fn landing(target: &Target, file: &File, start: u64) -> Result<(), Message> {
+fn landing(target: &MemoryTarget, file: &File, start: u64) -> Result<(), Message> {
     if let Some(errno) = target.dma_buf.as_ref().and_then(|facts| facts.unpinnable) {
         let errno = errno_name(errno.raw_os_error());
         return Err(format!("the mapping of this dma-buf cannot be pinned ({errno})").into());
@@ -35,7 +35,7 @@ fn landing(target: &Target, file: &File, start: u64) -> Result<(), Message> {
 }
 
 /// Whether whole blocks of the file can be read to the final place of their bytes.
-fn congruent(target: &Target, file: &File, start: u64) -> Result<(), Message> {
+fn congruent(target: &MemoryTarget, file: &File, start: u64) -> Result<(), Message> {
     match target.existing {
         Some(memory)
             if memory.address.wrapping_add(memory.at.unwrap_or(0)) % file.align
@@ -53,7 +53,7 @@ fn congruent(target: &Target, file: &File, start: u64) -> Result<(), Message> {
 
 /// What to read from a file.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct WantedRange {
     /// The first byte.
     pub start: u64,
     /// Bytes in the page cache.
@@ -72,12 +72,12 @@ pub(super) fn ladder(
     request: &Request,
     file: &File,
     host: &Host,
-    target: &Target,
+    target: &MemoryTarget,
     pages: Pages,
-    wanted: Wanted,
+    wanted: WantedRange,
     log: &Reasons,
 ) -> Result<(Vec<Rung>, Option<Message>)> {
-    let Wanted {
+    let WantedRange {
         start,
         to_copy,
         to_read,
@@ -227,7 +227,7 @@ pub(super) fn ladder(
 }
 
 /// Whether the memory can be DMA-mapped for the disk once; otherwise why not.
-fn maps_once(file: &File, target: &Target) -> Result<(), Message> {
+fn maps_once(file: &File, target: &MemoryTarget) -> Result<(), Message> {
     let of_dma_buf = target.dma_buf.as_ref();
     let refused = file.premap_refused.as_ref();
     let refused = refused.or_else(|| of_dma_buf?.premap_refused.as_ref());
@@ -239,7 +239,7 @@ pub(super) fn describe_mapping(
     ladder: &[Rung],
     refused: Option<Message>,
     file: &File,
-    target: &Target,
+    target: &MemoryTarget,
     log: &Reasons,
 ) {
     let first = ladder[0];
@@ -308,7 +308,7 @@ pub(crate) fn no_uring(host: &Host, file_system: &str, align_told: bool) -> Opti
 pub(super) fn window(
     ladder: &mut Vec<Rung>,
     host: &Host,
-    target: &Target,
+    target: &MemoryTarget,
     pages: Pages,
     block: u64,
     depth: u32,
@@ -335,7 +335,7 @@ pub(super) fn window(
     let in_flight = block * u64::from(depth);
     let limit = host.pin_limit();
     let instead = ladder.iter().any(|rung| !pins(&rung));
-    let pinned = Pinned {
+    let pinned = PinnedBytes {
         windows,
         in_flight,
         margin,
@@ -354,7 +354,7 @@ pub(super) fn window(
 
 /// What registered buffers pin. Sizes are in bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedBytes {
     /// Number of windows that exist at once.
     pub windows: u64,
     /// Bytes in flight, which one window must hold.
@@ -363,7 +363,7 @@ pub(crate) struct Pinned {
     pub margin: u64,
 }
 
-impl Pinned {
+impl PinnedBytes {
     /// For windows of memory on pages of `page` bytes.
     pub(crate) fn windows(in_flight: u64, page: u64) -> Self {
         Self {
@@ -411,7 +411,7 @@ impl Pinned {
 }
 
 /// Whether a method works with a kind of memory and an I/O mode at all; otherwise why not.
-fn serves(rung: Rung, target: &Target, pages: Pages) -> Result<(), Message> {
+fn serves(rung: Rung, target: &MemoryTarget, pages: Pages) -> Result<(), Message> {
     match rung.method {
         Method::Bounce if !rung.direct => {
             Err("reads through the page cache need no bounce ring".into())
@@ -437,7 +437,7 @@ fn serves(rung: Rung, target: &Target, pages: Pages) -> Result<(), Message> {
 }
 
 /// sendfile and splice need a descriptor that supports write.
-fn writes_into(target: &Target, pages: Pages) -> Result<(), Message> {
+fn writes_into(target: &MemoryTarget, pages: Pages) -> Result<(), Message> {
     match (&target.kind, pages) {
         _ if target.dma_buf.is_some() => {
             Err("a dma-buf cannot be written through its descriptor".into())

@@ -3,7 +3,7 @@
 use super::SMALL_FILE;
 use crate::error::{Error, Result};
 use crate::facts::Host;
-use crate::facts::target::Target;
+use crate::facts::target::MemoryTarget;
 use crate::message::Opt;
 use crate::options::{DEFAULT_CHUNK, Kind, Method, Pages};
 use crate::reasons::Reasons;
@@ -14,7 +14,7 @@ use crate::request::Request;
 pub(super) fn pages(
     request: &Request,
     host: &Host,
-    target: &Target,
+    target: &MemoryTarget,
     bytes: u64,
     footprint: impl Fn(u64) -> u64,
     log: &Reasons,
@@ -83,7 +83,7 @@ const VMAPS_WRONG: &str =
 fn best_pages(
     request: &Request,
     host: &Host,
-    target: &Target,
+    target: &MemoryTarget,
     bytes: u64,
     footprint: impl Fn(u64) -> u64,
 ) -> (Pages, String) {

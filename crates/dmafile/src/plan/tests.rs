@@ -3,7 +3,7 @@
 use super::{Plan, range};
 use crate::error::Result;
 use crate::exporter::ko::Ko;
-use crate::facts::target::{DmaBufFacts, Existing, Target};
+use crate::facts::target::{DmaBufFacts, ExistingMemory, MemoryTarget};
 use crate::facts::{File, Host, Layout, Run};
 use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::reasons::Reasons;
@@ -74,7 +74,7 @@ struct Asked {
     queue_depth: Option<u32>,
     allocation: Allocation,
     check_memory: bool,
-    existing: Option<Existing>,
+    existing: Option<ExistingMemory>,
     dma_buf: Option<DmaBufFacts>,
     ring: Option<u64>,
     copies: bool,
@@ -137,13 +137,13 @@ impl Asked {
         }
     }
 
-    fn target(&self) -> Target {
-        Target {
+    fn target(&self) -> MemoryTarget {
+        MemoryTarget {
             existing: self.existing,
             dma_buf: self.dma_buf.clone(),
             ring: self.ring,
             copies: self.copies,
-            ..Target::of(self.kind.clone())
+            ..MemoryTarget::of(self.kind.clone())
         }
     }
 }
@@ -185,8 +185,8 @@ fn why<'p>(plan: &'p Plan, about: &str, choice: &str) -> &'p str {
 }
 
 /// An existing GiB of base pages.
-fn full_memory() -> Existing {
-    Existing {
+fn full_memory() -> ExistingMemory {
+    ExistingMemory {
         bytes: GIB,
         address: 0,
         at: None,
@@ -323,7 +323,7 @@ fn memory_that_cannot_be_premapped_is_copied_from_a_premapped_ring() {
         ..asked
     };
     let apart = |asked: Asked| Asked {
-        existing: Some(Existing {
+        existing: Some(ExistingMemory {
             at: Some(777),
             ..full_memory()
         }),
@@ -780,7 +780,7 @@ fn memory_that_direct_reads_cannot_fill_uses_bounce_buffers() {
     // The caller's memory, with an address that does not match the offset.
     let request = Asked {
         kind: Kind::Caller,
-        existing: Some(Existing {
+        existing: Some(ExistingMemory {
             bytes: GIB,
             address: 100,
             at: None,
@@ -954,7 +954,7 @@ fn only_the_missing_pages_of_existing_memory_are_counted() {
     };
     let plan = |lacking| {
         let request = Asked {
-            existing: Some(Existing {
+            existing: Some(ExistingMemory {
                 bytes: 2 * GIB,
                 address: 0,
                 at: Some(GIB),
