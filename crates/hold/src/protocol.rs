@@ -85,7 +85,7 @@ pub(super) struct Answer {
     /// Some of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub some_takers: Vec<(u32, u32)>,
-    /// Files from [`Request::from`] on.
+    /// Files from [`PeerRequest::from`] on.
     #[serde(default)]
     pub files: Vec<HeldInfo>,
 }

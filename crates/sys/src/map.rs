@@ -430,7 +430,7 @@ impl<'m> Borrowed<'m> {
         }
     }
 
-    /// As [`Lent::shown`], for memory that others may write to at the same time.
+    /// As [`Borrowed::shown`], for memory that others may write to at the same time.
     pub fn shown_shared(memory: &'m [AtomicU8]) -> Self {
         let memory = NonNull::slice_from_raw_parts(NonNull::from(memory).cast(), memory.len());
         Self {

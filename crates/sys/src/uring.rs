@@ -19,7 +19,7 @@ struct Update {
 }
 
 const IORING_REGISTER_BUFFERS_UPDATE: u32 = 16;
-/// `data` is an array of [`Buffer`]; EINVAL if the kernel does not support it.
+/// `data` is an array of [`RegbufDesc`]; EINVAL if the kernel does not support it.
 const IORING_RSRC_UPDATE_EXTENDED: u32 = 1 << 1;
 
 /// struct io_uring_regbuf_desc.
@@ -179,7 +179,7 @@ impl<'m> IoRing<'m> {
         .map(drop)
     }
 
-    /// As [`Ring::fill_slot`], and maps them for direct reads of the file with this number. EOPNOTSUPP if that
+    /// As [`IoRing::fill_slot`], and maps them for direct reads of the file with this number. EOPNOTSUPP if that
     /// file's driver does not support it.
     pub fn fill_slot_mapped(
         &mut self,
@@ -233,7 +233,7 @@ impl<'m> IoRing<'m> {
         self.queue(false, token, landing, len, place);
     }
 
-    /// As [`Ring::read`], for a write.
+    /// As [`IoRing::read`], for a write.
     pub fn write(&mut self, token: u64, from: Landing<'m>, len: u64, place: (usize, u64)) {
         self.queue(true, token, from, len, place);
     }
