@@ -74,7 +74,7 @@ fn a_socket_is_refused() {
     let _listener = UnixListener::bind(address).unwrap();
     assert_eq!(
         dir.refuses("socket", 1),
-        format!("cannot load: socket: is a socket or a device without a driver (ENXIO); {REGULAR}")
+        format!("cannot load: socket: is a socket, or a device with no driver (ENXIO); {REGULAR}")
     );
 }
 

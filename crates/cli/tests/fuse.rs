@@ -469,7 +469,7 @@ fn a_holder_serves_and_ends_while_the_file_system_of_its_file_hangs() {
             let mut take = dir.dmafile("take file --at run/socket -- sh -c");
             let taken = end(take.arg("sha256sum <$DMAFILE_PATH")).ok();
             assert!(taken.stdout.starts_with(&digest), "{taken:?}");
-            let note = "dmafile: note: whether file has changed on the disk is unknown: its file system does not \
+            let note = "dmafile: note: file may have changed on the disk: its file system does not \
                         answer\n";
             assert_eq!(taken.stderr, note);
         }

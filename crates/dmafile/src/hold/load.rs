@@ -68,7 +68,7 @@ impl Wanted {
             Kind::Anon => Err(Error::usage(
                 Opt::To,
                 message![
-                    "private memory has no descriptor to hand out: use ",
+                    "private memory has no descriptor: use ",
                     Opt::To.set(Kind::Memfd)
                 ],
             )),
@@ -82,7 +82,7 @@ impl Wanted {
             )),
             Kind::Fd { .. } => Err(Error::usage(
                 Opt::To,
-                "a hold allocates separate memory for each file",
+                "fd:N cannot be used: a hold allocates memory for each file",
             )),
             _ => Ok(()),
         }
