@@ -250,7 +250,7 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	$(PYTHON) -m mypy
 
 # All features together are the default, which the workspace's clippy run checks.
-FEATURES := none model checksums inspect model,checksums model,inspect checksums,inspect hold
+FEATURES := none model checksums model,checksums hold
 features: need-rust-tools ## lint the engine with each combination of its features
 	@for features in $(FEATURES); do \
 		echo "features: $$features"; \
@@ -348,7 +348,7 @@ wheels-test: wheels ## install those wheels into clean roots of Debian 12 and 13
 	packaging/test-wheels $(WHEELS)
 	CARGO_TARGET_DIR=$(abspath $(TARGET))/sdist packaging/test-sdist $(WHEELS)/dmafile-$(VERSION).tar.gz
 
-CRATES := dmafile dmafile-cli
+CRATES := dmafile-sys dmafile dmafile-pins dmafile-cli
 
 crates: need-rust ## package the crates for crates.io in target/package, build their documentation, use the command (5 minutes)
 	@echo "crates: to $(TARGET)/package"

@@ -25,23 +25,23 @@
 //! Several processes can use one copy in memory: [`Hold`] loads files and serves their memory, [`Held`] takes
 //! it.
 //!
-//! Four features, all on by default, can be switched off:
+//! Three features, all on by default, can be switched off:
 //!
 //! - `model`: `Model`, `Pattern` and the module `format`, for headers of models and selected tensors;
 //! - `checksums`: `Load::verify`, `Save::verify`, and snapshots, which depend on them;
-//! - `inspect`: `doctor` and `pins`;
 //! - `hold`: `Hold`, `Held` and `Shared`, with `model` and `checksums`, which it needs.
 //!
 //! Linux only. io_uring is used from Linux 5.6 on. dmafile probes for what the system supports, falls back to
 //! the next best method, and gives the reason in the plan.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 // Only a build with all features reports dead code; with fewer, what they use is left over.
-#![cfg_attr(not(all(feature = "hold", feature = "inspect")), allow(dead_code))]
+#![cfg_attr(not(feature = "hold"), allow(dead_code))]
 
 mod buffer;
 mod control;
 mod device;
+mod doctor;
 mod error;
 mod exporter;
 pub mod facts;
@@ -52,8 +52,8 @@ pub mod folder;
 pub mod format;
 #[cfg(feature = "hold")]
 mod hold;
-#[cfg(feature = "inspect")]
-mod inspect;
+#[doc(hidden)]
+pub mod internal;
 mod load;
 mod message;
 mod method;
@@ -73,7 +73,7 @@ mod sink;
 mod snapshot;
 mod source;
 mod sync;
-mod sys;
+use dmafile_sys as sys;
 mod transfer;
 mod verify;
 
@@ -94,6 +94,7 @@ pub mod sandbox {
 
 pub use control::{CancelToken, Progress};
 pub use device::Device;
+pub use doctor::{Check, Health, doctor};
 pub use error::{Error, ErrorKind, Result, errno_name};
 pub use flow::clock::Cpu;
 #[cfg(feature = "hold")]
@@ -101,10 +102,6 @@ pub use hold::{
     Digest, Ended, FileIdentity, Found, Held, HeldFile, HeldInfo, Hold, Holder, Holding, Shared,
     Take, Taker, Vacant, holds, look_for_holder, release,
 };
-#[cfg(feature = "inspect")]
-pub use inspect::doctor::{Check, Health, doctor};
-#[cfg(feature = "inspect")]
-pub use inspect::pins::{self, Pins, pins};
 pub use load::{Extent, Load, Loaded, Report};
 pub use message::{Message, Names, Opt, Part};
 #[doc(hidden)]

@@ -57,7 +57,7 @@ pub fn built(name: &str, flags: &[String]) -> PathBuf {
 
 /// Both names of all functions that the engine calls.
 pub fn calls() -> Vec<(String, String)> {
-    let table = include_str!("../../src/sys/driver.rs").lines();
+    let table = include_str!("../../../sys/src/driver.rs").lines();
     let names = table.filter_map(|line| line.split_once(" = \"cu"));
     names
         .map(|(_, line)| {
