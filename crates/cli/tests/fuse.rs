@@ -141,8 +141,8 @@ fn direct_io_refused_at_a_later_read_falls_back_to_buffered() {
         let line = fails(faults, "--io direct --block 256K").unwrap();
         assert_eq!(
             line,
-            "direct read refused: m/file: Invalid argument (EINVAL); use --io buffered, or leave \
-             it to --io auto"
+            "direct read refused: m/file: Invalid argument (EINVAL); use --io buffered or \
+             --io auto"
         );
     }
 }
