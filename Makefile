@@ -56,7 +56,7 @@ KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --ma
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
-.PHONY: help demo test interference-test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz fuzz-planted vm-bench bench save-bench lint features docs install uninstall build built extension \
+.PHONY: help demo test interference-test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz fuzz-planted vm-bench bench save-bench lint docs install uninstall build built extension \
 	deb deb-test wheels wheels-test crates sbom licences msrv release release-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
@@ -243,21 +243,10 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	@$(MAKE) --no-print-directory features
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	$(PYTHON) -m ruff check conftest.py $(SCRIPTS)
 	$(PYTHON) -m ruff format --check conftest.py $(SCRIPTS)
 	$(PYTHON) -m mypy
-
-# All features together are the default, which the workspace's clippy run checks.
-FEATURES := none model checksums model,checksums hold
-features: need-rust-tools ## lint the engine with each combination of its features
-	@for features in $(FEATURES); do \
-		echo "features: $$features"; \
-		[ $$features != none ] || features=; \
-		cargo clippy --quiet --package dmafile --locked --no-default-features --features "$$features" -- -D warnings \
-			|| exit 1; \
-	done
 
 docs: build extension .venv/docs ## build the site of the documentation, the man pages and shell completions under target/
 	@echo "docs: man pages and completions to $(TARGET)/docs, the site to $(TARGET)/site/index.html"
@@ -348,7 +337,7 @@ wheels-test: wheels ## install those wheels into clean roots of Debian 12 and 13
 	packaging/test-wheels $(WHEELS)
 	CARGO_TARGET_DIR=$(abspath $(TARGET))/sdist packaging/test-sdist $(WHEELS)/dmafile-$(VERSION).tar.gz
 
-CRATES := dmafile-sys dmafile dmafile-pins dmafile-cli
+CRATES := dmafile-sys dmafile dmafile-hold dmafile-record dmafile-pins dmafile-cli
 
 crates: need-rust ## package the crates for crates.io in target/package, build their documentation, use the command (5 minutes)
 	@echo "crates: to $(TARGET)/package"

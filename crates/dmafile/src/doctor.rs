@@ -371,7 +371,7 @@ fn dmafile_ko() -> Check {
                 "{}; dma-bufs of up to {} MiB; chunks of {} MiB, {} in flight",
                 found.abilities(),
                 found.max_buffer >> 20,
-                found.gather >> 20,
+                found.chunk >> 20,
                 found.depth
             );
             return Check::new(name, Health::Good, text);

@@ -137,7 +137,7 @@ impl Folder {
     ///
     /// # Errors
     /// Those of stat(2).
-    pub(crate) fn look(&self) -> Result<Named, Errno> {
+    pub fn look(&self) -> Result<Named, Errno> {
         place::look_at(self.fd())
     }
 
@@ -145,7 +145,7 @@ impl Folder {
     ///
     /// # Errors
     /// EACCES without permission to enter the folder.
-    pub(crate) fn look_up(&self, name: &OsStr) -> Result<Option<Named>, Errno> {
+    pub fn look_up(&self, name: &OsStr) -> Result<Option<Named>, Errno> {
         place::look_up(self.fd(), name)
     }
 

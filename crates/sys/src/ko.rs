@@ -174,7 +174,7 @@ pub struct Range {
 #[derive(Clone, Copy, Debug)]
 pub struct How {
     /// Bytes that are allocated, and passed to the file system, at a time; 0 for the module's default.
-    pub gather: u64,
+    pub chunk: u64,
     /// Fail with EINVAL rather than use the page cache or a copy.
     pub strict: bool,
     /// Allocate everything before the first read.
@@ -248,7 +248,7 @@ pub fn allocate_and_read(
         length: range.len,
         buffer_offset: range.at,
         buffer_size: size,
-        gather: how.gather,
+        gather: how.chunk,
         progress: progress.address(),
         ..AllocRead::default()
     };
@@ -307,7 +307,7 @@ fn rw(
         file_offset: range.file,
         buffer_offset: range.at,
         length: range.len,
-        gather: how.gather,
+        gather: how.chunk,
         progress: progress.address(),
         ..Rw::default()
     };

@@ -10,12 +10,18 @@ use std::ffi::c_long;
 pub struct Call {
     name: &'static str,
     number: c_long,
+    /// Arguments that are an empty path instead: checkers of memory accesses report -1 for a path.
+    paths: &'static [usize],
 }
 
 macro_rules! calls {
-    ($($constant:ident $name:ident = $number:ident;)*) => {
+    ($($constant:ident $name:ident = $number:ident $($path:literal)*;)*) => {
         $(#[doc = stringify!($name)]
-        pub const $constant: Call = Call { name: stringify!($name), number: libc::$number };)*
+        pub const $constant: Call = Call {
+            name: stringify!($name),
+            number: libc::$number,
+            paths: &[$($path),*],
+        };)*
         #[cfg(test)]
         const ALL: &[Call] = &[$($constant),*];
     };
@@ -32,7 +38,7 @@ calls! {
     FDATASYNC fdatasync = SYS_fdatasync;
     FSYNC fsync = SYS_fsync;
     FTRUNCATE ftruncate = SYS_ftruncate;
-    LINKAT linkat = SYS_linkat;
+    LINKAT linkat = SYS_linkat 1 3;
     LISTEN listen = SYS_listen;
     MEMFD_CREATE memfd_create = SYS_memfd_create;
     PIPE2 pipe2 = SYS_pipe2;
@@ -53,6 +59,7 @@ calls! {
 pub const READLINK: Call = Call {
     name: "readlink",
     number: libc::SYS_readlink,
+    paths: &[],
 };
 /// As readlinkat, where there is no other call.
 #[cfg(not(target_arch = "x86_64"))]
@@ -91,9 +98,11 @@ impl Call {
 
     /// What it returns for arguments that nothing can be done with.
     fn answer(self) -> Errno {
-        let none: c_long = -1;
-        // SAFETY: with these arguments the calls above neither access memory nor do anything.
-        unsafe { libc::syscall(self.number, none, none, none, none, none, none) };
+        let path = c"".as_ptr().expose_provenance() as c_long;
+        let argument = |at| if self.paths.contains(&at) { path } else { -1 };
+        let [a, b, c, d, e, f] = std::array::from_fn(argument);
+        // SAFETY: with these arguments the calls above do nothing, and access no memory but the empty path.
+        unsafe { libc::syscall(self.number, a, b, c, d, e, f) };
         super::last_errno()
     }
 }
@@ -116,6 +125,7 @@ mod tests {
         let call = Call {
             name: "none",
             number,
+            paths: &[],
         };
         assert_eq!(call.refusal(), Some(Errno::NOSYS));
         assert!(call.refuses(Errno::NOSYS) && !call.refuses(Errno::PERM));
