@@ -99,7 +99,7 @@ class PageCache:
         assert ("reads leave nothing in the page cache" in plan) == self.drops, plan
         assert "RWF_DONTCACHE" in plan, plan
         doctor = self.loads.run("doctor", str(file.path)).stdout
-        assert ("can drop from the page cache" in doctor) == self.drops, doctor
+        assert ("can drop their pages from the page cache" in doctor) == self.drops, doctor
         assert ("fill the page cache" in doctor) != self.drops, doctor
 
 
