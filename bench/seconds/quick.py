@@ -115,9 +115,9 @@ def result(
         "seconds",
         "GB/s",
         "CPU s/GB",
-        "MiB over file",
+        "extra MiB",
         "MiB cached after",
-        "to the fastest",
+        "relative time",
     ]
     return Result(
         f"quick-{size // MIB}MiB-{'warm' if warm else 'cold'}", title, head, lines, notes, charts

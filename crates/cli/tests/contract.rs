@@ -370,7 +370,7 @@ fn without_udmabuf_the_error_names_a_remedy() {
     }
     assert_eq!(
         dir.refuses("file --to udmabuf", 1),
-        "cannot make the buffer: udmabuf: there is no /dev/udmabuf (ENOENT); modprobe \
+        "cannot create the buffer: udmabuf: there is no /dev/udmabuf (ENOENT); modprobe \
          udmabuf (CONFIG_UDMABUF; in a container, on its host), or --to memfd"
     );
 }
@@ -425,7 +425,7 @@ fn dma_buf_selects_an_available_kind_or_says_why_there_is_none() {
     }
     let line = dir.refuses("file --to dma-buf", 1);
     for part in [
-        "cannot make a dma-buf: dma-buf: dmafile: ",
+        "cannot create a dma-buf: dma-buf: dmafile: ",
         "there is no /dev/dmafile (ENOENT)",
         "; and udmabuf: ",
         "there is no /dev/udmabuf (ENOENT)",
@@ -442,7 +442,7 @@ fn a_missing_heap_is_refused_with_a_remedy() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let line = dir.refuses("file --to heap:none", 1);
-    let why = "cannot make the buffer: heap:none: there is no /dev/dma_heap/none (ENOENT); ";
+    let why = "cannot create the buffer: heap:none: there is no /dev/dma_heap/none (ENOENT); ";
     let remedy = match std::path::Path::new("/dev/dma_heap").exists() {
         true => "use an existing one: heap:",
         false => "use a kernel with CONFIG_DMABUF_HEAPS_SYSTEM",
@@ -796,12 +796,12 @@ fn explain_prints_only_the_settings_that_the_load_uses() {
     let [line] = &lines("--method read --io direct --allocation in-read")[..] else {
         panic!("one block, and no chunk");
     };
-    let start = "block 4.00 MiB one after the other, aligned to ";
+    let start = "block 4.00 MiB one at a time, aligned to ";
     assert!(line.starts_with(start), "{line}");
     assert_eq!(
         lines("--method mmap --allocation ahead --block 64K --queue-depth 7"),
         [
-            "block 64.00 KiB one after the other",
+            "block 64.00 KiB one at a time",
             "chunk 128.00 MiB allocated before its reads begin (--chunk)",
         ]
     );
@@ -890,8 +890,7 @@ fn doctor_and_explain_say_whether_a_gpu_can_be_used() {
     let found = gpus("double");
     assert_eq!(found.len(), 2);
     for (number, check) in found.iter().enumerate() {
-        let start =
-            format!("cuda:{number}, double {number}, driver 13.5; pins sealed memory too; ");
+        let start = format!("cuda:{number}, double {number}, driver 13.5; can pin sealed memory; ");
         assert!(
             check["found"].as_str().unwrap().starts_with(&start),
             "{check}"
@@ -934,10 +933,7 @@ fn doctor_and_explain_say_whether_a_gpu_can_be_used() {
             20 << 20,
             "2 slots of at most 16777216 bytes, each filled once",
         ),
-        (
-            300 << 20,
-            "16 slots of 16777216 bytes, filled again and again",
-        ),
+        (300 << 20, "16 slots of 16777216 bytes, reused"),
     ] {
         // A hole takes no space.
         fs::File::create(dir.path("large"))

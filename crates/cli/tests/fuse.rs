@@ -141,8 +141,8 @@ fn direct_io_refused_at_a_later_read_falls_back_to_buffered() {
         let line = fails(faults, "--io direct --block 256K").unwrap();
         assert_eq!(
             line,
-            "direct read refused: m/file: Invalid argument (EINVAL); use --io buffered, or leave \
-             it to --io auto"
+            "direct read refused: m/file: Invalid argument (EINVAL); use --io buffered or \
+             --io auto"
         );
     }
 }
@@ -469,7 +469,7 @@ fn a_holder_serves_and_ends_while_the_file_system_of_its_file_hangs() {
             let mut take = dir.dmafile("take file --at run/socket -- sh -c");
             let taken = end(take.arg("sha256sum <$DMAFILE_PATH")).ok();
             assert!(taken.stdout.starts_with(&digest), "{taken:?}");
-            let note = "dmafile: note: whether file has changed on the disk is unknown: its file system does not \
+            let note = "dmafile: note: file may have changed on the disk: its file system does not \
                         answer\n";
             assert_eq!(taken.stderr, note);
         }

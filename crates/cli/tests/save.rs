@@ -629,7 +629,7 @@ fn a_full_file_system_is_found_before_the_first_write() {
     let report = end(&mut save(&dir, &small, "small/to --json")).ok().json();
     assert!(fs::read(&to).unwrap() == content(0, 2 * MIB as usize));
     assert_eq!(report["io"], "buffered");
-    assert!(common::reasons(&report).contains("tmpfs keeps its files in memory"));
+    assert!(common::reasons(&report).contains("tmpfs files are in memory"));
     // As a source, a file on tmpfs is memory too, and is not copied first.
     let report = dir.run("save --from small/to copy --json").ok().json();
     assert_eq!(report["method"], "uring", "{report}");

@@ -252,11 +252,11 @@ fn a_refused_required_system_call_is_an_error() {
     let dir = Dir::new();
     let file = dir.file("file", SIZE);
     for (name, args, part) in [
-        ("memfd_create", "", "cannot make the buffer: memfd, "),
+        ("memfd_create", "", "cannot create the buffer: memfd, "),
         ("process_vm_readv", "--method mmap", "cannot read: file: "),
         ("sendfile", "--method sendfile", "cannot read: file: "),
         ("splice", "--method splice", "cannot read: file: "),
-        ("pipe2", "--method splice", "cannot make a pipe: "),
+        ("pipe2", "--method splice", "cannot create a pipe: "),
     ] {
         let (_, number) = *CALLS.iter().find(|call| call.0 == name).unwrap();
         common::evict(&fs::File::open(&file).unwrap());

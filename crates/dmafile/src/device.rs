@@ -23,7 +23,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Whether the driver is NVIDIA's rather than AMD's.
+    /// Returns `true` if the driver is NVIDIA's rather than AMD's.
     pub fn is_cuda(self) -> bool {
         self.api == Api::Cuda
     }

@@ -397,7 +397,7 @@ fn a_failed_save_leaves_the_old_file() {
     let save = Save::new(from(), dir.path().join("no/such/file"));
     let line = text(save, &to);
     assert!(
-        line.contains("no such folder (ENOENT); make the folder first"),
+        line.contains("no such folder (ENOENT); create it first"),
         "{line}"
     );
     let save = Save::new(from(), dir.path().join("missing")).in_place(0);

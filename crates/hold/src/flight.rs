@@ -17,7 +17,7 @@ pub(super) struct InFlight {
     /// Descriptors by user, for other users than owners.
     users: BTreeMap<u32, usize>,
     all: usize,
-    /// Whether someone had to wait for others to receive.
+    /// True if someone had to wait for others to receive.
     pub full: bool,
 }
 

@@ -293,7 +293,10 @@ impl Hold {
                     Error::os("cannot open", errno(error)).at(path.display().to_string())
                 })?;
                 name::of(&real).ok_or_else(|| {
-                    let why = format!("no name can be made from '{}': choose one", path.display());
+                    let why = format!(
+                        "'{}' does not yield a valid name: choose one",
+                        path.display()
+                    );
                     Error::usage("name", why)
                 })?
             }
@@ -439,12 +442,12 @@ impl Holder {
         &self.files
     }
 
-    /// Whether the memory was kept by the service manager, so that nothing was read.
+    /// Returns `true` if the service manager had kept the memory, so nothing was read.
     pub fn is_stored(&self) -> bool {
         self.stored
     }
 
-    /// Whether it is still serving: it has neither been released nor been idle for too long.
+    /// Returns `true` if it is still serving: it has neither been released nor been idle for too long.
     pub fn is_serving(&self) -> bool {
         self.thread
             .as_ref()

@@ -72,7 +72,7 @@ impl HoldOptions {
             Kind::Anon => Err(Error::usage(
                 Opt::To,
                 message![
-                    "private memory has no descriptor to hand out: use ",
+                    "private memory has no descriptor: use ",
                     Opt::To.set(Kind::Memfd)
                 ],
             )),
@@ -86,7 +86,7 @@ impl HoldOptions {
             )),
             Kind::Fd { .. } => Err(Error::usage(
                 Opt::To,
-                "a hold allocates separate memory for each file",
+                "fd:N cannot be used: a hold allocates memory for each file",
             )),
             _ => Ok(()),
         }

@@ -377,7 +377,7 @@ impl Peer {
 }
 
 /// Sends an answer with descriptors of these files. Each one is of its own, with an offset, flags and locks that no
-/// other process shares, if that is possible: dma-bufs cannot be opened again.
+/// other process shares, if that is possible: dma-bufs cannot be reopened.
 fn send(socket: BorrowedFd<'_>, bytes: &[u8], members: &[Member]) -> Result<(), Errno> {
     let fds = members.iter().flat_map(|member| &member.fds);
     let own: Result<Vec<_>, Errno> = fds.clone().map(|fd| memfd::again(fd.as_fd())).collect();

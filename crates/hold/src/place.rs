@@ -84,7 +84,7 @@ pub(super) fn make_in(folder: &Folder, name: &OsStr, mode: u32) -> Result<Folder
 }
 
 fn cannot_make(errno: Errno) -> Error {
-    Error::os("cannot make the folder", errno)
+    Error::os("cannot create the folder", errno)
 }
 
 fn cannot_open(errno: Errno, path: &Path) -> Error {
@@ -145,7 +145,7 @@ fn in_use(path: &Path) -> Error {
 fn failed(path: &Path) -> impl Fn(Errno) -> Error {
     let place = path.display().to_string();
     move |errno| {
-        let error = Error::os("cannot make the socket", errno).at(&place);
+        let error = Error::os("cannot create the socket", errno).at(&place);
         error.of_calls(&[
             sandbox::SOCKET,
             sandbox::FCHMOD,

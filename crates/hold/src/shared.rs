@@ -251,7 +251,7 @@ impl Vacant {
     /// compared with its digest, if [`Shared::verify`] is set.
     ///
     /// # Errors
-    /// EPROTO for anything else than such a memfd, EBUSY if it is mapped for writing, EBADMSG for a wrong
+    /// EPROTO for anything other than such a memfd, EBUSY if it is mapped for writing, EBADMSG for a wrong
     /// digest, ESTALE if a file has changed since.
     pub fn fill(mut self, memory: Vec<OwnedFd>) -> Result<Held> {
         let files = std::mem::take(&mut self.files);

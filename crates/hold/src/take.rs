@@ -296,7 +296,7 @@ pub(super) fn receive(talk: Talk, name: &str) -> Result<Held> {
         for info in answer.files {
             let own: Vec<_> = fds.by_ref().take(info.descriptors).collect();
             if own.len() != info.descriptors {
-                return Err(talk.unsound("it came with too few descriptors"));
+                return Err(talk.unsound("the reply carries too few descriptors"));
             }
             let buffer = Buffer::of_peer(own, &info.kind, (info.offset, info.bytes), info.sealed)
                 .map_err(|why| {
@@ -306,10 +306,10 @@ pub(super) fn receive(talk: Talk, name: &str) -> Result<Held> {
             files.push((buffer, info));
         }
         if fds.next().is_some() {
-            return Err(talk.unsound("it came with too many descriptors"));
+            return Err(talk.unsound("the reply carries too many descriptors"));
         }
         if count == 0 || files.len() > answer.total {
-            return Err(talk.unsound("it has no files, or not as many as it claims"));
+            return Err(talk.unsound("it has no files, or not as many as it announces"));
         }
         if files.len() == answer.total {
             break;

@@ -525,7 +525,7 @@ fn invalid_requests_are_usage_errors() {
     ];
     for error in listed {
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
-        assert!(error.to_string().contains("has a comma"), "{error}");
+        assert!(error.to_string().contains("contains a comma"), "{error}");
     }
     fs::remove_file(&comma).unwrap();
     let gone = Hold::of([dir.path().join("missing")])

@@ -58,7 +58,7 @@ pub struct Pins {
     pub absent: Vec<Absent>,
     /// Number of processes that could not be inspected, completely or only their rings.
     pub unreadable: u64,
-    /// Whether `/proc` does not even list processes of other users (mounted with `hidepid=2`). Their
+    /// True if `/proc` does not even list processes of other users (mounted with `hidepid=2`). Their
     /// number is unknown then.
     pub hidden: bool,
 }
@@ -112,7 +112,7 @@ pub struct Process {
     /// The soft limit on locked and pinned memory in bytes; None if there is no limit (RLIMIT_MEMLOCK
     /// in `/proc/PID/limits`).
     pub limit: Option<u64>,
-    /// Whether CAP_IPC_LOCK is effective and lifts that limit. In a user namespace other than the
+    /// True if CAP_IPC_LOCK is effective and lifts that limit. In a user namespace other than the
     /// initial one the capability has no effect, and this is false.
     pub cap_ipc_lock: bool,
     /// Its io_uring rings; None without permission to inspect them.

@@ -55,8 +55,8 @@ pub struct PageGroup {
     pub inode: Option<u64>,
     /// Its name, if a process maps it.
     pub file: Option<String>,
-    /// Whether the kernel counts their pins exactly: true for folios of several pages, and with `pin_owner=on`
-    /// on a kernel with the series for all.
+    /// True if the kernel counts their pins exactly: those of folios of several pages, and, with `pin_owner=on`
+    /// on a kernel with the series, all.
     pub exact: bool,
     /// Number of folios.
     pub folios: u64,
@@ -152,7 +152,7 @@ pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
 }
 
 fn refused(place: &str, errno: Errno) -> Error {
-    let error = Error::os("cannot look for pinned pages", errno).at(place);
+    let error = Error::os("cannot list pinned pages", errno).at(place);
     match errno {
         Errno::PERM | Errno::ACCESS => {
             match host::choice("/sys/kernel/security/lockdown").as_deref() {
@@ -267,7 +267,7 @@ impl Kernel {
         let types = Btf::read()?;
         let strange = || {
             Error::new(
-                "cannot look for pinned pages",
+                "cannot list pinned pages",
                 "the kernel's tables have an unknown format",
             )
             .at(kcore::PATH)

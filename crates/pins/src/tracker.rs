@@ -19,7 +19,7 @@ pub struct PinnedRegion {
     pub id: Option<u64>,
     /// The process that pinned it; None if it is gone, or not in this PID namespace.
     pub pid: Option<u32>,
-    /// Whether that process has ended: the pins belong to a process that received its descriptor, or
+    /// True if that process has ended: the pins belong to a process that received its descriptor, or
     /// have leaked.
     pub gone: bool,
     /// The user of that process at that time.
@@ -34,7 +34,7 @@ pub struct PinnedRegion {
     pub start: u64,
     /// Where it ends (exclusive).
     pub end: u64,
-    /// Whether a device may write there.
+    /// True if a device may write there.
     pub writes: bool,
     /// Remaining pins.
     pub pins: u64,
@@ -44,7 +44,7 @@ pub struct PinnedRegion {
     pub age: f64,
     /// The memfd, if it was pinned through its descriptor.
     pub memfd: Option<RegionFile>,
-    /// Whether its number of pins may be wrong, because an unpin may have been attributed to another
+    /// True if its number of pins may be wrong, because an unpin may have been attributed to another
     /// region on the same folio, or the other way round.
     pub guessed: bool,
     /// The call stack, with `pin_owner=on,stack`.
@@ -143,10 +143,10 @@ pub(super) fn regions(makers: &[TrackedProcess<'_>], all: bool) -> Option<Vec<Pi
 pub fn blocked() -> Result<Vec<Blocked>> {
     let text = fs::read_to_string(BLOCKED).map_err(|error| {
         let errno = errno(&error);
-        let error = Error::os("cannot list what did not move", errno).at(BLOCKED);
+        let error = Error::os("cannot list pages that failed to migrate", errno).at(BLOCKED);
         match errno {
             Errno::NOENT if Path::new("/proc/self/pins").exists() => error
-                .with_why("the kernel's tracker of pins is off")
+                .with_why("the kernel's pin tracker is off")
                 .with_remedy("boot with pin_owner=on"),
             Errno::NOENT => error
                 .with_why("this kernel does not track pins")

@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 pub struct Watched {
     /// Duration in seconds.
     pub seconds: f64,
-    /// Whether short-term pins (direct I/O) were counted as well.
+    /// True if short-term pins (direct I/O) were counted as well.
     pub short: bool,
-    /// Whether `pinned` is the requested number of pages and not the result: before Linux 6.9, probes cannot
+    /// True if `pinned` is the requested number of pages and not the result: before Linux 6.9, probes cannot
     /// see both the arguments and the return value of a function.
     pub requested: bool,
     /// One row per process and purpose.
@@ -73,7 +73,7 @@ pub struct CallSite {
 pub struct Watch {
     /// For how long; None: until the token is set.
     pub time: Option<Duration>,
-    /// Whether to count short-term pins as well: each direct read then costs a probe.
+    /// If true, short-term pins are counted as well: each direct read then costs a probe.
     pub short: bool,
     /// Only this process.
     pub pid: Option<u32>,

@@ -118,7 +118,7 @@ impl Capture {
         self
     }
 
-    /// Whether to compute a CRC-32C of each record, for which the CPU reads it once; default true.
+    /// Sets whether to compute a CRC-32C of each record, for which the CPU reads it once; default true.
     pub fn checksum(mut self, checksum: bool) -> Self {
         self.checksum = checksum;
         self

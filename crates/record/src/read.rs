@@ -83,8 +83,8 @@ impl Recording {
         &self.records
     }
 
-    /// Whether the recording was finished and all of it is here. Otherwise it was cut short, for example
-    /// by a crash, or is still in progress.
+    /// Returns `true` if the recording was finished and all of it is here. Otherwise a crash may have ended it,
+    /// or it is still in progress.
     pub fn is_complete(&self) -> bool {
         self.complete
     }

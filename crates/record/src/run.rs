@@ -176,7 +176,7 @@ impl Recorder {
                 })
                 .map_err(|error| {
                     let errno = dmafile_sys::errno(error);
-                    Error::os("cannot start a thread to record with", errno)
+                    Error::os("cannot start the recorder's thread", errno)
                 });
             threads.push(spawned?);
             Ok(())
@@ -327,7 +327,7 @@ impl Ticket {
         self.number
     }
 
-    /// Whether it is written, or has failed: nothing reads the buffer any more.
+    /// Returns `true` if it is written, or has failed: nothing reads the buffer any more.
     pub fn is_written(&self) -> bool {
         let state = self.shared.own_state();
         state.is_ok_and(|state| state.is_settled(self.number))
@@ -354,7 +354,7 @@ impl Ticket {
         }
     }
 
-    /// Whether it is acknowledged.
+    /// Returns `true` if it is acknowledged.
     pub fn is_durable(&self) -> bool {
         let state = self.shared.own_state();
         state.is_ok_and(|state| state.counts.durable > self.number)

@@ -84,7 +84,7 @@ macro_rules! table {
 
         impl Driver {
             $(
-                #[allow(dead_code, reason = "the words for an error are asked for without one")]
+                #[allow(dead_code, reason = "used by tests without a driver")]
                 /// # Safety
                 /// The arguments must be what the driver requires: handles that it has returned and
                 /// that have not been destroyed, and memory that it may write its results to.
@@ -169,7 +169,7 @@ impl Driver {
             }
         };
         if driver.is_foreign() {
-            let why = "no driver of a GPU outlives a fork: use it in a process that has not used it before it was forked";
+            let why = "GPU drivers do not survive fork(): the parent used the GPU before forking";
             return Err(missing(why.to_string()));
         }
         Ok(driver)

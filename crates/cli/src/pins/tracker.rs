@@ -88,7 +88,7 @@ fn sentence(one: &Blocked) -> String {
         "syscall_or_cpuset" => "could not be moved to another node",
         "seal_write" => "kept a memfd from being sealed against writing",
         "not_isolated" => "could not be taken off its list",
-        "unmovable" => "is not of a kind that moves",
+        "unmovable" => "cannot be migrated",
         "not_freed" => "was not given back",
         _ => "did not move",
     };
@@ -108,7 +108,7 @@ fn sentence(one: &Blocked) -> String {
     let mut held = Vec::new();
     if one.long > 0 {
         let by = one.region.as_ref().map_or_else(
-            || "whose region has ended since".to_string(),
+            || "since unmapped".to_string(),
             |region| {
                 let pid = region.pid.map_or_else(String::new, |pid| format!("{pid} "));
                 let gone = if region.gone { " (gone)" } else { "" };
@@ -135,7 +135,7 @@ fn sentence(one: &Blocked) -> String {
         ));
     }
     if held.is_empty() {
-        held.push("nothing held it any more when the kernel looked".to_string());
+        held.push("already released when the kernel looked".to_string());
     }
     text + ": " + &held.join("; ")
 }

@@ -319,7 +319,7 @@ pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a process catches a signal.
+/// Returns `true` if a process catches a signal.
 pub fn caught(pid: i32, signal: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
@@ -402,7 +402,7 @@ pub fn skip(why: &str) {
     io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
-/// Whether `file` in `dir` can be read with direct I/O; if not, this prints why.
+/// Returns `true` if `file` in `dir` can be read with direct I/O; if not, this prints why.
 pub fn reads_directly(dir: &Dir) -> bool {
     let plan = dir.run("explain file --io direct");
     if !plan.status.success() {

@@ -49,7 +49,7 @@ fn with_pages<M>(
         // The pool had room a moment ago, or a limit that we cannot see applies: use another page
         // size, unless this one was requested.
         Err(error) if pages == Pages::Huge && asked == Pages::Auto => {
-            let why = message!["no hugetlb pages after all: ", &error];
+            let why = message!["no hugetlb pages: ", &error];
             log.add("pages", Pages::Thp, why);
             make(Pages::Thp)
         }
@@ -96,7 +96,7 @@ pub(crate) fn cannot_export(errno: Errno, kind: &str) -> Error {
 
 /// The error for a failed mapping: ENOMEM does not only mean too little memory.
 pub(super) fn cannot_map(errno: Errno, pages: Pages) -> Error {
-    let error = Error::os("cannot make the buffer", errno);
+    let error = Error::os("cannot create the buffer", errno);
     match (errno, pages, host::address_space()) {
         (Errno::NOMEM, Pages::Huge, _) => error
             .with_why("the hugetlb pool is too small for it")

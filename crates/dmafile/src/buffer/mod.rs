@@ -103,7 +103,7 @@ impl Buffer {
         self.len
     }
 
-    /// Whether there are none: only for an empty source of a snapshot. A load of 0 bytes is refused.
+    /// Returns `true` if there are none, as for an empty source of a snapshot; a load of 0 bytes is refused.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -316,7 +316,7 @@ impl Buffer {
                 ),
                 Errno::PERM => error
                     .with_why("its owner does not allow seals")
-                    .with_remedy("make the memfd with MFD_ALLOW_SEALING"),
+                    .with_remedy("create the memfd with MFD_ALLOW_SEALING"),
                 _ => error,
             }
         })

@@ -1,4 +1,4 @@
-//! Whether memory can be DMA-mapped once for the disk that has a file: found by trying.
+//! Probes whether memory can be DMA-mapped once for the disk that has a file.
 
 use crate::error::errno_name;
 use crate::source::Source;

@@ -114,7 +114,7 @@ impl Load {
         self
     }
 
-    /// Whether a memfd must end where the bytes end, as programs expect that open it as a file.
+    /// Sets whether a memfd must end where the bytes end, as programs expect that open it as a file.
     /// [`Pages::Auto`] then does not use hugetlb pages, because they would round its size up. Default
     /// false.
     pub fn exact_size(mut self, exact: bool) -> Self {
@@ -181,8 +181,7 @@ impl Load {
         self
     }
 
-    /// Whether to refuse early a load that exceeds available memory or a cgroup's limit; default
-    /// true.
+    /// Sets whether to refuse a load that exceeds available memory or a cgroup's limit early; default true.
     pub fn check_memory(mut self, check: bool) -> Self {
         self.request.check_memory = check;
         self

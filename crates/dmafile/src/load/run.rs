@@ -303,8 +303,8 @@ impl Load {
         let (start, end) = (plan.offset, plan.offset + plan.bytes);
         let checks = match &self.verify {
             Some(_) if matches!(request.reach, Reach::Only(_)) => {
-                let why = "chosen tensors have no digest of their own";
-                let remedy = message!["leave out ", Opt::Verify, " or ", Opt::Patterns];
+                let why = "cannot verify selected tensors";
+                let remedy = message!["load whole files, or drop ", Opt::Verify];
                 return Err(Error::usage(Opt::Verify, why).with_remedy(remedy));
             }
             Some(verify) => DigestCheck::all(verify, &source, start, end)?,

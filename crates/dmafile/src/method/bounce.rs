@@ -80,7 +80,7 @@ fn in_ring(
     block: u64,
     reads: impl FnOnce(&ReadJob<'_>, &Bounce<'_>) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
-    let cannot = |errno| Stop::Refused(Error::os("cannot make a ring to read into", errno));
+    let cannot = |errno| Stop::Refused(Error::os("cannot create a ring to read into", errno));
     let (bytes, align) = (slots * block, job.plan.tuning.align.max(page_size()));
     let ring = match bytes >= HUGE {
         true => Mapping::anon(

@@ -104,7 +104,7 @@ pub(super) fn refused(source: &Source, errno: Errno) -> Stop {
             .with_remedy(message![
                 "use ",
                 Opt::Io.set(Io::Buffered),
-                ", or leave it to ",
+                " or ",
                 Opt::Io.set(Io::Auto),
             ]),
     )

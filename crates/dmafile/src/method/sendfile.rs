@@ -21,7 +21,7 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
             done.and(back.map_err(Stop::Failed))
         }
         Err(errno) => {
-            let error = Error::os("the buffer cannot be opened again", errno);
+            let error = Error::os("the buffer cannot be reopened", errno);
             Err(Stop::Refused(error.with_remedy(message![
                 "mount /proc, or use ",
                 Opt::Method.set(Method::Splice),

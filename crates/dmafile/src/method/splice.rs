@@ -13,7 +13,7 @@ const PIPE: usize = 1 << 20;
 pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let to = job.target()?;
     let pipe = Pipe::new(PIPE)
-        .map_err(|errno| Error::os("cannot make a pipe", errno).of_calls(&[sandbox::PIPE2]))?;
+        .map_err(|errno| Error::os("cannot create a pipe", errno).of_calls(&[sandbox::PIPE2]))?;
     work(job, Lane::Main, 0, |extent| {
         let fail = |done, errno| {
             let error = failed(job.source, extent.file + done, errno);

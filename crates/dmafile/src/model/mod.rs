@@ -177,7 +177,7 @@ impl Model {
             });
             if format != model.format {
                 return Err(unsound(format!(
-                    "a {format} file among {} files",
+                    "it is {format}, but the first file is {}",
                     model.format
                 )));
             }
@@ -214,7 +214,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a path stands for more than one file: a folder, an index, or the first file of a split GGUF.
+    /// Returns `true` if a path stands for several files: a folder, an index, or the first file of a split GGUF.
     pub fn is_collection(path: impl AsRef<Path>) -> bool {
         shards::is_collection(path.as_ref())
     }
@@ -256,7 +256,7 @@ impl Model {
         &self.metadata
     }
 
-    /// Whether that header has metadata, which may be empty; it is optional in safetensors files.
+    /// Returns `true` if that header has metadata, which may be empty; it is optional in safetensors files.
     pub fn has_metadata(&self) -> bool {
         self.has_metadata
     }
@@ -332,7 +332,7 @@ impl Model {
             .collect();
         if ranges.is_empty() {
             return Err(
-                Error::new("cannot load", "the chosen tensors have no bytes")
+                Error::new("cannot load", "the selected tensors have no bytes")
                     .with_errno(Errno::NODATA)
                     .at(self.path().display().to_string()),
             );

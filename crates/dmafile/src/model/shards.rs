@@ -35,7 +35,7 @@ struct Split<'p> {
     count: u32,
 }
 
-/// Whether a file in a folder with this name is hidden: none of the model's, but for example the `._NAME` that
+/// Returns `true` for the name of a hidden file, which belongs to no model: for example the `._NAME` that
 /// macOS puts next to each NAME on disks of other systems.
 pub fn is_hidden(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".")

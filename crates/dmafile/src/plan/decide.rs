@@ -143,7 +143,7 @@ fn describe_io(request: &Request, first: Rung, file: &File, layout: &Layout, log
                 false => Io::Buffered,
             };
             let why = format!(
-                "{cached} of {} bytes are cached, and one call uses one I/O mode ({})",
+                "{cached} of {} bytes are cached, and a call cannot mix modes ({})",
                 cached + read,
                 layout.learned
             );

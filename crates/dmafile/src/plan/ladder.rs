@@ -473,7 +473,7 @@ pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
         (Method::Module | Method::HeapRead | Method::CopyFileRange, false, _) => {
             "the kernel copies from the page cache into the buffer's own pages"
         }
-        (Method::HeapRead, true, _) => "the heap has the disk write into the buffer's pages",
+        (Method::HeapRead, true, _) => "the heap lets the disk write into the buffer's pages",
         (Method::Auto, ..) => "",
     };
     if asked == Method::Auto {

@@ -76,7 +76,7 @@ pub(super) fn placement(
         )
         .with_errno(rustix::io::Errno::INVAL)
         .at(target.kind.to_string())
-        .with_remedy("make the memory larger (ftruncate(2) for a memfd), or load a range"));
+        .with_remedy("enlarge the memory (ftruncate(2) for a memfd), or load a range"));
     }
     Ok(Placement {
         floor: at,

@@ -823,7 +823,7 @@ fn buffered_reads_by_one_thread_drop_their_pages_if_possible() {
     assert_eq!(plan.allocation, Allocation::Ahead);
     assert_eq!(
         why(&plan, "cache", "left as it was"),
-        "the reads drop what they bring in (RWF_DONTCACHE)"
+        "reads leave nothing in the page cache (RWF_DONTCACHE)"
     );
     assert!(why(&plan, "method", "threads buffered").contains("one pread after another"));
     // A folio is at most a huge page, and no two blocks may share one.

@@ -43,9 +43,9 @@ pub(crate) struct LoadTuning {
     pub threads: usize,
     /// Maximum number of threads that allocate ahead of the reads.
     pub allocators: usize,
-    /// Whether reads drop the pages that they bring into the page cache.
+    /// True if reads drop the pages that they bring into the page cache.
     pub drop_behind: bool,
-    /// Whether memory can be DMA-mapped for the disk once.
+    /// True if memory can be DMA-mapped for the disk once.
     pub premaps: bool,
 }
 
@@ -88,7 +88,7 @@ impl LoadTuning {
         }
         if let Some(ko) = ko {
             if chunk > ko.max_chunk {
-                let why = "dmafile.ko allocates no more at a time";
+                let why = "the most that dmafile.ko allocates at a time";
                 log.add("chunk", ko.max_chunk, why);
                 chunk = ko.max_chunk;
             }
@@ -141,11 +141,11 @@ fn drop_behind(
     let block = request.block.unwrap_or(usual);
     let possible = block.is_multiple_of(folio) && BLOCK_RANGE.contains(&block);
     let kept = if !file.drops_behind {
-        "this kernel or file system has no reads that drop their pages (RWF_DONTCACHE)".into()
+        "this kernel or file system does not support RWF_DONTCACHE".into()
     } else if !possible || request.chunk.is_some_and(|chunk| chunk < block) {
-        format!("to drop it, blocks must be multiples of {folio} bytes, in whole chunks")
+        format!("RWF_DONTCACHE needs blocks in multiples of {folio} bytes, in whole chunks")
     } else {
-        let why = "the reads drop what they bring in (RWF_DONTCACHE)";
+        let why = "reads leave nothing in the page cache (RWF_DONTCACHE)";
         log.add("cache", "left as it was", why);
         return Some(block);
     };

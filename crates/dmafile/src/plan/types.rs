@@ -17,9 +17,9 @@ pub(crate) const MOST_WORKERS: u32 = 64;
 pub struct Rung {
     /// The method.
     pub method: Method,
-    /// Whether it bypasses the page cache.
+    /// True if it bypasses the page cache.
     pub direct: bool,
-    /// Whether io_uring uses registered buffers.
+    /// True if io_uring uses registered buffers.
     pub registered: bool,
 }
 
@@ -193,7 +193,7 @@ impl Plan {
             let why = "it cannot read into a ring";
             return Err(Error::new(Opt::Method.set(Method::Premap), why)
                 .with_errno(rustix::io::Errno::OPNOTSUPP)
-                .with_remedy(message!["leave it to ", Opt::Method.set(Method::Auto)]));
+                .with_remedy(message!["use ", Opt::Method.set(Method::Auto)]));
         }
         (self.window, self.allocation) = (0, Allocation::Ahead);
         self.kind = "ring".to_string();

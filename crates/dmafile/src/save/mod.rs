@@ -153,7 +153,7 @@ impl<'m> Save<'m> {
         self
     }
 
-    /// Whether to wait until the file and its name are on the disk; default true. If false, a system
+    /// Sets whether to wait until the file and its name are on the disk; default true. If false, a system
     /// crash shortly afterwards may leave the old file, or an incomplete one.
     pub fn sync(mut self, sync: bool) -> Self {
         self.wanted.sync = sync;
@@ -217,7 +217,7 @@ impl<'m> Save<'m> {
         }
         let verify = self.verify.as_ref();
         if verify.is_some_and(|verify| verify.hub || !Algorithm::ALL.contains(&verify.algorithm)) {
-            let why = "hub works for loads only";
+            let why = "hub is for loads only";
             return Err(Error::usage(Opt::Verify, why).with_remedy("name an algorithm"));
         }
         Ok(())

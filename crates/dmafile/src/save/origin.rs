@@ -264,7 +264,7 @@ impl<'m> Opened<'m> {
         match &*self.body {
             Body::Memory(memory) => memory.region(),
             Body::Lent(memory) => Ok(memory.region()),
-            Body::Parts(_) => Err("parts are looked at one by one"),
+            Body::Parts(_) => Err("each part has its own mapping"),
             Body::Stream(_) => Err("a pipe has no memory to write from"),
             Body::Nothing | Body::File(_) => Err("bytes on a disk must be read first"),
         }
@@ -683,7 +683,7 @@ fn of_descriptor(
             match of_file(Path::new(&format!("/proc/self/fd/{}", fd.as_raw_fd()))) {
                 // A file that this process may not reopen is read through the given descriptor.
                 Err(error) if error.raw_os_error() != Some(Errno::INVAL.raw_os_error()) => {
-                    let why = format!("fd:{number} cannot be opened again");
+                    let why = format!("fd:{number} cannot be reopened");
                     let memory = DescriptorMemory {
                         fd: Arc::clone(fd),
                         map: Err(why).into(),

@@ -45,10 +45,10 @@ pub struct SavePlan {
     pub to: PathBuf,
     /// Offset in the file at which the first byte goes.
     pub offset: u64,
-    /// Whether a new file replaces the old one atomically; otherwise a part of an existing file is
+    /// True if a new file replaces the old one atomically; otherwise a part of an existing file is
     /// written.
     pub atomic: bool,
-    /// Whether the file is on the disk before the save returns.
+    /// True if the file is on the disk before the save returns.
     pub sync: bool,
     /// Methods in the order in which they are tried: the first is the choice, the others are fallbacks.
     pub ladder: Vec<Rung>,
@@ -467,7 +467,7 @@ fn describe(rung: Rung, asked: Method, origin: &Opened<'_>) -> String {
             (false, false) => "one copy to a ring, and a pool of direct pwrites from there",
         },
         (Method::Module, true, _) => "the disk reads from the buffer's own pages",
-        (Method::CopyFileRange, true, _) => "the kernel has the disk read from the memory's pages",
+        (Method::CopyFileRange, true, _) => "the kernel lets the disk read from the memory's pages",
         _ => "the kernel copies to the page cache",
     };
     match asked {

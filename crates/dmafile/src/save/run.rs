@@ -394,7 +394,7 @@ impl SaveTransfer<'_> {
             let page = crate::sys::map::page_size();
             let room = head.next_multiple_of(page);
             let memory = crate::sys::map::Mapping::anon(room as usize, page as usize)
-                .map_err(|errno| Error::os("cannot make a ring to write from", errno))?;
+                .map_err(|errno| Error::os("cannot create a ring to write from", errno))?;
             let block = Block {
                 ring: &memory.region(),
                 at: 0,

@@ -71,7 +71,7 @@ impl SaveTarget {
                 target.is_magic = true;
                 return Ok(target);
             }
-            target.refuse_of_others(&link.is, "it is a link", "name the file that it leads to")?;
+            target.refuse_of_others(&link.is, "it is a link", "name its target")?;
             let target_of = place::target_of(link.fd());
             end = target_of.map_err(|errno| cannot(errno).of_calls(&[sandbox::READLINKAT]))?;
             above = Some(target.folder);
@@ -134,7 +134,7 @@ fn no_folder(errno: Errno) -> Error {
     match errno {
         Errno::NOENT => error
             .with_why("there is no such folder")
-            .with_remedy("make the folder first: mkdir -p"),
+            .with_remedy("create it first: mkdir -p"),
         _ => error,
     }
 }

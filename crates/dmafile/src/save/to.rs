@@ -159,7 +159,7 @@ impl To {
         let in_memory = source::in_memory(&stat);
         let refused = match (in_memory, stat.direct) {
             (Some(fs), _) => Some(format!(
-                "{fs} keeps its files in memory: there is nothing to bypass"
+                "{fs} files are in memory, so there is no direct I/O"
             )),
             (None, Some((_, 0))) => {
                 Some("statx says that this file allows no direct I/O".to_string())

@@ -165,7 +165,7 @@ impl ToDevice {
             if end.is_none_or(|end| end > next.memory.len()) {
                 return Err(Error::os("cannot copy to the device", Errno::INVAL)
                     .at(format!("{}, byte {}", self.device, next.at))
-                    .with_why("its place is outside the device's memory"));
+                    .with_why("its range is outside the device's memory"));
             }
             self.place = Some(next);
             if let Some(other) = self.after {

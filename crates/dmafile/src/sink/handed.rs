@@ -172,8 +172,9 @@ impl Sink for Giver {
     fn take(&mut self, slot: &Slot<'_>) -> Result<()> {
         let mut state = sync::lock(&self.shared.state);
         if state.gone {
-            return Err(Error::os("cannot hand over bytes", Errno::PIPE)
-                .with_why("the receiver has gone away"));
+            return Err(
+                Error::os("cannot hand over bytes", Errno::PIPE).with_why("the receiver is gone")
+            );
         }
         let number = self.taken;
         self.taken += 1;

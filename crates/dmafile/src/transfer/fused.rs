@@ -34,7 +34,7 @@ pub(crate) fn fused(work: &Work<'_>) -> Result<Option<(Box<dyn Filled>, Outcome)
         Ok(fd) => fd,
         Err(Stop::Failed(error)) => return Err(error),
         Err(Stop::Refused(error) | Stop::NotDirect(error)) => {
-            let why = message!["not in one call with the reads: ", &error];
+            let why = message!["cannot allocate and read in one call: ", &error];
             work.log.add("allocation", Allocation::InRead, why);
             return Ok(None);
         }

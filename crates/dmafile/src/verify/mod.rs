@@ -144,7 +144,7 @@ pub struct Verified {
     pub algorithm: Algorithm,
     /// The digest in lower-case hexadecimal.
     pub digest: String,
-    /// Whether it was compared with an expected digest, and equal.
+    /// True if it equals the expected digest; false if none was given.
     pub matched: bool,
 }
 

@@ -73,7 +73,7 @@ impl SnapshotFolder {
             let marked = place::mark(file.as_fd());
             if marked == Err(Errno::AGAIN) {
                 return Err(failed(Errno::BUSY)
-                    .with_why("another one is being saved there")
+                    .with_why("another snapshot is being saved there")
                     .with_remedy("wait until that has ended, or save to another folder"));
             }
             let lock = SaverLock { folder: self, file };
@@ -132,7 +132,7 @@ impl SnapshotFolder {
                 Err(Errno::NOENT) => continue,
                 Err(errno @ Errno::LOOP) => return refuse(errno, "it is a symbolic link"),
                 Err(errno @ (Errno::ACCESS | Errno::PERM)) => {
-                    return refuse(errno, "it is of a save by another user");
+                    return refuse(errno, "it belongs to another user's save");
                 }
                 Err(errno) => return refuse(errno, "it is not a file"),
             };

@@ -59,7 +59,7 @@ impl SnapshotLoad {
         }
     }
 
-    /// Whether a folder contains a snapshot, intact or damaged: a manifest.
+    /// Returns `true` if a folder contains a snapshot, intact or damaged: a manifest.
     pub fn is_snapshot(path: &Path) -> bool {
         path.join(manifest::NAME).symlink_metadata().is_ok()
     }
@@ -194,7 +194,7 @@ impl SnapshotLoad {
             }
             if let Kind::Fd { number, .. } = load.kind() {
                 if filled.contains(number) {
-                    let why = format!("fd:{number} cannot take more than one source");
+                    let why = format!("fd:{number} holds only one source");
                     return Err(Error::usage(Opt::To, why));
                 }
                 filled.push(*number);
@@ -261,5 +261,5 @@ fn open(path: &Path) -> Result<OpenSnapshot> {
     let error = Error::os("cannot load a snapshot", Errno::AGAIN);
     Err(error
         .at(path.display().to_string())
-        .with_why("it is replaced faster than it can be opened"))
+        .with_why("it keeps being replaced while it is opened"))
 }

@@ -104,7 +104,7 @@ impl Manifest {
     /// Checks that its values are valid.
     fn check(&self) -> Result<(), String> {
         if !(1..=LAST_GENERATION).contains(&self.generation) {
-            return Err(format!("there is no generation {}", self.generation));
+            return Err(format!("invalid generation {}", self.generation));
         }
         check_count(self.sources.len())?;
         check_names(self.sources.iter().map(|entry| &entry.name[..]))?;
@@ -117,7 +117,7 @@ impl Manifest {
             let total = sum.checked_add(entry.bytes);
             sum = total
                 .filter(|sum| i64::try_from(*sum).is_ok())
-                .ok_or_else(|| format!("{} bytes of '{name}' are too many", entry.bytes))?;
+                .ok_or_else(|| format!("'{name}' is too large: {} bytes", entry.bytes))?;
             self.expected(entry)
                 .map_err(|error| error.why().to_string())?;
             if entry.kind.len() > LONGEST_KIND {

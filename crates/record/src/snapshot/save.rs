@@ -104,7 +104,7 @@ impl Snapshot {
         self
     }
 
-    /// Whether to wait until everything is on the disk; default true. If false, a system crash shortly
+    /// Sets whether to wait until everything is on the disk; default true. If false, a system crash shortly
     /// afterwards may leave no snapshot that can be loaded.
     pub fn sync(mut self, sync: bool) -> Self {
         self.sync = sync;
@@ -210,7 +210,7 @@ impl Snapshot {
         drop(unfinished);
         let stay = folder.remove(folder.others(Some(&manifest)).unwrap_or_default());
         if !stay.is_empty() {
-            let why = "they cannot be removed: the next save tries again";
+            let why = "cannot remove them now; the next save will";
             log.add("left", format!("{} old files", stay.len()), why);
         }
         if !folder.is_in_place() {
@@ -238,7 +238,7 @@ impl Snapshot {
         SnapshotFolder::open(&self.path).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT) => error
                 .with_why("there is no such folder")
-                .with_remedy("make the folder first: mkdir -p"),
+                .with_remedy("create it first: mkdir -p"),
             Some(libc::ENOTDIR) => error.with_remedy("name a folder to save several sources"),
             _ => error,
         })
@@ -262,7 +262,7 @@ impl Snapshot {
             folder.settle()?;
         }
         let stay = folder.remove(left);
-        let why = "of a save that did not end";
+        let why = "left by an interrupted save";
         log.add("removed", format!("{} files", found - stay.len()), why);
         Ok(stay)
     }
@@ -346,7 +346,7 @@ fn next(old: Option<&Manifest>, left: &[(String, u64)]) -> Result<u64> {
     let last = all.chain(old.map(|old| old.generation)).max().unwrap_or(0);
     match last {
         manifest::LAST_GENERATION.. => {
-            let why = format!("it has had {last} snapshots, and a folder can have no more");
+            let why = format!("it has had {last} snapshots, the most that a folder can have");
             let error = Error::new("cannot save a snapshot", why).with_errno(Errno::OVERFLOW);
             Err(error.with_remedy("save to another folder"))
         }
@@ -366,7 +366,7 @@ fn save_one(
         return Err(error
             .at(folder.place(&file).display().to_string())
             .with_why("another source has the same file name")
-            .with_remedy("choose names that differ in more than upper and lower case"));
+            .with_remedy("choose names that differ by more than case"));
     }
     let page = staged.page();
     let report = staged.run()?;

@@ -119,7 +119,7 @@ impl<R: Read> GgufHeader<R> {
         let room = self.left() / least;
         if count > room {
             return Err(Bad::new(format!(
-                "{count} {what} claimed before byte {}, where at most {room} can follow",
+                "{count} {what} announced before byte {}, where at most {room} can follow",
                 self.at
             )));
         }
@@ -303,7 +303,7 @@ impl<R: Read> GgufHeader<R> {
             return unsound(format!("has the unknown type {id}"));
         };
         let Some(count) = elements(&shape) else {
-            return unsound("has a shape of too many elements to count".to_string());
+            return unsound("has a shape whose size overflows".to_string());
         };
         let block = dtype.block_elements();
         let row = shape.last().copied().unwrap_or(1);
@@ -313,7 +313,7 @@ impl<R: Read> GgufHeader<R> {
             ));
         }
         let Some(bytes) = dtype.bytes(count) else {
-            return unsound("has more bytes than can be counted".to_string());
+            return unsound("has a size that overflows".to_string());
         };
 
         let offset = self.u64()?;

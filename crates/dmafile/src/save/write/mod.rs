@@ -95,7 +95,7 @@ fn in_blocks(
 ) -> Result<(), Stop> {
     /// Alignment of the start and size of a ring, so that it consists only of transparent huge pages.
     const HUGE: u64 = 2 << 20;
-    let cannot = |errno| Stop::Refused(Error::os("cannot make a ring to write from", errno));
+    let cannot = |errno| Stop::Refused(Error::os("cannot create a ring to write from", errno));
     // Extents of parts are cut to this size.
     let block = match job.origin.parts() {
         Some(_) => job.plan.ring_block_of(job.rung),
@@ -237,7 +237,7 @@ impl<'a> WriteJob<'a> {
                     .with_remedy(message![
                         "use ",
                         Opt::Io.set(Io::Buffered),
-                        ", or leave it to ",
+                        " or ",
                         Opt::Io.set(Io::Auto),
                     ]),
             ),
