@@ -1,6 +1,7 @@
 # All targets work on a fresh Debian 12 with Rust and Python. Python packages are installed in .venv only. scripts/need
 # installs missing Debian packages as root, and otherwise names them.
 
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
 DMAFILE := $(TARGET)/release/dmafile
 PAGES   := $(TARGET)/release/man
@@ -45,23 +46,20 @@ SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-ar
 # The folders that ruff, mypy and pytest check.
 SCRIPTS := attacks bench demo kernel python scripts tests vm
 # Of these, the folders whose tests boot virtual machines.
-BOOTING := vm tests/vm kernel/tests/vm bench/instructions
+BOOTING := vm tests/vm kernel bench/instructions
 # A virtual machine uses one CPU, so two run at a time. Tests of a file run one after the other.
 VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
-
-# Each test takes minutes, so each idle process takes the next one.
-KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
 # The virtual environments of `make loaders-test`, 1.4 and 1.9 GB.
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
 .PHONY: help demo test interference-test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz fuzz-planted vm-bench bench save-bench lint features docs install uninstall build built extension \
-	deb deb-test wheels wheels-test crates sbom licences msrv release release-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
+	deb deb-test wheels wheels-test crates sbom licences msrv release release-test kernel-lint kernel-test \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9 -]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build .venv/demo ## load two models into shareable memory, compare with plain read(), and compare checksums
 	@echo "demo: a real model and a generated one, from disk into a memfd (under 3 minutes)"
@@ -409,93 +407,9 @@ release-test: release deb-test wheels-test ## install the packages of a release 
 	$(MAKE) --no-print-directory -C $(TARGET)/again CARGO_TARGET_DIR=target release
 	cmp $(RELEASE)/SHA256SUMS $(TARGET)/again/target/release-files/SHA256SUMS
 
-# The kernel part. It's built in a copy: kbuild leaves its objects beside the sources.
-KDIR    ?= /lib/modules/$(shell uname -r)/build
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
-# The folders of DKMS and systemd, which do not depend on PREFIX.
-DKMS    := $(STAGE)/usr/src/dmafile-$(VERSION)
-SYSTEM  := $(STAGE)/usr/lib
-HEADER  := $(STAGE)$(INCLUDEDIR)/linux/dmafile.h
-
-module: need-headers ## build dmafile.ko for this kernel, or for the one whose headers are in KDIR
-	@echo "module: for $(KDIR)"
-	@mkdir -p $(TARGET)/module
-	@cp -R --preserve=timestamps kernel/core kernel/module kernel/uapi $(TARGET)/module
-	@$(MAKE) --no-print-directory -C $(TARGET)/module/module KDIR=$(abspath $(KDIR))
-	@cp $(TARGET)/module/module/dmafile.ko $(TARGET)/dmafile.ko
-	@echo "module: $(TARGET)/dmafile.ko"
-
-base base-debug base-kcsan: ## build a small 6.12 kernel for vm/run: plain, with KASAN, lockdep and kmemleak, or with KCSAN (10 to 15 minutes on two idle cores, once)
-	@python3 -m vm.small $@
-
-series series-debug series-unpinned: ## the same kernels with the series of kernel/linux-6.12 (10 to 15 minutes; less after a change of the series)
-	@python3 -m vm.small $@
-
-kernel-lint: ## check the kernel code: warnings of gcc and sparse on Debian's kernels, and checkpatch
-	@python3 -m kernel.lint
-
-kernel-test: kernel-lint need-test-tools .venv/dev ## test the kernel code on 6.12, 6.1, the newest, base-debug and the series in QEMU
-	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug and more first (10 to 15 minutes each, once)"
-	@scripts/need dkms command -v dkms
-	MATRIX=1 CI=true $(KERNEL_TESTS) kernel/tests/vm tests/vm/test_module_loads.py bench/instructions --durations=0 --durations-min=5 $(ARGS)
-
-kernel-overlap: need-rust .venv/dev ## measure how much allocation dmafile.ko overlaps with reads, by disk speed (half an hour)
-	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"
-	@$(PYTHON) -m bench.overlap --keep $(ARGS)
-
-series-cost: need-rust .venv/dev ## count instructions with the series: small writes, and loads into a dma-buf (20 minutes)
-	@echo "series-cost: three virtual machines; to bench/results and docs/series.md; builds base and series first"
-	@$(PYTHON) -m bench.instructions series --keep $(ARGS)
-
-premap-cost: need-rust .venv/dev ## count the instructions that mapping a buffer only once saves (10 minutes)
-	@echo "premap-cost: five virtual machines; to bench/results and docs/series.md; builds base and series first"
-	@$(PYTHON) -m bench.instructions premap --keep $(ARGS)
-
-save-cost: need-rust .venv/dev ## count the instructions of saves from a dma-buf and a memfd (5 minutes)
-	@echo "save-cost: one virtual machine; to bench/results and docs/saving.md"
-	@$(PYTHON) -m bench.instructions saves --keep $(ARGS)
-
-pins-cost: need-rust .venv/dev ## count the instructions that tracking pins costs, on and off (5 minutes)
-	@echo "pins-cost: three virtual machines; to bench/results and docs/series.md; builds series and series-unpinned first"
-	@$(PYTHON) -m bench.instructions pins --keep $(ARGS)
-
-kernel-install: ## as root: install dmafile.ko by DKMS, its header and its group (PREFIX=/usr/local; with DESTDIR only copy)
-	@echo "kernel-install: $(DKMS), built and loaded unless DESTDIR is set"
-ifeq ($(DESTDIR),)
-	@scripts/need dkms command -v dkms
-	@$(MAKE) --no-print-directory need-headers
-endif
-	install -d $(DKMS) $(SYSTEM)/udev/rules.d $(SYSTEM)/sysusers.d $(SYSTEM)/modules-load.d $(dir $(HEADER))
-	cp -R kernel/core kernel/module kernel/uapi $(DKMS)
-	sed 's/@VERSION@/$(VERSION)/' kernel/dkms/dkms.conf.in > $(DKMS)/dkms.conf
-	install -m 644 kernel/dkms/60-dmafile.rules $(SYSTEM)/udev/rules.d/60-dmafile.rules
-	install -m 644 kernel/dkms/sysusers.conf $(SYSTEM)/sysusers.d/dmafile.conf
-	install -m 644 kernel/dkms/modules-load.conf $(SYSTEM)/modules-load.d/dmafile.conf
-	install -m 644 kernel/uapi/dmafile.h $(HEADER)
-ifeq ($(DESTDIR),)
-	getent group dmafile >/dev/null || groupadd --system dmafile
-	@! command -v udevadm >/dev/null || udevadm control --reload || true
-	@! dkms status dmafile/$(VERSION) | grep -q . || dkms remove dmafile/$(VERSION) --all
-	dkms install dmafile/$(VERSION)
-	@modprobe dmafile || echo "kernel-install: dmafile.ko is not loaded; see docs/kernel.md on Secure Boot" >&2
-endif
-
-kernel-uninstall: ## remove what `make kernel-install` installed, except the group
-	@echo "kernel-uninstall: $(DKMS), the header and the configuration files"
-ifeq ($(DESTDIR),)
-	@! lsmod | grep -q '^dmafile ' || modprobe -r dmafile
-	@! command -v dkms >/dev/null || ! dkms status dmafile/$(VERSION) | grep -q . || dkms remove dmafile/$(VERSION) --all
-endif
-	rm -rf $(DKMS)
-	rm -f $(SYSTEM)/udev/rules.d/60-dmafile.rules $(SYSTEM)/sysusers.d/dmafile.conf \
-		$(SYSTEM)/modules-load.d/dmafile.conf $(HEADER)
-
-kernel-version:
-	@echo $(VERSION)
-
-need-headers:
-	@[ -e $(KDIR)/Makefile ] || { echo "make: no kernel headers in $(KDIR);" \
-		"on Debian, as root, type: apt-get install linux-headers-$$(uname -r)" >&2; exit 1; }
+# The kernel part has a Makefile of its own: kernel/README.md.
+kernel-lint kernel-test: ## check or test the kernel code; `make -C kernel` lists its other targets
+	@$(MAKE) --no-print-directory -C kernel $(@:kernel-%=%)
 
 build: need-rust
 	cargo build --release --locked
