@@ -23,7 +23,7 @@ from bench.runs import MACHINE, ROOT, RUNS, Run
 from bench.seconds import memory
 from bench.seconds.commands import Output, bare, baseline, script, way
 from bench.seconds.files import MIB, cached, evict, file_system, fill_cache, make_file
-from bench.seconds.process import Failed, run
+from bench.seconds.process import Failed, Slow, run
 from bench.seconds.programs.save import POOL
 from bench.seconds.run import tables
 from bench.words import decided, ratios, spread, table
@@ -96,6 +96,16 @@ def test_slow_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not memory.touch_memory(MIB)
     monkeypatch.setattr(memory, "fastest_touch", math.inf)
     assert memory.touch_memory(MIB)
+
+
+def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "TOUCH", "import time; time.sleep(3600)")
+    assert not memory.touch_memory(MIB, 0.1)
+    with pytest.raises(Slow, match="was ended"):
+        run(["sleep", "3600"], seconds=0.1)
+    with pytest.raises(Slow, match="was ended"):
+        make_file(tmp_path / "file", b"", MIB, seconds=-1)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_failed_run_says_why() -> None:
