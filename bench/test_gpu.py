@@ -257,6 +257,7 @@ def python3() -> str:
     return found
 
 
+@pytest.mark.slow
 def test_the_kit_runs_without_anything_else(kit: Path, tmp_path: Path) -> None:
     """With the double as the driver of the machine, with one GPU, and no test that controls it."""
     file, report = tmp_path / "all.json", tmp_path / "report"

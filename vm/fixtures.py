@@ -34,6 +34,17 @@ def ready() -> None:
 
 
 @pytest.fixture(scope="session")
+def ready_for_one() -> None:
+    """The same for one kernel and one file system: less to fetch and to install."""
+    try:
+        machine.prepare(("ext4",))
+        kernels.virtme_run()
+        kernels.find("6.12")
+    except Unavailable as error:
+        missing(error)
+
+
+@pytest.fixture(scope="session")
 def counting(ready: None, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The same for tests that count instructions."""
     try:

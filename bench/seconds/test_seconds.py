@@ -159,6 +159,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ways.build(tmp_path_factory.mktemp("ways"), "dev")
 
 
+@pytest.mark.slow
 def test_results_have_every_run(folder: Path) -> None:
     done = bench(folder, "--seed=7", "--candidate=small pages=to=memfd pages=4k")
     assert done.returncode == 0, done.stderr
@@ -198,6 +199,7 @@ def test_results_have_every_run(folder: Path) -> None:
     assert f"All runs: {out}" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_report_needs_no_other_files(folder: Path) -> None:
     done = bench(folder, "--report", "--seed=7")
     assert done.returncode == 0, done.stderr
@@ -214,6 +216,7 @@ def test_a_report_needs_no_other_files(folder: Path) -> None:
     assert f"Report: {out / 'report.html'}" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
@@ -235,6 +238,7 @@ def test_each_table_has_its_rows(folder: Path, name: str, rows: list[str]) -> No
         assert "torch.load: not installed (pip install torch)" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access(POOL, os.W_OK), reason="only root can reserve huge pages")
 def test_saves_are_compared_with_fio_and_the_page_cache(folder: Path) -> None:
     done = bench(folder, "--table=saves", "--seed=7")
@@ -248,6 +252,7 @@ def test_saves_are_compared_with_fio_and_the_page_cache(folder: Path) -> None:
         assert one["seconds"] > 0, one
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_the_measurements(folder: Path) -> None:
     process = subprocess.Popen(
         [*BENCH, f"--dir={folder}", f"--out={folder / 'out'}", "--most=8", "--rounds=200"],
@@ -271,6 +276,7 @@ def test_an_interrupt_keeps_the_measurements(folder: Path) -> None:
     assert {one["round"] for one in kept.samples if "round" in one} >= {1}
 
 
+@pytest.mark.slow
 def test_a_failure_keeps_earlier_measurements(folder: Path) -> None:
     # ways.c fails because of the invalid number.
     words = ["--table=extras", "--table=quick", "--candidate=odd=to=memfd gather=many"]
@@ -292,6 +298,7 @@ LINES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", LINES)
 def test_wrong_bytes_are_an_error(built: Path, folder: Path, tmp_path: Path, line: str) -> None:
     path, other, said = folder / "file", folder / "other", tmp_path / "said"
@@ -311,6 +318,7 @@ def test_wrong_bytes_are_an_error(built: Path, folder: Path, tmp_path: Path, lin
         run([*candidate.command, str(other)], said)
 
 
+@pytest.mark.slow
 def test_an_unavailable_candidate_gives_the_reason(built: Path, tmp_path: Path) -> None:
     path = tmp_path / "file"
     make_file(path, b"", MIB)
