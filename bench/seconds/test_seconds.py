@@ -279,7 +279,7 @@ def test_an_interrupt_keeps_the_measurements(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_failure_keeps_earlier_measurements(folder: Path) -> None:
     # ways.c fails because of the invalid number.
-    words = ["--table=extras", "--table=quick", "--candidate=odd=to=memfd gather=many"]
+    words = ["--table=extras", "--table=quick", "--candidate=odd=to=memfd chunk=many"]
     done = bench(folder, *words, "--report")
     assert done.returncode == 1, done.stdout
     assert "the measurement failed: odd: " in done.stderr and "many: not a number" in done.stderr
@@ -327,7 +327,7 @@ def test_an_unavailable_candidate_gives_the_reason(built: Path, tmp_path: Path) 
         run(candidate.command, tmp_path / "said")
         why = candidate.parse(tmp_path / "said")
         assert isinstance(why, str) and len(why) > 10, why
-    for line in ("burn to=memfd", "load to=memfd gather=many", "load to", "copy pace=high"):
+    for line in ("burn to=memfd", "load to=memfd chunk=many", "load to", "copy pace=high"):
         with pytest.raises(Failed):
             run(way(built, "one", path, line).command, tmp_path / "said")
 

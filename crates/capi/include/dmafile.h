@@ -219,10 +219,10 @@ struct dmafile_options {
      */
     uint64_t length;
     /**
-     * Maximum size of a chunk ("gather") in bytes. Memory is allocated in chunks, each while the
-     * previous one is being read. At least one block; default 128 MiB.
+     * Maximum size of a chunk in bytes. Memory is allocated in chunks, each while the previous one is
+     * being read. At least one block; default 128 MiB.
      */
-    uint64_t gather;
+    uint64_t chunk;
     /**
      * Bytes per operation: 4 KiB to 64 MiB, a multiple of the file's direct I/O alignment; default:
      * chosen by the plan.

@@ -2,7 +2,8 @@
 
 use crate::border::{self, Failure, Result, exclusive, shared};
 use crate::options::word;
-use dmafile::{HeldFile, Loaded, Report};
+use dmafile::{Loaded, Report};
+use dmafile_hold::HeldFile;
 use libc::{c_char, c_int, c_void};
 use std::ffi::CString;
 use std::ops::{Deref, DerefMut};

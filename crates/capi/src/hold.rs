@@ -5,7 +5,7 @@ use crate::buffer::{c_string, empty};
 use crate::load::path;
 use crate::options::{self, teller, word};
 use crate::{Buffer, Options, Token};
-use dmafile::{Hold, Shared};
+use dmafile_hold::{Hold, Shared};
 use libc::{c_char, c_int};
 use serde_json::json;
 use std::ffi::{CString, OsStr};
@@ -23,10 +23,10 @@ pub struct Held {
 }
 
 /// Files that this process holds in memory, and that one of its threads serves to others. Opaque.
-pub struct Holder(dmafile::Holder);
+pub struct Holder(dmafile_hold::Holder);
 
 impl Held {
-    fn new(held: dmafile::Held) -> Result<Self> {
+    fn new(held: dmafile_hold::Held) -> Result<Self> {
         let (pid, uid) = held.holder();
         let about = held.files().iter().map(|file| {
             let mut about = json!(file.info);
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn dmafile_take(
         unsafe { empty(held, "held")? };
         // SAFETY: the header requires null or a string.
         let name = unsafe { border::required(name, "name")? };
-        let mut take = dmafile::Held::take(name).wait(Duration::from_millis(wait_ms));
+        let mut take = dmafile_hold::Held::take(name).wait(Duration::from_millis(wait_ms));
         // SAFETY: the header requires null or a string.
         if let Some(at) = unsafe { optional_path(socket)? } {
             take = take.at(at);

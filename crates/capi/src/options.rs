@@ -54,9 +54,9 @@ pub struct Options {
     /// Number of bytes to load; default: up to the end of the file. A range that ends after the file is
     /// refused.
     pub length: u64,
-    /// Maximum size of a chunk ("gather") in bytes. Memory is allocated in chunks, each while the
-    /// previous one is being read. At least one block; default 128 MiB.
-    pub gather: u64,
+    /// Maximum size of a chunk in bytes. Memory is allocated in chunks, each while the previous one is
+    /// being read. At least one block; default 128 MiB.
+    pub chunk: u64,
     /// Bytes per operation: 4 KiB to 64 MiB, a multiple of the file's direct I/O alignment; default:
     /// chosen by the plan.
     pub block: u64,
@@ -249,7 +249,7 @@ impl Options {
                 method: word(self.method, "options.method")?,
                 io: word(self.io, "options.io")?,
                 allocation: word(self.allocation, "options.allocation")?,
-                gather: some(self.gather),
+                chunk: some(self.chunk),
                 block: some(self.block),
                 queue_depth: some(self.queue_depth),
                 check_memory: self.flags & DMAFILE_NO_MEMORY_CHECK == 0,
@@ -263,7 +263,7 @@ pub(crate) struct Tuning {
     method: Option<Method>,
     io: Option<Io>,
     allocation: Option<Allocation>,
-    gather: Option<u64>,
+    chunk: Option<u64>,
     block: Option<u64>,
     queue_depth: Option<u32>,
     check_memory: bool,
@@ -280,8 +280,8 @@ impl Tuning {
         if let Some(allocation) = self.allocation {
             load = load.allocation(allocation);
         }
-        if let Some(gather) = self.gather {
-            load = load.gather(gather);
+        if let Some(chunk) = self.chunk {
+            load = load.chunk(chunk);
         }
         if let Some(block) = self.block {
             load = load.block(block);

@@ -3,7 +3,8 @@
 use crate::border::{self, Failure, Result};
 use crate::load::path;
 use crate::options::{self, Growing, check_flags, some, word};
-use dmafile::{Capture, Note, Origin, RecordBuffer, Ticket, WhenFull};
+use dmafile::Origin;
+use dmafile_record::{Capture, Note, RecordBuffer, Ticket, WhenFull};
 use libc::{c_char, c_int, c_void};
 use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
@@ -64,7 +65,7 @@ pub struct Recorded {
 }
 
 /// Appends buffers to a file as devices fill them. Opaque.
-pub struct Recorder(dmafile::Recorder);
+pub struct Recorder(dmafile_record::Recorder);
 
 /// Memory to record from. Opaque.
 pub struct RecorderBuffer(RecordBuffer);
@@ -342,7 +343,7 @@ fn timeout(ms: i64) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
-fn of(recorded: &dmafile::Recorded) -> Recorded {
+fn of(recorded: &dmafile_record::Recorded) -> Recorded {
     Recorded {
         records: recorded.records,
         bytes: recorded.bytes,

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 ///
 /// Functions that take it `const` may be called by several threads at once. Any thread may use and free it.
 pub struct Recording {
-    inner: dmafile::Recording,
+    inner: dmafile_record::Recording,
     records: Vec<Record>,
     /// The strings that `records` points to.
     _paths: Vec<CString>,
@@ -47,7 +47,7 @@ pub struct Record {
 }
 
 impl Recording {
-    fn of(inner: dmafile::Recording) -> Result<Self> {
+    fn of(inner: dmafile_record::Recording) -> Result<Self> {
         let paths = inner.files().iter();
         let paths: Vec<_> = paths
             .map(|path| c_string(path.as_os_str().as_bytes()))
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn dmafile_recording_open(
         // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(recording, "recording")? };
         // SAFETY: the header requires null or a string.
-        let opened = dmafile::Recording::open(unsafe { self::path(path)? })?;
+        let opened = dmafile_record::Recording::open(unsafe { self::path(path)? })?;
         let opened = Recording::of(opened)?;
         // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { recording.write(Box::into_raw(Box::new(opened))) };

@@ -449,7 +449,7 @@ fn recorded(kit: &Kit, mut record: Command) {
         record.arg(&path);
         record
     });
-    let recording = dmafile::Recording::open(&path).unwrap();
+    let recording = dmafile_record::Recording::open(&path).unwrap();
     assert!(recording.is_complete());
     let frame = |number: u64| vec![number as u8 + 1; 100_000];
     assert_eq!(recording.records().len(), 21);
@@ -480,7 +480,7 @@ fn a_c_program_takes_memory_that_another_process_holds() {
     std::fs::create_dir(&folder).unwrap();
     let at = folder.join("socket");
     let digest = sha256sum(&noise());
-    let holder = dmafile::Hold::of([&kit.file]).name("noise").at(&at);
+    let holder = dmafile_hold::Hold::of([&kit.file]).name("noise").at(&at);
     let holder = holder.start().unwrap();
     let take = |mut take: Command, more: &[&str]| {
         take.arg("noise").arg("--at").arg(&at).args(more);
@@ -518,7 +518,7 @@ fn c_programs_hold_and_share_memory() {
         sha256sum(&done(take).stdout)
     };
     assert_eq!(share(kit.program("take")), digest);
-    let own = dmafile::Shared::of([&kit.file]).at(folder.join("a"));
+    let own = dmafile_hold::Shared::of([&kit.file]).at(folder.join("a"));
     let own = own.run().unwrap();
     assert_eq!(share(kit.program("take")), digest);
     let exercise = |mut hold: Command, name: &str| {

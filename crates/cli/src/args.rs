@@ -6,9 +6,11 @@ use clap::builder::{
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use dmafile::{
-    Algorithm, Allocation, Error, Hold, Io, Kind, Load, Method, Model, Opt, Origin, Pages, Pattern,
-    Save, Snapshot, SnapshotLoad, Verify,
+    Algorithm, Allocation, Error, Io, Kind, Load, Method, Model, Opt, Origin, Pages, Pattern, Save,
+    Verify,
 };
+use dmafile_hold::Hold;
+use dmafile_record::{Snapshot, SnapshotLoad};
 use nix::unistd::Group;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
@@ -184,7 +186,7 @@ pub struct Tuning {
 
     /// Largest chunk of memory that is allocated before it is read into, at least a block [default: 128M]
     #[arg(long, value_name = "BYTES", value_parser = size, help_heading = TUNING)]
-    pub gather: Option<u64>,
+    pub chunk: Option<u64>,
 
     /// Size of one operation, 4K to 64M, a multiple of the file's direct alignment [default: 4M for
     /// direct reads, 1M through the page cache, 512K for bounce]
@@ -294,8 +296,8 @@ impl Tuning {
             .io(self.io)
             .allocation(self.allocation)
             .check_memory(!self.no_memory_check);
-        if let Some(gather) = self.gather {
-            load = load.gather(gather);
+        if let Some(chunk) = self.chunk {
+            load = load.chunk(chunk);
         }
         if let Some(block) = self.block {
             load = load.block(block);

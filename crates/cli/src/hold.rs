@@ -6,7 +6,8 @@ use crate::output::{progress_bar, write_json, write_stdout};
 use crate::signals::{interruptible, wake};
 use crate::text::columns;
 use crate::{Failure, Launcher};
-use dmafile::{CancelToken, HeldInfo, Holding, one_line};
+use dmafile::{CancelToken, one_line};
+use dmafile_hold::{HeldInfo, Holding};
 use indicatif::{BinaryBytes, HumanDuration};
 use serde_json::json;
 use std::fmt::Write;
@@ -52,7 +53,7 @@ pub(crate) fn run(args: &HoldArgs, launcher: &Launcher) -> Result<u8, Failure> {
 }
 
 pub(crate) fn list(args: &HoldsArgs) -> Result<u8, Failure> {
-    let all = dmafile::holds(args.at.as_deref(), &CancelToken::new())?;
+    let all = dmafile_hold::holds(args.at.as_deref(), &CancelToken::new())?;
     if args.json {
         return write_json(&all);
     }
@@ -60,7 +61,7 @@ pub(crate) fn list(args: &HoldsArgs) -> Result<u8, Failure> {
 }
 
 pub(crate) fn release(args: &ReleaseArgs) -> Result<u8, Failure> {
-    dmafile::release(&args.name, args.at.as_deref(), &CancelToken::new())?;
+    dmafile_hold::release(&args.name, args.at.as_deref(), &CancelToken::new())?;
     Ok(0)
 }
 
@@ -124,7 +125,7 @@ pub(crate) const LOOKER: &str = "look-at-files";
 pub(crate) fn look() -> Result<u8, Failure> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
     let socket = socket.map_err(|error| Failure::os("cannot read", "stdin", &error, ""))?;
-    dmafile::look_for_holder(socket);
+    dmafile_hold::look_for_holder(socket);
     Ok(0)
 }
 

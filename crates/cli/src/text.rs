@@ -1,9 +1,7 @@
 //! Plans and reports as text.
 
-use dmafile::{
-    Cpu, Plan, Reason, Report, SavePlan, SaveReport, SnapshotLoadPlan, SnapshotLoadReport,
-    SnapshotPlan, SnapshotReport, Verified, one_line,
-};
+use dmafile::{Cpu, Plan, Reason, Report, SavePlan, SaveReport, Verified, one_line};
+use dmafile_record::{SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan, SnapshotReport};
 use indicatif::{BinaryBytes, DecimalBytes};
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -58,19 +56,19 @@ pub(crate) fn plan(plan: &Plan) -> String {
         let (shape, why) = in_flight(block);
         line("block", &shape, &why);
     }
-    match (plan.gather, plan.block) {
-        (Some(gather), Some(_)) => {
-            let bytes = BinaryBytes(gather).to_string();
+    match (plan.chunk, plan.block) {
+        (Some(chunk), Some(_)) => {
+            let bytes = BinaryBytes(chunk).to_string();
             line(
                 "chunk",
                 &bytes,
-                "allocated before its reads begin (--gather)",
+                "allocated before its reads begin (--chunk)",
             );
         }
         // dmafile.ko has chunks in flight.
-        (Some(gather), None) => {
-            let (shape, why) = in_flight(gather);
-            line("chunk", &shape, &format!("{why} (--gather)"));
+        (Some(chunk), None) => {
+            let (shape, why) = in_flight(chunk);
+            line("chunk", &shape, &format!("{why} (--chunk)"));
         }
         (None, _) => {}
     }
@@ -198,7 +196,7 @@ pub(crate) fn source_plan(name: &str, of: &Plan) -> String {
 
 /// The plan for loading a snapshot.
 pub(crate) fn snapshot_load_plan(plan: &SnapshotLoadPlan) -> String {
-    let text = |source: &dmafile::SourceLoadPlan| match &source.plan {
+    let text = |source: &dmafile_record::SourceLoadPlan| match &source.plan {
         Some(plan) => source_plan(&source.name, plan),
         None => source_head(&source.name) + "plan\n  to          an empty memfd\n",
     };

@@ -232,12 +232,12 @@ fn usage_errors_are_one_line_and_exit_2() {
             "--queue-depth: 4097 is out of range: 1 to 4096",
         ),
         (
-            "file --block 2M --gather 1M",
-            "--gather: 1048576 is out of range: 2097152 to 9223372036854775807",
+            "file --block 2M --chunk 1M",
+            "--chunk: 1048576 is out of range: 2097152 to 9223372036854775807",
         ),
         (
-            "file --gather 4095",
-            "--gather: 4095 is out of range: 4096 to 9223372036854775807",
+            "file --chunk 4095",
+            "--chunk: 4095 is out of range: 4096 to 9223372036854775807",
         ),
         (
             "file --length 0",
@@ -802,7 +802,7 @@ fn explain_prints_only_the_settings_that_the_load_uses() {
         lines("--method mmap --allocation ahead --block 64K --queue-depth 7"),
         [
             "block 64.00 KiB one after the other",
-            "chunk 128.00 MiB allocated before its reads begin (--gather)",
+            "chunk 128.00 MiB allocated before its reads begin (--chunk)",
         ]
     );
     let [line] = &lines("--method uring --io direct --allocation in-read --queue-depth 7")[..]
@@ -814,7 +814,7 @@ fn explain_prints_only_the_settings_that_the_load_uses() {
     let plan = dir.run("explain file --method read --io buffered --allocation in-read --json");
     let plan = plan.ok().json();
     assert_eq!(plan["queue_depth"], 1);
-    for key in ["gather", "align", "allocators"] {
+    for key in ["chunk", "align", "allocators"] {
         assert_eq!(plan.get(key), Some(&serde_json::Value::Null), "{key}");
     }
 }
@@ -1021,7 +1021,7 @@ fn completions_have_every_subcommand_option_and_value() {
     for shell in ["bash", "zsh", "fish"] {
         let ended = dir.run(&format!("completions {shell}")).ok();
         assert_eq!(ended.stderr, "", "{shell}");
-        for word in ["explain", "doctor", "pins", "queue", "depth", "gather"] {
+        for word in ["explain", "doctor", "pins", "queue", "depth", "chunk"] {
             assert!(ended.stdout.contains(word), "no {word} for {shell}");
         }
         // The values of options.

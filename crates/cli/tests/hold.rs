@@ -1,8 +1,6 @@
 //! `dmafile hold`, `take`, `holds` and `release`: takers get the bytes of the file, whatever happens to its holder.
 
 mod common;
-#[path = "../../dmafile/tests/common/models.rs"]
-mod models;
 
 use common::{Dir, MIB, NOBODY, Running, caught, done, end, is_root, own_mounts, own_user};
 use common::{reads_directly, run_as, sha256, skip, start};
@@ -183,9 +181,12 @@ fn several_files_are_taken_as_a_folder() {
     // A model is held with the other files in its folder.
     let model = dir.path("model");
     fs::create_dir(&model).unwrap();
-    models::sharded(
+    dmafile_testkit::models::sharded(
         &model,
-        &[models::tensors("x", 3, 9000), models::tensors("y", 2, 7000)],
+        &[
+            dmafile_testkit::models::tensors("x", 3, 9000),
+            dmafile_testkit::models::tensors("y", 2, 7000),
+        ],
     );
     fs::write(model.join("config.json"), "{}").unwrap();
     let holder = hold(&dir, "model --folder links");

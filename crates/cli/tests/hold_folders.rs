@@ -353,7 +353,7 @@ fn every_option_can_be_given_to_a_replacement() {
         "--pages base --folder links",
         "--io buffered --method read",
         "--no-memory-check --allocation before",
-        "--block 64K --queue-depth 2 --gather 1M",
+        "--block 64K --queue-depth 2 --chunk 1M",
         "--to memfd --folder links",
         "",
     ]

@@ -1,8 +1,6 @@
 //! Resource limits: a load stays within them, or names the one that it exceeds.
 
 mod common;
-#[path = "../../dmafile/tests/common/models.rs"]
-mod models;
 
 use common::{
     Dir, KIB, MIB, NOBODY, POOL, done, end, hard_limit, limit, own_user, reads_directly, run_as,
@@ -103,11 +101,11 @@ fn a_low_limit_on_open_files_loads_or_is_named() {
 }
 
 /// A model of this many files; returns the tensors of each.
-fn shards(dir: &Dir, count: u64) -> Vec<Vec<models::Written>> {
+fn shards(dir: &Dir, count: u64) -> Vec<Vec<dmafile_testkit::models::Written>> {
     fs::create_dir(dir.path("model")).unwrap();
-    let shard = |number| models::tensors(&format!("shard{number}"), 2, 3000);
+    let shard = |number| dmafile_testkit::models::tensors(&format!("shard{number}"), 2, 3000);
     let shards: Vec<_> = (0..count).map(shard).collect();
-    models::sharded(&dir.path("model"), &shards);
+    dmafile_testkit::models::sharded(&dir.path("model"), &shards);
     shards
 }
 

@@ -1,8 +1,6 @@
 //! `dmafile load MODEL -- COMMAND … {}`: any program can open the path, and nothing of it remains afterwards.
 
 mod common;
-#[path = "../../dmafile/tests/common/models.rs"]
-mod models;
 
 use common::sandbox::{any, refuse};
 use common::{Dir, MIB, NOBODY, POOL, Running, done, end, eventually, ignoring, is_root};
@@ -555,9 +553,12 @@ fn a_name_with_a_comma_is_not_in_a_list() {
     let temporary = Temporary::new();
     let model = dir.path("model");
     fs::create_dir(&model).unwrap();
-    models::sharded(
+    dmafile_testkit::models::sharded(
         &model,
-        &[models::tensors("x", 3, 9000), models::tensors("y", 2, 7000)],
+        &[
+            dmafile_testkit::models::tensors("x", 3, 9000),
+            dmafile_testkit::models::tensors("y", 2, 7000),
+        ],
     );
     let index = model.join("model.safetensors.index.json");
     let shard = fs::read_dir(&model)

@@ -1,11 +1,9 @@
 //! `dmafile show`, and models on the command line.
 
 mod common;
-#[path = "../../dmafile/tests/common/models.rs"]
-mod models;
 
 use common::{Dir, end, limit, sha256};
-use models::{gguf, safetensors, sharded, tensors};
+use dmafile_testkit::models::{gguf, safetensors, sharded, tensors};
 use std::fs;
 use std::process::Stdio;
 

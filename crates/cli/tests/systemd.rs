@@ -2,8 +2,6 @@
 //! sd_listen_fds(3) describe it.
 
 mod common;
-#[path = "../../dmafile/tests/common/models.rs"]
-mod models;
 
 use common::{Dir, MIB, Running, cached, end, evict, memfd, sha256, skip, start};
 use rustix::fs::SealFlags;
@@ -410,9 +408,9 @@ fn an_index_that_is_replaced_during_the_load_is_not_stored_with_the_old_files() 
     let indexes = ["old", "new"].map(|name| {
         let (file, tensors) = (
             format!("{name}.safetensors"),
-            models::tensors(name, 4, 8 << 20),
+            dmafile_testkit::models::tensors(name, 4, 8 << 20),
         );
-        models::safetensors(&dir.join(&file), &tensors);
+        dmafile_testkit::models::safetensors(&dir.join(&file), &tensors);
         let places = tensors
             .iter()
             .map(|tensor| (tensor.0.clone(), file.clone().into()));

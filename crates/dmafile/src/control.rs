@@ -43,4 +43,12 @@ pub struct Progress {
     pub total: u64,
 }
 
-pub(crate) type ProgressFn = Box<dyn Fn(Progress) + Send + Sync>;
+impl Progress {
+    #[doc(hidden)]
+    pub fn new(done: u64, total: u64) -> Self {
+        Self { done, total }
+    }
+}
+
+/// What is called with the progress.
+pub type ProgressFn = Box<dyn Fn(Progress) + Send + Sync>;

@@ -38,9 +38,11 @@ struct Parts {
     remedy: Message,
 }
 
+/// To make one; for dmafile's own crates.
+#[doc(hidden)]
 impl Error {
     /// A failure that the kernel reported with an errno.
-    pub(crate) fn os(what: impl Into<Message>, errno: Errno) -> Self {
+    pub fn os(what: impl Into<Message>, errno: Errno) -> Self {
         let why = nix::errno::Errno::from_raw(errno.raw_os_error()).desc();
         Self(Box::new(Parts {
             kind: ErrorKind::Failed,
@@ -53,7 +55,7 @@ impl Error {
     }
 
     /// A failure that dmafile detected itself.
-    pub(crate) fn new(what: impl Into<Message>, why: impl Into<Message>) -> Self {
+    pub fn new(what: impl Into<Message>, why: impl Into<Message>) -> Self {
         Self(Box::new(Parts {
             kind: ErrorKind::Failed,
             what: what.into(),
@@ -64,8 +66,7 @@ impl Error {
         }))
     }
 
-    /// An invalid request: for the command and the bindings, which check options of their own.
-    #[doc(hidden)]
+    /// An invalid request.
     pub fn usage(what: impl Into<Message>, why: impl Into<Message>) -> Self {
         let mut error = Self::new(what, why);
         error.0.kind = ErrorKind::Usage;
@@ -73,7 +74,7 @@ impl Error {
     }
 
     /// The token cancelled the transfer.
-    pub(crate) fn cancelled(place: impl Into<String>) -> Self {
+    pub fn cancelled(place: impl Into<String>) -> Self {
         let mut error = Self::new("load", "cancelled before it was complete").at(place);
         error.0.kind = ErrorKind::Cancelled;
         error.0.errno = Some(Errno::CANCELED);
@@ -81,21 +82,21 @@ impl Error {
     }
 
     /// As [`Error::cancelled`], for a save.
-    pub(crate) fn save_cancelled(place: impl Into<String>) -> Self {
+    pub fn save_cancelled(place: impl Into<String>) -> Self {
         let mut error = Self::cancelled(place);
         error.0.what = "save".into();
         error
     }
 
     /// As [`Error::cancelled`], for another operation: "take", "list".
-    pub(crate) fn cancelled_while(what: &'static str, place: impl Into<String>) -> Self {
+    pub fn cancelled_while(what: &'static str, place: impl Into<String>) -> Self {
         let mut error = Self::cancelled(place);
         error.0.what = what.into();
         error
     }
 
     /// Rewords the refusal of a file to load for a file to save.
-    pub(crate) fn of_save(mut self) -> Self {
+    pub fn of_save(mut self) -> Self {
         if self.0.what.to_string() == "cannot load" {
             self.0.what = "cannot save".into();
         }
@@ -103,7 +104,7 @@ impl Error {
     }
 
     /// Rewords the refusal of memory to save for memory to record.
-    pub(crate) fn of_record(mut self) -> Self {
+    pub fn of_record(mut self) -> Self {
         let what = self.0.what.to_string();
         if let "cannot load" | "cannot save" | "cannot write" = what.as_str() {
             self.0.what = "cannot record".into();
@@ -111,35 +112,37 @@ impl Error {
         self
     }
 
-    pub(crate) fn at(mut self, place: impl Into<String>) -> Self {
+    pub fn at(mut self, place: impl Into<String>) -> Self {
         self.0.place = place.into();
         self
     }
 
-    pub(crate) fn with_why(mut self, why: impl Into<Message>) -> Self {
+    pub fn with_why(mut self, why: impl Into<Message>) -> Self {
         self.0.why = why.into();
         self
     }
 
-    pub(crate) fn with_errno(mut self, errno: Errno) -> Self {
+    pub fn with_errno(mut self, errno: Errno) -> Self {
         self.0.errno = Some(errno);
         self
     }
 
-    pub(crate) fn with_remedy(mut self, remedy: impl Into<Message>) -> Self {
+    pub fn with_remedy(mut self, remedy: impl Into<Message>) -> Self {
         self.0.remedy = remedy.into();
         self
     }
 
     /// If a sandbox refuses one of the calls that may have failed, says so: neither the file nor its owner can
     /// be the reason then. Replaces the cause and the remedy.
-    pub(crate) fn of_calls(self, calls: &[Call]) -> Self {
+    pub fn of_calls(self, calls: &[Call]) -> Self {
         match self.0.errno.and_then(|errno| refused(errno, calls)) {
             Some(call) => self.with_why(call.why()).with_remedy(call.remedy()),
             None => self,
         }
     }
+}
 
+impl Error {
     /// Its kind.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -182,7 +185,7 @@ pub fn errno_name(raw: i32) -> String {
 }
 
 /// Serialises a path that may not be UTF-8.
-pub(crate) fn lossy<S: serde::Serializer>(
+pub fn lossy<S: serde::Serializer>(
     path: &std::path::Path,
     to: S,
 ) -> std::result::Result<S::Ok, S::Error> {

@@ -7,7 +7,6 @@
 use crate::error::{Error, Result};
 use crate::sys::place::{self, Named};
 use crate::sys::{Errno, file};
-use rustix::fs::FileType;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -138,7 +137,7 @@ impl Folder {
     ///
     /// # Errors
     /// Those of stat(2).
-    pub(crate) fn look(&self) -> Result<Named, Errno> {
+    pub fn look(&self) -> Result<Named, Errno> {
         place::look_at(self.fd())
     }
 
@@ -146,7 +145,7 @@ impl Folder {
     ///
     /// # Errors
     /// EACCES without permission to enter the folder.
-    pub(crate) fn look_up(&self, name: &OsStr) -> Result<Option<Named>, Errno> {
+    pub fn look_up(&self, name: &OsStr) -> Result<Option<Named>, Errno> {
         place::look_up(self.fd(), name)
     }
 
@@ -204,7 +203,7 @@ impl Folder {
             let why = format!("it belongs to another user ({owner})");
             return refuse(why, "use a folder of your own");
         }
-        match found.others_may_write() {
+        match others_may_write(&found) {
             Some(Writers::All) => refuse(
                 "every user may write to it".to_string(),
                 "use a folder that others can't write to",
@@ -234,7 +233,7 @@ impl Folder {
             if found.is(&below) {
                 return Ok(());
             }
-            let others = found.others_may_write().is_some() && !found.is_sticky();
+            let others = others_may_write(&found).is_some() && !found.is_sticky();
             if others || !is_trusted(found.owner.0) {
                 let place = std::fs::read_link(place::link_of(folder.as_fd())).ok();
                 let place = place.unwrap_or_else(|| self.path.join(".."));
@@ -282,26 +281,14 @@ enum Writers {
     Group(u32),
 }
 
-impl Named {
-    /// Whether both are the same file.
-    pub(crate) fn is(&self, other: &Named) -> bool {
-        (self.device, self.inode) == (other.device, other.inode)
+/// Who may write to a file, besides its owner. With an access control list the bits of the group are its mask, so they
+/// are set if any other user or group may write.
+fn others_may_write(file: &Named) -> Option<Writers> {
+    let (user, group) = file.owner;
+    if file.mode & 0o002 != 0 {
+        return Some(Writers::All);
     }
-
-    /// Whether only the owner of a file may remove or rename it there.
-    fn is_sticky(&self) -> bool {
-        self.kind == FileType::Directory && self.mode & 0o1000 != 0
-    }
-
-    /// Who may write to it, besides its owner. With an access control list the bits of the group are its mask, so
-    /// they are set if any other user or group may write.
-    fn others_may_write(&self) -> Option<Writers> {
-        let (user, group) = self.owner;
-        if self.mode & 0o002 != 0 {
-            return Some(Writers::All);
-        }
-        (self.mode & 0o020 != 0 && !has_only(group, user)).then_some(Writers::Group(group))
-    }
+    (file.mode & 0o020 != 0 && !has_only(group, user)).then_some(Writers::Group(group))
 }
 
 /// Whether a group has only one user: it has the number of that user, and no other member (useradd(8),

@@ -19,8 +19,8 @@ pub enum Opt {
     Offset,
     /// [`Load::length`](crate::Load::length).
     Length,
-    /// [`Load::gather`](crate::Load::gather).
-    Gather,
+    /// [`Load::chunk`](crate::Load::chunk).
+    Chunk,
     /// [`Load::block`](crate::Load::block).
     Block,
     /// [`Load::queue_depth`](crate::Load::queue_depth).
@@ -54,7 +54,7 @@ impl Opt {
             Self::Io => "io",
             Self::Offset => "offset",
             Self::Length => "length",
-            Self::Gather => "gather",
+            Self::Chunk => "chunk",
             Self::Block => "block",
             Self::QueueDepth => "queue_depth",
             Self::Allocation => "allocation",
@@ -69,7 +69,8 @@ impl Opt {
     }
 
     /// This option with a value.
-    pub(crate) fn set(self, value: impl ToString) -> Part {
+    #[doc(hidden)]
+    pub fn set(self, value: impl ToString) -> Part {
         Part::Set(self, value.to_string())
     }
 }
@@ -88,7 +89,7 @@ pub trait Names: Sync {
 }
 
 /// The names of this crate, which [`Display`](fmt::Display) writes.
-pub(crate) struct Builder;
+pub struct Builder;
 
 impl Names for Builder {}
 
@@ -131,11 +132,13 @@ impl Message {
         self.0.is_empty()
     }
 
-    pub(crate) fn concat(messages: impl IntoIterator<Item = Self>) -> Self {
+    #[doc(hidden)]
+    pub fn concat(messages: impl IntoIterator<Item = Self>) -> Self {
         Self(messages.into_iter().flat_map(|message| message.0).collect())
     }
 
-    pub(crate) fn join(messages: impl IntoIterator<Item = Self>, between: &str) -> Self {
+    #[doc(hidden)]
+    pub fn join(messages: impl IntoIterator<Item = Self>, between: &str) -> Self {
         let mut all = Vec::new();
         for message in messages {
             if !all.is_empty() {
@@ -187,9 +190,11 @@ impl From<&str> for Message {
 }
 
 /// A [`Message`] of texts, options and messages.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! message {
     ($($part:expr),+ $(,)?) => {
-        $crate::message::Message::concat([$($crate::message::Message::from($part)),+])
+        $crate::Message::concat([$($crate::Message::from($part)),+])
     };
 }
 pub(crate) use message;

@@ -17,8 +17,8 @@ pub const BLOCK_RANGE: RangeInclusive<u64> = 4 << 10..=64 << 20;
 /// Smallest and largest queue depth, in operations.
 pub const QUEUE_DEPTH_RANGE: RangeInclusive<u32> = 1..=4096;
 /// Default maximum size of a chunk of memory that is allocated while the previous one is being read
-/// ([`Load::gather`](crate::Load::gather)), in bytes.
-pub const DEFAULT_GATHER: u64 = 128 << 20;
+/// ([`Load::chunk`](crate::Load::chunk)), in bytes.
+pub const DEFAULT_CHUNK: u64 = 128 << 20;
 
 /// The kind of memory that a buffer consists of.
 #[derive(Clone, Debug)]

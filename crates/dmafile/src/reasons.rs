@@ -24,7 +24,7 @@ impl std::fmt::Display for Reason {
 }
 
 /// The log of one run. Threads of a transfer add to it, too.
-pub(crate) struct Reasons {
+pub struct Reasons {
     list: Mutex<Vec<Reason>>,
     /// How the reader names options.
     names: &'static dyn Names,
@@ -37,14 +37,16 @@ impl Default for Reasons {
 }
 
 impl Reasons {
-    pub(crate) fn named(names: &'static dyn Names) -> Self {
+    /// An empty log; these are the names of options in it.
+    pub fn named(names: &'static dyn Names) -> Self {
         Self {
             list: Mutex::default(),
             names,
         }
     }
 
-    pub(crate) fn add(&self, about: &'static str, choice: impl ToString, why: impl Into<Message>) {
+    /// Adds a choice and its reason.
+    pub fn add(&self, about: &'static str, choice: impl ToString, why: impl Into<Message>) {
         let reason = Reason {
             about,
             choice: choice.to_string(),
@@ -54,7 +56,7 @@ impl Reasons {
     }
 
     /// All entries so far, in order.
-    pub(crate) fn list(&self) -> Vec<Reason> {
+    pub fn list(&self) -> Vec<Reason> {
         lock(&self.list).clone()
     }
 }

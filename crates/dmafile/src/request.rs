@@ -16,7 +16,7 @@ pub(crate) struct Request {
     pub reach: Reach,
     pub offset: u64,
     pub length: Option<u64>,
-    pub gather: Option<u64>,
+    pub chunk: Option<u64>,
     pub block: Option<u64>,
     pub queue_depth: Option<u32>,
     pub allocation: Allocation,
@@ -35,7 +35,7 @@ impl Default for Request {
             reach: Reach::Asked,
             offset: 0,
             length: None,
-            gather: None,
+            chunk: None,
             block: None,
             queue_depth: None,
             allocation: Allocation::Auto,
@@ -46,8 +46,8 @@ impl Default for Request {
 
 /// Which part of its source a load takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
-    /// [`Request::length`] bytes from [`Request::offset`] on.
+pub enum Reach {
+    /// The requested length, from the requested offset on.
     Asked,
     /// A start and a length, in bytes.
     Part(u64, u64),
@@ -78,9 +78,9 @@ impl Request {
             let (low, high) = QUEUE_DEPTH_RANGE.into_inner();
             in_range(Opt::QueueDepth, depth.into(), low.into()..=high.into())?;
         }
-        if let Some(gather) = self.gather {
+        if let Some(chunk) = self.chunk {
             let least = self.block.unwrap_or(*BLOCK_RANGE.start());
-            in_range(Opt::Gather, gather, least..=any)?;
+            in_range(Opt::Chunk, chunk, least..=any)?;
         }
         if self.length == Some(0) {
             in_range(Opt::Length, 0, 1..=any)?;

@@ -9,22 +9,22 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(crate) fn wait<'a, T>(more: &Condvar, held: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+pub fn wait<'a, T>(more: &Condvar, held: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     more.wait(held).unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits for a thread. If it has panicked, its panic continues in this thread.
-pub(crate) fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+pub fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     let ended = thread.join();
     ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// As [`wait`], at most this long.
-pub(crate) fn wait_for<'a, T>(
+pub fn wait_for<'a, T>(
     more: &Condvar,
     held: MutexGuard<'a, T>,
     most: Duration,

@@ -1,9 +1,7 @@
 //! A filled buffer: safe access, seals, and sending it to another process.
 
-mod common;
-
-use common::{buffer_digest, cold, dir, file_digest};
 use dmafile::{Allocation, Buffer, Io, Kind, Load, Method, Pages};
+use dmafile_testkit::{buffer_digest, cold, dir, file_digest};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
@@ -62,7 +60,11 @@ fn an_address_is_returned_only_if_access_cannot_fault() {
 
 #[test]
 fn the_access_guard_allows_only_the_bytes_of_the_buffer() {
-    for kind in [Kind::Anon, Kind::Memfd, Kind::fd(common::memfd(LEN))] {
+    for kind in [
+        Kind::Anon,
+        Kind::Memfd,
+        Kind::fd(dmafile_testkit::memfd(LEN)),
+    ] {
         let (_dir, path, mut buffer) = loaded(kind);
         let (bytes, len) = (std::fs::read(&path).unwrap(), buffer.len());
         let mut access = buffer.access_mut().unwrap();
@@ -159,7 +161,7 @@ fn sealing_waits_for_page_references_of_others() {
 
 #[test]
 fn a_memfd_of_the_caller_can_be_sealed_if_it_allows_seals() {
-    let (_dir, path, mut buffer) = loaded(Kind::fd(common::memfd(LEN)));
+    let (_dir, path, mut buffer) = loaded(Kind::fd(dmafile_testkit::memfd(LEN)));
     buffer.seal().unwrap();
     assert_eq!(
         buffer.as_slice().unwrap(),
@@ -221,7 +223,7 @@ fn a_sent_memfd_is_an_open_file_of_its_own() {
     let (_dir, _, buffer) = loaded(Kind::Memfd);
     let (ours, theirs) = UnixStream::pair().unwrap();
     buffer.send(&ours).unwrap();
-    let sent = common::receive_fds(theirs.as_fd());
+    let sent = dmafile_testkit::receive_fds(theirs.as_fd());
     buffer.send(&ours).unwrap();
     let received = Buffer::receive(&theirs).unwrap();
     let own = [
@@ -229,7 +231,7 @@ fn a_sent_memfd_is_an_open_file_of_its_own() {
         sent[0].as_fd(),
         received.as_fd().unwrap(),
     ];
-    common::are_independent(&own);
+    dmafile_testkit::are_independent(&own);
 }
 
 #[test]
@@ -251,11 +253,11 @@ fn invalid_messages_are_refused() {
         ];
         parts.concat()
     };
-    let sealed = common::memfd(8192);
+    let sealed = dmafile_testkit::memfd(8192);
     let seals = rustix::fs::SealFlags::SHRINK;
     rustix::fs::fcntl_add_seals(&sealed, seals).unwrap();
     let sealed = Some(sealed.as_fd());
-    let loose = common::memfd(8192);
+    let loose = dmafile_testkit::memfd(8192);
     let dir = dir();
     let plain = std::fs::File::open(cold(dir.path(), 8192)).unwrap();
     let cases = [
@@ -287,7 +289,7 @@ fn invalid_messages_are_refused() {
 fn the_page_size_of_existing_memory_is_reported_as_existing() {
     let dir = dir();
     let path = cold(dir.path(), 300_000);
-    let filled = common::dirty_memfd(1 << 20);
+    let filled = dmafile_testkit::dirty_memfd(1 << 20);
     let loaded = Load::new(&path).to(Kind::fd(filled)).run().unwrap();
     assert_eq!(loaded.report.pages, "existing");
     let mut reasons = loaded.report.reasons.iter();
@@ -306,7 +308,7 @@ fn received_hugetlb_pages_are_not_mapped_unless_sealed() {
         Err(errno) => return eprintln!("SKIP: no hugetlb memfd ({errno})"),
     };
     // This needs no page of the pool: the memfd is all holes.
-    let page = common::default_huge_page();
+    let page = dmafile_testkit::default_huge_page();
     ftruncate(&huge, (4_u64 << 20).next_multiple_of(page)).unwrap();
     fcntl_add_seals(&huge, SealFlags::SHRINK).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -361,7 +363,7 @@ fn a_descriptor_outlives_its_buffer() {
     let (_dir, path, buffer) = loaded(Kind::Memfd);
     let offset = buffer.offset();
     let fd = buffer.into_fd().unwrap();
-    let digest = common::descriptor_digest(fd, offset, LEN - 77);
+    let digest = dmafile_testkit::descriptor_digest(fd, offset, LEN - 77);
     assert_eq!(digest, file_digest(&path, 77, LEN - 77));
 }
 
@@ -370,7 +372,7 @@ fn memory_of_the_caller_is_filled_in_place() {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
     let bytes = std::fs::read(&path).unwrap();
-    common::evict(&path);
+    dmafile_testkit::evict(&path);
     // Several misalignments of memory and file; the memory is dirty and larger than needed.
     for skew in [0, 1, 77, 512, 4096 - 77] {
         for offset in [0_u64, 77, 512, 4096, 5000] {
@@ -401,7 +403,7 @@ fn equally_misaligned_memory_is_read_into_directly() {
     let len = 9 << 20;
     let path = cold(dir.path(), len);
     let bytes = std::fs::read(&path).unwrap();
-    common::evict(&path);
+    dmafile_testkit::evict(&path);
     let mut memory = vec![0xff; len + 4096];
     // Several block sizes: the first and the last bytes share a block with other bytes.
     for block in [4 << 10, 1 << 20, 4 << 20] {
@@ -444,27 +446,27 @@ fn aligned_memory_of_the_caller_is_read_into_directly() {
 fn a_descriptor_of_the_caller_keeps_its_number() {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
-    let fd = common::memfd(LEN);
+    let fd = dmafile_testkit::memfd(LEN);
     let number = fd.as_raw_fd();
     let twin = fd.try_clone().unwrap();
     let buffer = Load::new(&path).to(Kind::fd(fd)).run().unwrap().buffer;
     assert_eq!(buffer.as_fd().unwrap().as_raw_fd(), number);
     assert_eq!(
-        common::descriptor_digest(twin, 0, LEN),
+        dmafile_testkit::descriptor_digest(twin, 0, LEN),
         file_digest(&path, 0, LEN)
     );
     let again = Load::new(&path)
-        .to(Kind::fd(common::memfd(LEN - 1)))
+        .to(Kind::fd(dmafile_testkit::memfd(LEN - 1)))
         .run()
         .unwrap_err();
     assert_eq!(again.raw_os_error(), Some(22), "{again}");
     // With O_APPEND, writes go to the end, whatever the offset.
-    let appending = common::memfd(LEN);
+    let appending = dmafile_testkit::memfd(LEN);
     rustix::fs::fcntl_setfl(&appending, rustix::fs::OFlags::APPEND).unwrap();
     let refused = Load::new(&path).to(Kind::fd(appending)).run().unwrap_err();
     assert!(refused.to_string().contains("O_APPEND"), "{refused}");
     let huge = Load::new(&path)
-        .to(Kind::fd(common::memfd(LEN)))
+        .to(Kind::fd(dmafile_testkit::memfd(LEN)))
         .pages(Pages::Huge)
         .run();
     assert_eq!(huge.unwrap_err().kind(), dmafile::ErrorKind::Usage);
@@ -491,7 +493,7 @@ fn memory_that_its_owner_truncates_during_a_load_raises_no_signal() {
             }
         });
         for _ in 0..40 {
-            common::evict(&path);
+            dmafile_testkit::evict(&path);
             let fd = fd.try_clone().unwrap();
             let load = Load::new(&path).to(Kind::fd(fd)).method(method);
             // All bytes or an error; a SIGBUS would have ended this process.
@@ -510,8 +512,8 @@ fn a_load_into_memory_that_its_owner_truncated_is_an_error() {
     let dir = dir();
     let len = 64 << 20;
     let path = cold(dir.path(), len as usize);
-    for method in common::methods() {
-        common::evict(&path);
+    for method in dmafile_testkit::methods() {
+        dmafile_testkit::evict(&path);
         let fd = rustix::fs::memfd_create("mine", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, len).unwrap();
         let owner = fd.try_clone().unwrap();
@@ -555,8 +557,8 @@ fn concurrent_loads_into_parts_of_one_memfd_do_not_overlap() {
     let files: Vec<_> = (0..parts)
         .map(|part| cold(dir.path(), len as usize + part as usize))
         .collect();
-    for method in common::methods() {
-        let fd = common::memfd(parts * len);
+    for method in dmafile_testkit::methods() {
+        let fd = dmafile_testkit::memfd(parts * len);
         std::thread::scope(|scope| {
             for (part, path) in (0..).zip(&files) {
                 let fd = fd.try_clone().unwrap();
@@ -569,7 +571,7 @@ fn concurrent_loads_into_parts_of_one_memfd_do_not_overlap() {
             }
         });
         for (part, path) in (0..).zip(&files) {
-            let got = common::descriptor_digest(fd.try_clone().unwrap(), part * len, len);
+            let got = dmafile_testkit::descriptor_digest(fd.try_clone().unwrap(), part * len, len);
             assert_eq!(got, file_digest(path, 0, len), "{method}, part {part}");
         }
     }

@@ -1,10 +1,8 @@
 //! Direct reads leave nothing in the page cache; cached pages are copied from it.
 
-mod common;
-
-use common::{buffer_digest, bytes_digest, cached, cold, dir, evict, file_digest, warm};
 use dmafile::facts::File;
 use dmafile::{Io, Kind, Load, Method};
+use dmafile_testkit::{buffer_digest, bytes_digest, cached, cold, dir, evict, file_digest, warm};
 
 const LEN: u64 = (24 << 20) + 777;
 
@@ -139,7 +137,7 @@ fn dirty_pages_are_loaded() {
     for (round, at) in [0, 5 << 20, LEN - 100].into_iter().enumerate() {
         // Written, but not yet on the disk.
         let file = std::fs::File::options().write(true).open(&path).unwrap();
-        rustix::io::pwrite(&file, &common::noise(100, round as u64 + 7), at).unwrap();
+        rustix::io::pwrite(&file, &dmafile_testkit::noise(100, round as u64 + 7), at).unwrap();
         for io in [Io::Auto, Io::Direct] {
             let loaded = Load::new(&path).io(io).run().unwrap();
             assert_eq!(

@@ -1,9 +1,7 @@
 //! A cancelled load ends early with an error; progress is reported.
 
-mod common;
-
-use common::{cold, dir};
 use dmafile::{CancelToken, ErrorKind, Load, Method, Progress};
+use dmafile_testkit::{cold, dir};
 use std::sync::{Arc, Mutex};
 
 const METHODS: [Method; 5] = [
@@ -101,7 +99,7 @@ fn a_plan_reads_nothing_and_equals_that_of_the_load() {
     let dir = dir();
     let path = cold(dir.path(), 8 << 20);
     let plan = Load::new(&path).plan().unwrap();
-    assert_eq!(common::cached(&path), 0);
+    assert_eq!(dmafile_testkit::cached(&path), 0);
     let shown: Arc<Mutex<Option<String>>> = Arc::default();
     let log = Arc::clone(&shown);
     let keep = move |plan: &dmafile::Plan| *log.lock().unwrap() = Some(format!("{plan:?}"));

@@ -1,15 +1,11 @@
 //! Loads into the memory of a device, with a double of its driver that checks every call, or with a real
 //! driver.
 
-mod common;
-#[path = "common/double.rs"]
-mod double;
-
-use common::{bytes_digest, cold, dir, file_digest, noise};
 use dmafile::{
     CancelToken, Device, DeviceMemory, ErrorKind, Load, OtherStream, Place, Result, Ring, ToDevice,
 };
-use double::{Double, Left, Numbered, both, both_doubles, calls};
+use dmafile_testkit::double::{Double, Left, Numbered, both, both_doubles, calls};
+use dmafile_testkit::{bytes_digest, cold, dir, file_digest, noise};
 use std::ffi::{c_int, c_void};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -83,7 +79,7 @@ fn device_memory_has_the_digest_of_the_file() {
             assert_eq!(double.left(), Left::default());
         }
         assert!(
-            double::is_real() || double.most_registered() <= RING.bytes,
+            dmafile_testkit::double::is_real() || double.most_registered() <= RING.bytes,
             "more than the ring was registered"
         );
     }
@@ -128,7 +124,7 @@ fn only_the_given_places_are_filled() {
     }
     drop((memory, other));
     assert_eq!(double.left(), Left::default());
-    if double::is_real() {
+    if dmafile_testkit::double::is_real() {
         return;
     }
     // No more copies than slots and places require.
@@ -486,11 +482,14 @@ fn a_sink_that_waits_for_a_place_waits_for_an_event() {
         next += BYTES;
         (next <= LEN as u64).then(|| Place::new(at, BYTES, &place, 0))
     });
-    if !double::is_real() {
+    if !dmafile_testkit::double::is_real() {
         double.fail("cuStreamSynchronize", i32::MAX, 999);
     }
     load(sink.unwrap(), &path);
-    assert!(double::is_real() || double.calls() == 1, "only at the end");
+    assert!(
+        dmafile_testkit::double::is_real() || double.calls() == 1,
+        "only at the end"
+    );
     drop(memory);
     assert_eq!(double.left(), Left::default());
 }
@@ -539,7 +538,7 @@ fn schedules(double: &Double, device: Device, count: usize) {
         load.run_through(ring, &mut sink).unwrap();
         assert_eq!(double.left().complaint, "", "schedule {schedule}");
         // A real driver does not notice that a slot has changed, except by the bytes.
-        if double::is_real() || schedule % 16 == 0 {
+        if dmafile_testkit::double::is_real() || schedule % 16 == 0 {
             assert!(back(device, &memory) == bytes, "schedule {schedule}");
         }
     }
@@ -563,7 +562,7 @@ fn four_threads(double: &Double, numbered: Numbered) {
         let device = numbered(number % 2);
         for _ in 0..3 {
             let memory = to_device(device, Load::new(path), len).unwrap();
-            if !double::is_real() {
+            if !dmafile_testkit::double::is_real() {
                 assert_eq!(double.device_of(memory.address()), number as i32 % 2);
             }
             assert_eq!(
@@ -689,7 +688,7 @@ fn memory_use_is_that_of_the_ring() {
         block[..8].copy_from_slice(&number.to_le_bytes());
         file.write_all(&block).unwrap();
     }
-    common::evict(&path);
+    dmafile_testkit::evict(&path);
     let memory = Arc::new(device.allocate(ON_DEVICE).unwrap());
     let place = |at| Place::new(at, ON_DEVICE, &memory, 0);
     let places: Vec<_> = (0..FILE).step_by(ON_DEVICE as usize).map(place).collect();
@@ -767,7 +766,7 @@ fn alone_with(test: &str, without: Option<&str>, fail: Option<&str>) -> Option<D
         let mut flags = Vec::from_iter((device == "hip").then(|| "-DHIP".to_string()));
         flags.extend(without.map(|call| format!("-D{}=another", named(call))));
         let failing = format!("{}:1:999", fail.map_or("none".to_string(), named));
-        double::run_again(library, &flags, |run| {
+        dmafile_testkit::double::run_again(library, &flags, |run| {
             run.args(["--exact", test])
                 .env("DMAFILE_ALONE", device)
                 .env("DOUBLE_FAIL", failing);
@@ -844,5 +843,5 @@ fn fork_and_load(double: &Double, device: Device) {
 
 #[test]
 fn these_tests_run_with_a_real_driver() {
-    double::run_as_real();
+    dmafile_testkit::double::run_as_real();
 }

@@ -2,10 +2,8 @@
 //! these tests are skipped with a message; tests/vm/ runs them on a kernel with both device nodes.
 #![allow(unsafe_code, reason = "the test reads through its own mapping")]
 
-mod common;
-
-use common::{cached, cold, dir, evict};
 use dmafile::{Allocation, Buffer, Io, Kind, Load, Method, Pages};
+use dmafile_testkit::{cached, cold, dir, evict};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -169,7 +167,7 @@ fn the_digest_is_computed_from_the_dma_buf() {
     let Some(_turn) = machine() else { return };
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
-    let digest = common::file_digest(&path, 0, LEN);
+    let digest = dmafile_testkit::file_digest(&path, 0, LEN);
     for kind in kinds() {
         let right = format!("sha256={digest}").parse().unwrap();
         let loaded = load(&path, kind).verify(right).run().unwrap();

@@ -1,9 +1,7 @@
 //! Files larger than 4 GiB: no offset is truncated to 32 bits, and no read exceeds the maximum of one call.
 
-mod common;
-
-use common::{descriptor_digest, dir, file_digest, sparse};
 use dmafile::{Kind, Load, Method};
+use dmafile_testkit::{descriptor_digest, dir, file_digest, sparse};
 
 const GIB: u64 = 1 << 30;
 
@@ -46,6 +44,6 @@ fn bytes_beyond_4_gib_are_loaded_to_their_offsets() {
         .length(9000)
         .run()
         .unwrap();
-    let digest = common::buffer_digest(&tail.buffer);
+    let digest = dmafile_testkit::buffer_digest(&tail.buffer);
     assert_eq!(digest, file_digest(&path, 4 * GIB - 777, 9000));
 }

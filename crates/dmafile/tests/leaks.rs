@@ -2,10 +2,8 @@
 //!
 //! One test, because it counts for the whole process.
 
-mod common;
-
-use common::{cold, dir, memfd};
 use dmafile::{CancelToken, ErrorKind, Io, Kind, Load, Method, Pages, Verify};
+use dmafile_testkit::{cold, dir, memfd};
 use std::fs;
 
 /// The resources of this process.

@@ -1,10 +1,8 @@
 //! Every kind of memory, method and I/O mode loads the same bytes that sha256sum reads, at sizes around
-//! blocks and gathers, with ranges and holes, and zeros around them.
+//! blocks and chunks, with ranges and holes, and zeros around them.
 
-mod common;
-
-use common::{buffer_digest, cached, cold, dir, dirty_memfd, evict, file_digest, sparse};
 use dmafile::{Buffer, Io, Kind, Load, Method, Pages};
+use dmafile_testkit::{buffer_digest, cached, cold, dir, dirty_memfd, evict, file_digest, sparse};
 use rustix::fs::MemfdFlags;
 use std::path::Path;
 
@@ -19,9 +17,9 @@ const METHODS: [Method; 8] = [
     Method::Bounce,
 ];
 const KINDS: [&str; 3] = ["anon", "memfd", "fd"];
-/// Small, so that small files fill many blocks and gathers.
+/// Small, so that small files fill many blocks and chunks.
 const BLOCK: u64 = 64 << 10;
-const GATHER: u64 = 1 << 20;
+const CHUNK: u64 = 1 << 20;
 
 /// Combinations that are not supported and must be refused.
 fn impossible(kind: &str, method: Method, io: Io) -> bool {
@@ -45,7 +43,7 @@ fn load(path: &Path, kind: Kind, method: Method, io: Io) -> Load {
         .method(method)
         .io(io)
         .block(BLOCK)
-        .gather(GATHER)
+        .chunk(CHUNK)
 }
 
 /// Asserts that everything in the descriptor outside the buffer is zero.
@@ -80,7 +78,7 @@ fn check(load: Load, path: &Path, offset: u64, len: u64, what: &str) {
 #[test]
 fn every_method_kind_and_mode_loads_every_size() {
     let dir = dir();
-    let gather = GATHER as usize;
+    let chunk = CHUNK as usize;
     let sizes = [
         1,
         511,
@@ -88,10 +86,10 @@ fn every_method_kind_and_mode_loads_every_size() {
         4095,
         4096,
         4097,
-        gather - 1,
-        gather,
-        gather + 1,
-        3 * gather + 777,
+        chunk - 1,
+        chunk,
+        chunk + 1,
+        3 * chunk + 777,
     ];
     for size in sizes {
         let path = cold(dir.path(), size);
@@ -115,18 +113,18 @@ fn every_method_kind_and_mode_loads_every_size() {
 #[test]
 fn every_method_kind_and_mode_loads_every_range() {
     let dir = dir();
-    let size = 2 * GATHER + 4099;
+    let size = 2 * CHUNK + 4099;
     let path = cold(dir.path(), size as usize);
     let ranges = [
         (0, 1),
         (1, 1),
         (511, 2),
         (512, 512),
-        (777, GATHER),
+        (777, CHUNK),
         (4096, 4096),
         (4095, 8194),
         (BLOCK - 1, BLOCK + 2),
-        (GATHER - 513, 1026),
+        (CHUNK - 513, 1026),
         (size - 1, 1),
         (size - 4100, 4099),
         (12345, size - 12345),
@@ -158,17 +156,17 @@ fn every_method_kind_and_mode_loads_every_range() {
 fn only_the_given_part_of_a_memfd_is_filled() {
     const AROUND: u8 = 0xa5;
     let dir = dir();
-    let size = GATHER + 4099;
+    let size = CHUNK + 4099;
     let path = cold(dir.path(), size as usize);
     let file = std::fs::read(&path).unwrap();
-    let room = 2 * GATHER;
+    let room = 2 * CHUNK;
     let parts = [
         (0, 0, 1),
         (0, 4096, 8192),
         (0, 1, size),
         (777, 777, 5000),
         (511, 5000, 2 * BLOCK + 1),
-        (4096, GATHER, GATHER),
+        (4096, CHUNK, CHUNK),
         (size - 1, room - 1, 1),
     ];
     for (offset, at, len) in parts {
@@ -223,7 +221,7 @@ fn only_the_given_part_of_a_memfd_is_filled() {
 #[test]
 fn holes_are_zero_at_every_position() {
     let dir = dir();
-    let len = 4 * GATHER + 1000;
+    let len = 4 * CHUNK + 1000;
     let mib = 1 << 20;
     let layouts: [&[(u64, u64)]; 6] = [
         &[],
@@ -273,20 +271,20 @@ fn holes_need_no_memory_and_no_reads() {
 }
 
 #[test]
-fn unusual_blocks_depths_and_gathers_load_the_bytes() {
+fn unusual_blocks_depths_and_chunks_load_the_bytes() {
     let dir = dir();
-    let size = 5 * GATHER + 333;
+    let size = 5 * CHUNK + 333;
     let path = cold(dir.path(), size as usize);
     let digest = file_digest(&path, 0, size);
     for block in [4096, 4608, 1 << 20, 64 << 20] {
         for depth in [1, 3, 64, 4096] {
-            for gather in [block, block + 1, 1 << 40] {
+            for chunk in [block, block + 1, 1 << 40] {
                 for kind in ["anon", "memfd"] {
                     for method in [Method::Uring, Method::Threads, Method::Bounce] {
                         let load = Load::new(&path).to(make(kind, 0)).method(method);
-                        let load = load.block(block).queue_depth(depth).gather(gather);
+                        let load = load.block(block).queue_depth(depth).chunk(chunk);
                         let loaded = load.io(Io::Direct).run().unwrap();
-                        let what = format!("{kind} by {method}: {block} x {depth}, {gather}");
+                        let what = format!("{kind} by {method}: {block} x {depth}, {chunk}");
                         assert_eq!(buffer_digest(&loaded.buffer), digest, "{what}");
                     }
                 }

@@ -1,13 +1,9 @@
 //! Models: every tensor is where its header says, in models of one or several files, whether all tensors or
 //! some are loaded.
 
-mod common;
-#[path = "common/models.rs"]
-mod models;
-
-use common::{bytes_digest, cached, dir, evict, file_digest};
 use dmafile::{Buffer, Io, Kind, Load, Method, Model, Pages, Pattern, Tensor, Verify};
-use models::{Written, gguf, safetensors, sharded, tensors};
+use dmafile_testkit::models::{Written, gguf, safetensors, sharded, tensors};
+use dmafile_testkit::{bytes_digest, cached, dir, evict, file_digest};
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
@@ -71,7 +67,7 @@ fn tensors_of_one_file_are_at_their_offsets() {
             let size = path.metadata().unwrap().len();
             assert_eq!(loaded.report.bytes, size);
             assert_eq!(
-                common::buffer_digest(&loaded.buffer),
+                dmafile_testkit::buffer_digest(&loaded.buffer),
                 file_digest(path, 0, size)
             );
         }
@@ -93,7 +89,7 @@ fn every_method_loads_shards_into_one_buffer() {
     let model = Model::open(dir.path()).unwrap();
     assert_eq!(Model::open(&index).unwrap().tensors(), model.tensors());
     assert_eq!(model.shards().len(), 3);
-    for method in common::methods() {
+    for method in dmafile_testkit::methods() {
         for io in [Io::Auto, Io::Direct, Io::Buffered] {
             for pages in [Pages::Auto, Pages::Small] {
                 files.iter().for_each(|file| evict(file));
@@ -200,7 +196,7 @@ fn only_chosen_tensors_are_read() {
                     evict(&shard.file);
                 }
                 let to = match kind {
-                    "fd" => Kind::fd(common::dirty_memfd(model.shards()[2].at + 8 * MIB)),
+                    "fd" => Kind::fd(dmafile_testkit::dirty_memfd(model.shards()[2].at + 8 * MIB)),
                     word => word.parse().unwrap(),
                 };
                 let load = model.load_only(&patterns).unwrap();
@@ -542,7 +538,7 @@ fn growth_of_a_shard_after_open_is_not_loaded() {
         std::io::Write::write_all(&mut file, &[7; 9000]).unwrap();
         evict(&shard.file);
     }
-    for method in common::methods() {
+    for method in dmafile_testkit::methods() {
         let loaded = model.load().method(method).run().unwrap();
         check(&loaded.buffer, &model, &written, "grown");
         let mut done = 0;
@@ -673,7 +669,7 @@ fn small_tensors_of_a_file_of_2_tib_are_loaded() {
         5000 + middle,
         10_000 + middle
     );
-    let noise = common::noise(10_000, 1);
+    let noise = dmafile_testkit::noise(10_000, 1);
     let file = std::fs::File::create(&path).unwrap();
     use std::os::unix::fs::FileExt;
     file.write_all_at(&(header.len() as u64).to_le_bytes(), 0)
@@ -795,7 +791,7 @@ fn adjacent_shards_are_loaded_at_any_offset_of_a_memfd() {
         let text = format!("{:<width$}", header(data), width = size - 8 - data);
         let mut file = (text.len() as u64).to_le_bytes().to_vec();
         file.extend(text.bytes());
-        file.extend(common::noise(data, number as u64));
+        file.extend(dmafile_testkit::noise(data, number as u64));
         assert_eq!(file.len(), size);
         std::fs::write(dir.path().join(&name), file).unwrap();
         evict(&dir.path().join(&name));
@@ -806,7 +802,7 @@ fn adjacent_shards_are_loaded_at_any_offset_of_a_memfd() {
     let model = Model::open(dir.path()).unwrap();
     for at in [0, 1, 2, 511, 4095] {
         for io in [Io::Direct, Io::Buffered] {
-            let kind = Kind::fd_at(common::memfd(8 << 20), at);
+            let kind = Kind::fd_at(dmafile_testkit::memfd(8 << 20), at);
             let loaded = model.load().to(kind).io(io).run().unwrap();
             for shard in &loaded.report.shards {
                 let bytes = bytes_of(&loaded.buffer, shard.at, shard.bytes);

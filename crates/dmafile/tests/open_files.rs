@@ -1,9 +1,6 @@
 //! The library raises the limit on open files of its process only if it must. A program of its own, because the limit
 //! is one for all threads.
 
-#[path = "common/models.rs"]
-mod models;
-
 use dmafile::{Load, Model};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
@@ -21,9 +18,9 @@ fn limit(soft: u64) {
 fn the_limit_is_raised_for_more_files_than_it_allows() {
     let dir = tempfile::tempdir().unwrap();
     let shards: Vec<_> = (0..90)
-        .map(|number| models::tensors(&format!("shard{number}"), 1, 1000))
+        .map(|number| dmafile_testkit::models::tensors(&format!("shard{number}"), 1, 1000))
         .collect();
-    let index = models::sharded(dir.path(), &shards);
+    let index = dmafile_testkit::models::sharded(dir.path(), &shards);
     let first = dir.path().join("model-00001-of-00090.safetensors");
     limit(100);
     Load::new(&first).run().unwrap();

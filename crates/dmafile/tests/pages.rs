@@ -2,10 +2,8 @@
 //!
 //! Only one test counts pages, because the kernel counts them for the whole process.
 
-mod common;
-
-use common::{buffer_digest, cold, dir, file_digest, sparse};
 use dmafile::{Load, Pages};
+use dmafile_testkit::{buffer_digest, cold, dir, file_digest, sparse};
 
 #[test]
 fn the_reported_page_size_is_that_of_the_memory() {

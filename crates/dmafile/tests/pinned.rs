@@ -1,15 +1,9 @@
 //! Memory that is pinned for a device, with a double of its driver or a real one: exactly the needed pages are
 //! pinned, and only as long as the memory exists.
 
-mod common;
-#[path = "common/double.rs"]
-mod double;
-#[path = "common/models.rs"]
-mod models;
-
-use common::{buffer_digest, cold, dir, file_digest, noise, sparse};
 use dmafile::{Allocation, Buffer, Device, Kind, Load, Model, Pages};
-use double::{Double, Left, both, both_doubles};
+use dmafile_testkit::double::{Double, Left, both, both_doubles};
+use dmafile_testkit::{buffer_digest, cold, dir, file_digest, noise, sparse};
 use std::os::unix::net::UnixStream;
 
 const LEN: usize = 9_000_001;
@@ -39,7 +33,7 @@ fn exactly_its_pages(double: &Double, device: Device) {
             assert_eq!(buffer.kind(), "memfd");
             assert_eq!(buffer.pinned(), Some(device));
             assert_eq!(buffer_digest(&buffer), file_digest(&path, offset, len));
-            if double::is_real() {
+            if dmafile_testkit::double::is_real() {
                 continue;
             }
             let pages = (buffer.offset() + len).div_ceil(PAGE) - buffer.offset() / PAGE;
@@ -90,18 +84,18 @@ fn holes_and_gaps_between_tensors_are_pinned_and_counted() {
     let pinned = || Kind::Pinned(double.device(0));
     let buffer = to(pinned()).run().unwrap().buffer;
     assert_eq!(buffer_digest(&buffer), file_digest(&path, 0, len));
-    assert!(double::is_real() || double.most_registered() == len);
+    assert!(dmafile_testkit::double::is_real() || double.most_registered() == len);
     assert_eq!(allocated(&buffer), len);
     drop(buffer);
     assert!(allocated(&to(Kind::Memfd).run().unwrap().buffer) < len / 2);
 
     let model = dir.path().join("model.safetensors");
-    let tensors = models::tensors("a", 9, 1_000_000);
-    models::safetensors(&model, &tensors);
+    let tensors = dmafile_testkit::models::tensors("a", 9, 1_000_000);
+    dmafile_testkit::models::safetensors(&model, &tensors);
     let model = Model::open(&model).unwrap();
     let chosen = ["a.0.w".parse().unwrap(), "a.8.w".parse().unwrap()];
     let load = model.load_only(&chosen).unwrap().to(pinned());
-    if !double::is_real() {
+    if !dmafile_testkit::double::is_real() {
         double.most_registered();
     }
     let buffer = load.run().unwrap().buffer;
@@ -112,7 +106,10 @@ fn holes_and_gaps_between_tensors_are_pinned_and_counted() {
         access.read_at(tensor.at, &mut bytes).unwrap();
         assert!(bytes == tensors[number].3, "{}", tensor.name);
     }
-    assert!(double::is_real() || double.most_registered() == buffer.len().next_multiple_of(PAGE));
+    assert!(
+        dmafile_testkit::double::is_real()
+            || double.most_registered() == buffer.len().next_multiple_of(PAGE)
+    );
     assert!(allocated(&buffer) >= buffer.len());
     drop(buffer);
 
@@ -141,7 +138,11 @@ fn a_buffer_is_pinned_and_unpinned() {
 fn pin_and_unpin(double: &Double, device: Device) {
     let dir = dir();
     let path = cold(dir.path(), LEN);
-    for kind in [Kind::Memfd, Kind::Anon, Kind::fd(common::memfd(LEN as u64))] {
+    for kind in [
+        Kind::Memfd,
+        Kind::Anon,
+        Kind::fd(dmafile_testkit::memfd(LEN as u64)),
+    ] {
         let mut buffer = load(&path, kind).pages(Pages::Auto).run().unwrap().buffer;
         if buffer.as_ptr().is_none() {
             let error = buffer.pin(device).unwrap_err();
@@ -366,7 +367,7 @@ fn each_pins_itself(double: &Double, device: Device) {
     buffer.send(&ours).unwrap();
     let received = Buffer::receive(&theirs).unwrap();
     received.pin(device).unwrap();
-    assert!(double::is_real() || double.left().registered == 2);
+    assert!(dmafile_testkit::double::is_real() || double.left().registered == 2);
     drop(buffer);
     assert_eq!(buffer_digest(&received), file_digest(&path, 0, LEN as u64));
     drop(received);
@@ -375,5 +376,5 @@ fn each_pins_itself(double: &Double, device: Device) {
 
 #[test]
 fn these_tests_run_with_a_real_driver() {
-    double::run_as_real();
+    dmafile_testkit::double::run_as_real();
 }

@@ -2,10 +2,8 @@
 //!
 //! Only one test, because it changes the pool, which all loads on this machine share.
 
-mod common;
-
-use common::{bytes_digest, cold, default_huge_page, file_digest};
 use dmafile::{CopyTo, Load, Memory, Pages, Result, Ring, Sink, Slot};
+use dmafile_testkit::{bytes_digest, cold, default_huge_page, file_digest};
 use std::fs::{self, File};
 
 const POOL: &str = "/proc/sys/vm/nr_hugepages";

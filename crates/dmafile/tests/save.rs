@@ -1,10 +1,8 @@
 //! Saved bytes are on the disk as sha256sum reads them, with every method, from every kind of source, at sizes
 //! and offsets around blocks and windows. A file is replaced completely or not changed.
 
-mod common;
-
-use common::{bytes_digest, cached, cold, dir, file_digest, memfd, names, noise, sparse};
 use dmafile::{CancelToken, ErrorKind, Io, Method, Origin, OriginPart, Save, SaveReport, Verify};
+use dmafile_testkit::{bytes_digest, cached, cold, dir, file_digest, memfd, names, noise, sparse};
 use rustix::fs::{MemfdFlags, SealFlags, XattrFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::OsStr;
@@ -46,7 +44,7 @@ fn origin(kind: &str, dir: &Path, bytes: &[u8]) -> (Origin<'static>, Option<Writ
         let path = dir.join(format!("origin-{}", bytes.len()));
         if !path.exists() {
             fs::write(&path, bytes).unwrap();
-            common::evict(&path);
+            dmafile_testkit::evict(&path);
         }
         path
     };
@@ -784,7 +782,7 @@ fn a_save_onto_its_own_source_is_refused_before_the_first_write() {
     let save = Save::new(Origin::fd(memory.try_clone().unwrap(), 0), path);
     save.length(MIB).in_place(4096).run().unwrap_err();
     assert_eq!(
-        common::descriptor_digest(memory, 0, bytes.len() as u64),
+        dmafile_testkit::descriptor_digest(memory, 0, bytes.len() as u64),
         bytes_digest(&bytes)
     );
 }

@@ -1,13 +1,11 @@
 //! A load through a ring: the sink gets the bytes that sha256sum reads, in order, and no slot changes
 //! before the sink releases it.
 
-mod common;
-
-use common::{bytes_digest, cold, dir, evict, file_digest, noise, sparse, warm};
 use dmafile::{
     CancelToken, CopyTo, Error, ErrorKind, Io, Load, Memory, Method, Pages, Result, Ring, Sink,
     Slot, hand_over,
 };
+use dmafile_testkit::{bytes_digest, cold, dir, evict, file_digest, noise, sparse, warm};
 use std::collections::VecDeque;
 use std::io::Write;
 use std::ops::Range;

@@ -1,9 +1,7 @@
 //! A digest is that of the requested bytes, computed from the buffer, with every method.
 
-mod common;
-
-use common::{cold, dir, file_digest, sparse, warm};
 use dmafile::{Algorithm, ErrorKind, Io, Kind, Load, Method, Save, Verify};
+use dmafile_testkit::{cold, dir, file_digest, sparse, warm};
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
@@ -30,7 +28,7 @@ fn digests_equal_those_of_sha256sum() {
                 for method in [Method::Auto, Method::Threads, Method::Read, Method::Mmap] {
                     for io in [Io::Auto, Io::Buffered] {
                         let to = match kind {
-                            "fd" => Kind::fd(common::dirty_memfd(length)),
+                            "fd" => Kind::fd(dmafile_testkit::dirty_memfd(length)),
                             word => word.parse().unwrap(),
                         };
                         let load = Load::new(path).to(to).method(method).io(io).block(64 << 10);
@@ -54,7 +52,7 @@ fn a_partly_cached_file_is_hashed_in_order() {
     let path = cold(dir.path(), len);
     let want = file_digest(&path, 0, len as u64);
     for (start, end) in [(0, 5 << 20), (7 << 20, 12 << 20), (15 << 20, 20 << 20)] {
-        common::evict(&path);
+        dmafile_testkit::evict(&path);
         let _warm = warm(&path, start, end);
         let loaded = Load::new(&path).verify(sha256()).run().unwrap();
         assert_eq!(loaded.report.io, Io::Auto);

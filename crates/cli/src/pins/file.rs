@@ -4,7 +4,7 @@ use super::{holders, shown, tracker, unreadable};
 use crate::Failure;
 use crate::output::{write_json, write_stdout};
 use dmafile::one_line;
-use dmafile::pins::{FilePins, of_file};
+use dmafile_pins::{FilePins, of_file};
 use indicatif::BinaryBytes;
 use std::fmt::Write;
 use std::path::Path;

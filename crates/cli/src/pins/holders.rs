@@ -2,7 +2,7 @@
 
 use super::{counted, shown};
 use crate::text::columns;
-use dmafile::pins::{Holder, Maker, Process};
+use dmafile_pins::{Holder, Maker, Process};
 use indicatif::BinaryBytes;
 use std::fmt::Write;
 use tabwriter::Alignment;

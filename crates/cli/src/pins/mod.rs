@@ -9,7 +9,7 @@ mod watch;
 use crate::Failure;
 use crate::args::{PinsArgs, Subject};
 use crate::output::{write_json, write_stdout};
-use dmafile::Pins;
+use dmafile_pins::Pins;
 use indicatif::BinaryBytes;
 use std::fmt::Write;
 
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &PinsArgs) -> Result<u8, Failure> {
         Some(Subject::Process(pid)) => Some(*pid),
         None => None,
     };
-    let pins = dmafile::pins(pid)?;
+    let pins = dmafile_pins::pins(pid)?;
     if args.json {
         return write_json(&pins);
     }

@@ -5,7 +5,7 @@ use crate::Failure;
 use crate::args::{PinsArgs, Subject};
 use crate::output::{write_json, write_stdout};
 use crate::text::columns;
-use dmafile::pins::{PageGroup, PinnedPages, Whose, pages};
+use dmafile_pins::{PageGroup, PinnedPages, Whose, pages};
 use indicatif::BinaryBytes;
 use std::fmt::Write;
 use tabwriter::Alignment;

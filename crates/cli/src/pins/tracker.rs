@@ -4,7 +4,7 @@ use super::{counted, shown};
 use crate::Failure;
 use crate::output::{write_json, write_stdout};
 use crate::text::columns;
-use dmafile::pins::{Blocked, Region, blocked};
+use dmafile_pins::{Blocked, Region, blocked};
 use indicatif::{BinaryBytes, HumanDuration};
 use serde::Serialize;
 use std::fmt::Write;

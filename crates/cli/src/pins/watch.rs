@@ -7,7 +7,7 @@ use crate::output::{write_json, write_stdout};
 use crate::signals::interruptible;
 use crate::text::columns;
 use dmafile::CancelToken;
-use dmafile::pins::{Place, Watch, Watched, watch};
+use dmafile_pins::{Place, Watch, Watched, watch};
 use std::fmt::Write;
 use std::time::Duration;
 use tabwriter::Alignment;

@@ -2,12 +2,10 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-#[path = "../../../dmafile/tests/common/page_cache.rs"]
-mod page_cache;
 pub mod sandbox;
 
 #[allow(unused_imports, reason = "each test file uses its own part")]
-pub use page_cache::{Warm, evict};
+pub use dmafile_testkit::page_cache::{Warm, evict};
 use serde_json::Value;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};

@@ -92,7 +92,6 @@ impl Private {
     }
 
     /// Copy-on-write memory: each page is shared with another buffer until it is written to.
-    #[cfg(feature = "hold")]
     pub(super) fn copied(view: View) -> Self {
         let copied = true;
         Self { view, copied }

@@ -73,12 +73,14 @@ impl Buffer {
     }
 
     /// Includes it in children that are forked from now on.
-    pub(crate) fn enter_forks(&self) {
+    #[doc(hidden)]
+    pub fn enter_forks(&self) {
         self.memory.enter_forks();
     }
 
     /// An empty buffer that still has a descriptor: an empty memfd.
-    pub(crate) fn empty() -> Result<Self> {
+    #[doc(hidden)]
+    pub fn empty() -> Result<Self> {
         let memory = empty::Empty::new().map_err(|errno| {
             Error::os("cannot allocate memory", errno).at(Kind::Memfd.to_string())
         })?;
@@ -173,7 +175,6 @@ impl Buffer {
     /// # Errors
     /// EPERM if others can change the bytes, which is true for everything but a sealed memfd
     /// ([`Buffer::seal`]); ENOMEM.
-    #[cfg(feature = "hold")]
     pub fn copy_on_write(&self) -> Result<Self> {
         let failed = |errno| Error::os("cannot map the buffer", errno).at(&self.kind);
         let Some(fd) = self
@@ -233,7 +234,8 @@ impl Buffer {
 
     /// Whether this process maps the first huge page of received memory as one; None if there is none, or if
     /// that cannot be found out.
-    pub(crate) fn has_huge_mapping(&self) -> Option<bool> {
+    #[doc(hidden)]
+    pub fn has_huge_mapping(&self) -> Option<bool> {
         self.memory.has_huge_mapping()
     }
 

@@ -117,8 +117,8 @@ impl Buffer {
 impl Buffer {
     /// Takes over what a peer sent and claims: the kind of memory, where its bytes are (offset and
     /// length), and whether it is sealed. Returns the reason if a claim is wrong.
-    #[cfg(feature = "hold")]
-    pub(crate) fn of_peer(
+    #[doc(hidden)]
+    pub fn of_peer(
         fds: Vec<OwnedFd>,
         kind: &str,
         (offset, len): (u64, u64),
@@ -133,8 +133,8 @@ impl Buffer {
     }
 
     /// The same for memory that will be sealed here; children that are forked before then do not get it.
-    #[cfg(feature = "hold")]
-    pub(crate) fn of_peer_to_seal(
+    #[doc(hidden)]
+    pub fn of_peer_to_seal(
         fds: Vec<OwnedFd>,
         kind: &str,
         (offset, len): (u64, u64),

@@ -14,9 +14,9 @@ pub(crate) struct Ko {
     /// The largest buffer that it creates.
     pub max_buffer: u64,
     /// Default maximum size of a chunk.
-    pub gather: u64,
+    pub chunk: u64,
     /// Largest chunk that may be requested.
-    pub max_gather: u64,
+    pub max_chunk: u64,
     /// Maximum number of chunks in flight.
     pub depth: u32,
     /// Alignment of direct I/O, for files that do not need a larger one.
@@ -47,8 +47,8 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
     let found = Ko {
         features: info.features,
         max_buffer: info.max_buffer,
-        gather: info.gather,
-        max_gather: info.max_gather,
+        chunk: info.gather,
+        max_chunk: info.max_gather,
         depth: info.depth,
         align: u64::from(info.align).max(map::page_size()),
     };

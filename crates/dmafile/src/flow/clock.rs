@@ -5,13 +5,15 @@ use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// The start of a transfer.
-pub(crate) struct Clock {
+pub struct Clock {
+    /// When it began.
     pub begin: Instant,
     cpu: (Duration, Duration),
 }
 
 impl Clock {
-    pub(crate) fn start() -> Self {
+    /// Starts it now.
+    pub fn start() -> Self {
         Self {
             begin: Instant::now(),
             cpu: usage::cpu(),
@@ -19,7 +21,7 @@ impl Clock {
     }
 
     /// CPU time of the process since then.
-    pub(crate) fn cpu(&self) -> Cpu {
+    pub fn cpu(&self) -> Cpu {
         let (user, system) = usage::cpu();
         Cpu {
             user: user.saturating_sub(self.cpu.0).as_secs_f64(),

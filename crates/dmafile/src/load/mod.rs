@@ -70,19 +70,22 @@ impl Load {
     }
 
     /// A load of files that are already open.
-    pub(crate) fn of(source: Arc<Source>, reach: Reach) -> Self {
+    #[doc(hidden)]
+    pub fn of(source: Arc<Source>, reach: Reach) -> Self {
         let mut load = Self::with_origin(Origin::Open(source));
         load.request.reach = reach;
         load
     }
 
     /// Whether it loads everything that its origin has.
-    pub(crate) fn is_whole(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_whole(&self) -> bool {
         self.request.is_whole()
     }
 
     /// The requested kind of memory.
-    pub(crate) fn kind(&self) -> &Kind {
+    #[doc(hidden)]
+    pub fn kind(&self) -> &Kind {
         &self.request.kind
     }
 
@@ -143,11 +146,11 @@ impl Load {
         self
     }
 
-    /// Maximum size of a chunk ("gather") in bytes. Memory is allocated in chunks, each while the
-    /// previous one is being read; the first and the last ones are smaller. At least one block;
-    /// default [`DEFAULT_GATHER`](crate::DEFAULT_GATHER).
-    pub fn gather(mut self, bytes: u64) -> Self {
-        self.request.gather = Some(bytes);
+    /// Maximum size of a chunk in bytes. Memory is allocated in chunks, each while the previous one is
+    /// being read; the first and the last ones are smaller. At least one block; default
+    /// [`DEFAULT_CHUNK`](crate::DEFAULT_CHUNK).
+    pub fn chunk(mut self, bytes: u64) -> Self {
+        self.request.chunk = Some(bytes);
         self
     }
 
@@ -173,7 +176,6 @@ impl Load {
 
     /// Computes a checksum while the bytes arrive. If one is expected and differs, the load fails
     /// (EBADMSG) and returns nothing.
-    #[cfg(feature = "checksums")]
     pub fn verify(mut self, verify: Verify) -> Self {
         self.verify = Some(verify);
         self

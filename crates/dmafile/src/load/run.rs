@@ -130,7 +130,8 @@ impl Load {
     }
 
     /// As [`Load::run`], for memory that will be sealed; children that are forked before then do not get it.
-    pub(crate) fn run_to_seal(mut self) -> Result<Loaded> {
+    #[doc(hidden)]
+    pub fn run_to_seal(mut self) -> Result<Loaded> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         let decided = self.prepare(None, &clock, &log)?;
         if let Kind::Pinned(device) = decided.target.kind {

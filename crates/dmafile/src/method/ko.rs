@@ -23,8 +23,8 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(10);
 /// A smaller call ends before it would be checked.
 const SHORT: u64 = 4 << 20;
-/// Size of the module's first chunk (FIRST_GATHER in kernel/core/io.c).
-const FIRST_GATHER: u64 = 2 << 20;
+/// Size of the module's first chunk (DMAFILE_FIRST_GATHER in kernel/core/io.c).
+const FIRST_CHUNK: u64 = 2 << 20;
 
 /// Moves the main lane into an existing buffer.
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
@@ -169,7 +169,7 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
         true => moved.alloc,
         false => moved
             .alloc
-            .mul_f64(FIRST_GATHER as f64 / plan.capacity.max(FIRST_GATHER) as f64),
+            .mul_f64(FIRST_CHUNK as f64 / plan.capacity.max(FIRST_CHUNK) as f64),
     };
     meter.allocated_in_reads(start, moved.alloc, first, plan.capacity);
     let extent = Extent {
@@ -217,10 +217,10 @@ fn must_be_direct(plan: &Plan) -> bool {
 
 fn how(plan: &Plan, ko: &Ko, strict: bool) -> How {
     How {
-        gather: match plan.tuning.gather == ko.gather {
+        chunk: match plan.tuning.chunk == ko.chunk {
             // The default chunk size: no more than this, and less for small ranges.
             true => 0,
-            false => plan.tuning.gather.next_multiple_of(map::page_size()),
+            false => plan.tuning.chunk.next_multiple_of(map::page_size()),
         },
         strict,
         in_order: false,

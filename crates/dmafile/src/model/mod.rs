@@ -1,33 +1,26 @@
 //! A model: one or more files that contain named tensors.
 
-#[cfg(feature = "checksums")]
 mod digests;
 mod pattern;
 mod shards;
 
-#[cfg(feature = "hold")]
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::format::{Dtype, Entry, Format, MAX_HEADER, Table, Value, quoted};
 use crate::load::Load;
-#[cfg(feature = "hold")]
 use crate::message::{Opt, message};
-#[cfg(feature = "hold")]
 use crate::options::Kind;
 use crate::request::Reach;
 use crate::source::{Shard, Source};
 use crate::sys::Errno;
-#[cfg(feature = "hold")]
 use crate::sys::file;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{BufReader, Read};
-#[cfg(feature = "hold")]
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-#[cfg(feature = "checksums")]
 pub use digests::Digests;
 pub use pattern::Pattern;
 pub use shards::is_hidden;
@@ -118,7 +111,6 @@ impl Model {
     /// # Errors
     /// EOPNOTSUPP for a buffer that is not a whole file: private memory, dma-bufs, hugetlb pages, a part of a
     /// file; otherwise as [`Model::open`].
-    #[cfg(feature = "hold")]
     pub fn of_buffers<'b>(
         path: impl AsRef<Path>,
         files: impl IntoIterator<Item = (&'b Path, &'b Buffer, &'b [String])>,

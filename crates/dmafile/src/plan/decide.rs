@@ -111,7 +111,7 @@ pub(crate) fn decide(
         ladder,
         block: None,
         queue_depth: None,
-        gather: None,
+        chunk: None,
         allocation,
         fused: fuses && matches!(allocation, Allocation::Ahead | Allocation::Before),
         align: None,

@@ -10,7 +10,6 @@ mod tuning;
 mod types;
 
 pub(crate) use decide::decide;
-#[cfg(feature = "inspect")]
 pub(crate) use ladder::registered_need;
 pub(crate) use ladder::{Pinned, WINDOWS, no_uring};
 pub(crate) use range::range;

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::facts::Host;
 use crate::facts::target::Target;
 use crate::message::Opt;
-use crate::options::{DEFAULT_GATHER, Kind, Method, Pages};
+use crate::options::{DEFAULT_CHUNK, Kind, Method, Pages};
 use crate::reasons::Reasons;
 use crate::request::Request;
 
@@ -117,7 +117,7 @@ fn best_pages(
             "too small for huge pages to matter".to_string(),
         );
     }
-    if host.thp_size > request.gather.unwrap_or(DEFAULT_GATHER) {
+    if host.thp_size > request.chunk.unwrap_or(DEFAULT_CHUNK) {
         return (
             Pages::Small,
             format!(

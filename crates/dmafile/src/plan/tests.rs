@@ -69,7 +69,7 @@ struct Asked {
     io: Io,
     offset: u64,
     length: Option<u64>,
-    gather: Option<u64>,
+    chunk: Option<u64>,
     block: Option<u64>,
     queue_depth: Option<u32>,
     allocation: Allocation,
@@ -91,7 +91,7 @@ impl Default for Asked {
             reach: _,
             offset,
             length,
-            gather,
+            chunk,
             block,
             queue_depth,
             allocation,
@@ -105,7 +105,7 @@ impl Default for Asked {
             io,
             offset,
             length,
-            gather,
+            chunk,
             block,
             queue_depth,
             allocation,
@@ -129,7 +129,7 @@ impl Asked {
             reach: Reach::Asked,
             offset: self.offset,
             length: self.length,
-            gather: self.gather,
+            chunk: self.chunk,
             block: self.block,
             queue_depth: self.queue_depth,
             allocation: self.allocation,
@@ -723,14 +723,14 @@ fn values_out_of_range_name_the_range() {
         ),
         (
             Asked {
-                gather: Some(4095),
+                chunk: Some(4095),
                 ..Asked::default()
             },
             "4096 to",
         ),
         (
             Asked {
-                gather: Some(MIB),
+                chunk: Some(MIB),
                 ..Asked::default()
             },
             "4194304 (a block)",
@@ -843,7 +843,7 @@ fn buffered_reads_by_one_thread_drop_their_pages_if_possible() {
         (small(Io::Auto, Some(MIB)), refused(true), host()),
         (
             Asked {
-                gather: Some(MIB),
+                chunk: Some(MIB),
                 ..auto.clone()
             },
             refused(true),
@@ -1015,8 +1015,8 @@ fn of_ko(kind: Kind) -> Asked {
     let ko = Ko {
         features: 0xf,
         max_buffer: 16 * GIB,
-        gather: 32 * MIB,
-        max_gather: GIB,
+        chunk: 32 * MIB,
+        max_chunk: GIB,
         depth: 4,
         align: 4096,
     };
@@ -1037,7 +1037,7 @@ fn dmafile_ko_fills_only_its_own_dma_bufs() {
     let want = ["module direct", "module buffered", "threads buffered"];
     assert_eq!(ladder_of(&plan), want);
     assert!(plan.fused && plan.allocation == Allocation::Ahead);
-    assert_eq!((plan.gather, plan.queue_depth), (Some(32 * MIB), Some(4)));
+    assert_eq!((plan.chunk, plan.queue_depth), (Some(32 * MIB), Some(4)));
     assert!(why(&plan, "allocation", "ahead").contains("in one call"));
     assert!(why(&plan, "io", "direct").contains("0 of 1073741824 bytes are cached"));
 
@@ -1216,13 +1216,13 @@ fn copy_file_range_is_used_if_the_kernel_supports_it() {
     assert!(error.to_string().contains("no descriptor"), "{error}");
 }
 
-/// The sizes in a plan: block, depth, gather, alignment, threads that copy and that allocate.
+/// The sizes in a plan: block, depth, chunk, alignment, threads that copy and that allocate.
 fn sizes(plan: &Plan) -> String {
     let json = serde_json::to_value(plan).unwrap();
     let keys = [
         "block",
         "queue_depth",
-        "gather",
+        "chunk",
         "align",
         "threads",
         "allocators",

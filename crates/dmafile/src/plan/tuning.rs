@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::facts::target::Target;
 use crate::facts::{File, Host};
 use crate::message::Opt;
-use crate::options::{BLOCK_RANGE, DEFAULT_GATHER, Io, Method};
+use crate::options::{BLOCK_RANGE, DEFAULT_CHUNK, Io, Method};
 use crate::reasons::Reasons;
 use crate::request::Request;
 
@@ -36,7 +36,7 @@ pub(crate) struct Tuning {
     /// Operations in flight.
     pub queue_depth: u32,
     /// Maximum size of a chunk that is allocated before its reads begin.
-    pub gather: u64,
+    pub chunk: u64,
     /// Alignment of direct reads.
     pub align: u64,
     /// Worker threads for copies and for `threads`.
@@ -77,20 +77,20 @@ impl Tuning {
             queue_depth = 1;
         }
         let ko = target.ko().filter(|_| first.method == Method::Module);
-        let usual = ko.map_or(DEFAULT_GATHER, |ko| ko.gather);
-        let mut gather = request.gather.unwrap_or(usual).max(block);
-        if request.gather.is_some_and(|asked| asked < block) {
-            let asked = request.gather.unwrap_or(0);
+        let usual = ko.map_or(DEFAULT_CHUNK, |ko| ko.chunk);
+        let mut chunk = request.chunk.unwrap_or(usual).max(block);
+        if request.chunk.is_some_and(|asked| asked < block) {
+            let asked = request.chunk.unwrap_or(0);
             return Err(Error::usage(
-                Opt::Gather,
+                Opt::Chunk,
                 format!("{asked} is out of range: {block} (a block) to {}", i64::MAX),
             ));
         }
         if let Some(ko) = ko {
-            if gather > ko.max_gather {
+            if chunk > ko.max_chunk {
                 let why = "dmafile.ko allocates no more at a time";
-                log.add("gather", ko.max_gather, why);
-                gather = ko.max_gather;
+                log.add("chunk", ko.max_chunk, why);
+                chunk = ko.max_chunk;
             }
             if request.queue_depth.is_some_and(|asked| asked != ko.depth) {
                 let why = "chunks in flight: dmafile.ko's parameter depth";
@@ -99,16 +99,16 @@ impl Tuning {
             queue_depth = ko.depth;
         }
         if first.method == Method::HeapRead
-            && (request.gather.is_some() || request.queue_depth.is_some())
+            && (request.chunk.is_some() || request.queue_depth.is_some())
         {
             let why =
                 "the kernel decides how much is in flight: /sys/module/dma_heap_read/parameters";
-            log.add("gather", "auto", why);
+            log.add("chunk", "auto", why);
         }
         Ok(Self {
             block,
             queue_depth,
-            gather,
+            chunk,
             align: file.align,
             threads: host.cpus.clamp(1, MOST_THREADS),
             allocators: allocators(host, first, alone.is_some(), wanted.capacity),
@@ -142,7 +142,7 @@ fn drop_behind(
     let possible = block.is_multiple_of(folio) && BLOCK_RANGE.contains(&block);
     let kept = if !file.drops_behind {
         "this kernel or file system has no reads that drop their pages (RWF_DONTCACHE)".into()
-    } else if !possible || request.gather.is_some_and(|gather| gather < block) {
+    } else if !possible || request.chunk.is_some_and(|chunk| chunk < block) {
         format!("to drop it, blocks must be multiples of {folio} bytes, in whole chunks")
     } else {
         let why = "the reads drop what they bring in (RWF_DONTCACHE)";

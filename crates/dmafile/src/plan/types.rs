@@ -82,7 +82,7 @@ pub struct Plan {
     pub queue_depth: Option<u32>,
     /// Maximum size of a chunk of memory that is allocated before its reads begin; `None` if nothing is
     /// allocated ahead.
-    pub gather: Option<u64>,
+    pub chunk: Option<u64>,
     /// When pages are allocated.
     pub allocation: Allocation,
     /// One call of dmafile.ko or a heap allocates the memory and reads into it: a fused load.
@@ -145,7 +145,7 @@ impl Plan {
             _ if copies => Some(self.workers_for_copies() as u32),
             _ => None,
         };
-        self.gather = (by_ko || (cuts && ahead)).then_some(tuning.gather);
+        self.chunk = (by_ko || (cuts && ahead)).then_some(tuning.chunk);
         self.align = (first.direct && moves).then_some(tuning.align);
         self.threads = match (first.method, first.direct) {
             _ if copies => Some(self.workers_for_copies()),
@@ -198,7 +198,7 @@ impl Plan {
         (self.window, self.allocation) = (0, Allocation::Ahead);
         self.kind = "ring".to_string();
         // The ring is allocated once.
-        (self.gather, self.allocators) = (None, None);
+        (self.chunk, self.allocators) = (None, None);
         self.reasons.retain(|reason| reason.about != "allocation");
         let first = self.first().to_string();
         for reason in &mut self.reasons {

@@ -386,7 +386,7 @@ fn cannot_keep(target: &Target, what: &str, errno: Errno) -> Error {
 const OF_CONTENTS: [&str; 3] = ["security.capability", "security.ima", "security.evm"];
 
 /// The error if no file can be created in the folder.
-pub(crate) fn cannot_make(errno: Errno) -> Error {
+pub fn cannot_make(errno: Errno) -> Error {
     let error = cannot_open(errno);
     let remedy: Message = match errno {
         Errno::ACCESS | Errno::PERM => "ask for write permission in its folder".into(),

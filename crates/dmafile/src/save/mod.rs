@@ -4,8 +4,7 @@ mod beside;
 mod hash;
 mod origin;
 mod overlap;
-#[cfg(feature = "checksums")]
-pub(crate) mod part;
+pub mod part;
 mod parts;
 mod plan;
 mod report;
@@ -23,14 +22,12 @@ use crate::request::in_range;
 use crate::verify::{Algorithm, Verify};
 use std::path::PathBuf;
 
-#[cfg(feature = "checksums")]
-pub(crate) use beside::cannot_make;
+pub use beside::cannot_make;
 pub use origin::Origin;
 pub use parts::OriginPart;
 pub use plan::SavePlan;
 pub use report::SaveReport;
-#[cfg(feature = "checksums")]
-pub(crate) use run::Staged;
+pub use run::Staged;
 
 type PlanFn = Box<dyn FnOnce(&SavePlan) + Send>;
 
@@ -107,8 +104,8 @@ impl<'m> Save<'m> {
     }
 
     /// Saves as the file `name` of a folder, wherever its path leads by now.
-    #[cfg(feature = "checksums")]
-    pub(crate) fn within(mut self, folder: Folder, name: &str) -> Self {
+    #[doc(hidden)]
+    pub fn within(mut self, folder: Folder, name: &str) -> Self {
         self.path = folder.place(name);
         self.folder = Some(folder);
         self
@@ -165,7 +162,6 @@ impl<'m> Save<'m> {
 
     /// Computes a checksum of the saved bytes. If one is expected and differs, the save fails (EBADMSG)
     /// before the old file is replaced.
-    #[cfg(feature = "checksums")]
     pub fn verify(mut self, verify: Verify) -> Self {
         self.verify = Some(verify);
         self

@@ -30,15 +30,19 @@ use std::time::Instant;
 const BESIDE: u64 = 1 << 20;
 
 /// How parts are written.
-pub(crate) struct How {
-    pub(crate) method: Method,
-    pub(crate) io: Io,
-    pub(crate) checksum: bool,
-    pub(crate) host: Host,
+pub struct How {
+    /// The method.
+    pub method: Method,
+    /// Direct or cached.
+    pub io: Io,
+    /// Whether each part gets a checksum.
+    pub checksum: bool,
+    /// What the machine can do.
+    pub host: Host,
 }
 
 /// Memory whose parts are written, opened once.
-pub(crate) struct Memory {
+pub struct Memory {
     name: String,
     opened: Opened<'static>,
     /// The plan for parts that begin at this offset, modulo the grain of the file.
@@ -47,7 +51,7 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Memory behind a descriptor, or a file.
-    pub(crate) fn open(origin: &Origin<'static>) -> Result<Self> {
+    pub fn open(origin: &Origin<'static>) -> Result<Self> {
         let opened = Opened::open(origin, None).map_err(Error::of_record)?;
         if opened.is_stream() {
             return Err(Error::os("cannot record", Errno::INVAL)
@@ -61,7 +65,7 @@ impl Memory {
     }
 
     /// The caller's memory.
-    pub(crate) fn lent(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
+    pub fn lent(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
         let opened = Opened::lent(Lent::owned(owner));
         Self::new(opened.place(0), opened)
     }
@@ -74,17 +78,19 @@ impl Memory {
         }
     }
 
-    pub(crate) fn name(&self) -> &str {
+    /// Its name, for messages.
+    pub fn name(&self) -> &str {
         &self.name
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
+    /// Its size in bytes.
+    pub fn bytes(&self) -> u64 {
         self.opened.bytes.unwrap_or(0)
     }
 
     /// Writes a part of it at a multiple of the file's grain, padded with zeros to the next one; returns
     /// the CRC-32C of the part, if requested. Waits for devices that are still writing to the memory.
-    pub(crate) fn write(
+    pub fn write(
         &self,
         (at, len): (u64, u64),
         (to, offset): (&Growing, u64),
@@ -241,7 +247,7 @@ fn checksum(origin: &Opened, len: u64, over: impl Fn() -> bool) -> Result<u32> {
 }
 
 /// Opens the folder of a file.
-pub(crate) fn folder_of(path: &Path) -> Result<Folder> {
+pub fn folder_of(path: &Path) -> Result<Folder> {
     Folder::open(split(path).0).map_err(|errno| {
         cannot_open(errno)
             .of_record()
@@ -250,14 +256,14 @@ pub(crate) fn folder_of(path: &Path) -> Result<Folder> {
 }
 
 /// A file that grows.
-pub(crate) struct Growing {
+pub struct Growing {
     to: To,
 }
 
 impl Growing {
     /// A new file in this folder, with the last name of a path, marked as in use while it is open. EEXIST if it exists,
     /// EBUSY if that is in use.
-    pub(crate) fn create(folder: &Folder, path: &Path) -> Result<Self> {
+    pub fn create(folder: &Folder, path: &Path) -> Result<Self> {
         let name = match path.file_name() {
             Some(name) if !path.as_os_str().as_encoded_bytes().ends_with(b"/") => name,
             _ => {
@@ -271,17 +277,17 @@ impl Growing {
     }
 
     /// Every write begins and ends at a multiple of this.
-    pub(crate) fn grain(&self) -> u64 {
+    pub fn grain(&self) -> u64 {
         self.to.grain
     }
 
     /// Reserves space up to `end` and more, and sets the size: writes below that only change its bytes.
-    pub(crate) fn reserve_ahead(&self, end: u64) -> Result<()> {
+    pub fn reserve_ahead(&self, end: u64) -> Result<()> {
         self.to.reserve_ahead(end)
     }
 
     /// Space below this is reserved.
-    pub(crate) fn reserved(&self) -> u64 {
+    pub fn reserved(&self) -> u64 {
         self.to.reserved()
     }
 
@@ -306,7 +312,7 @@ impl Growing {
     }
 
     /// Writes whole blocks from a temporary buffer.
-    pub(crate) fn write_block(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+    pub fn write_block(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let failed = |errno| self.to.failed(offset, errno);
         if let Ok(fd) = self.to.direct() {
             let align = self.grain().max(page_size()) as usize;
@@ -325,12 +331,12 @@ impl Growing {
     }
 
     /// Waits until everything written is on the disk.
-    pub(crate) fn sync(&self) -> Result<()> {
+    pub fn sync(&self) -> Result<()> {
         self.to.sync()
     }
 
     /// As [`Growing::sync`], including the file's name.
-    pub(crate) fn sync_with_name(&self, folder: &Folder) -> Result<()> {
+    pub fn sync_with_name(&self, folder: &Folder) -> Result<()> {
         let synced = place::sync(self.to.buffered()).and_then(|()| match folder.listed() {
             Some(folder) => place::sync(folder),
             None => place::sync_all(self.to.buffered()),
@@ -339,7 +345,7 @@ impl Growing {
     }
 
     /// Truncates it to `end`, which releases reserved space, and waits until that is on the disk.
-    pub(crate) fn end_at(&self, end: u64) -> Result<()> {
+    pub fn end_at(&self, end: u64) -> Result<()> {
         memfd::resize(self.to.buffered(), end).map_err(|errno| self.to.failed(end, errno))?;
         self.sync()?;
         self.to.leave_no_cache(&[(0, end)]);
@@ -347,7 +353,7 @@ impl Growing {
     }
 
     /// Removes the file of a recording that has not begun.
-    pub(crate) fn remove(&self, folder: &Folder) {
+    pub fn remove(&self, folder: &Folder) {
         if let Some(name) = self.to.path().file_name() {
             let _ = place::unlink(folder.fd(), name);
         }

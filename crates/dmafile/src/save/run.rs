@@ -42,29 +42,30 @@ struct Decided<'m> {
 
 /// A planned save, with a temporary file: nothing has been moved yet, and dropping it leaves nothing
 /// behind.
-pub(crate) struct Staged<'m> {
+pub struct Staged<'m> {
     save: Save<'m>,
     decided: Decided<'m>,
     log: Reasons,
 }
 
 impl Staged<'_> {
-    pub(crate) fn plan(&self) -> &SavePlan {
+    /// What it will do.
+    pub fn plan(&self) -> &SavePlan {
         &self.decided.plan
     }
 
     /// Size of the largest pages of the saved memory in bytes.
-    pub(crate) fn page(&self) -> Option<u64> {
+    pub fn page(&self) -> Option<u64> {
         self.decided.origin.memory().map(|memory| memory.page)
     }
 
     /// Reserves space for all of it.
-    pub(crate) fn reserve(&mut self) -> Result<()> {
+    pub fn reserve(&mut self) -> Result<()> {
         self.decided.reserve(&self.log)
     }
 
     /// The rest of [`Save::run`]. Its time counts from here.
-    pub(crate) fn run(mut self) -> Result<SaveReport> {
+    pub fn run(mut self) -> Result<SaveReport> {
         self.decided.opened = Duration::ZERO;
         self.save
             .carry_out(self.decided, &Clock::start(), &self.log)
@@ -112,7 +113,7 @@ impl<'m> Save<'m> {
     }
 
     /// Inspects and plans, without writing. The file is replaced completely, whatever was set before.
-    pub(crate) fn stage(mut self) -> Result<Staged<'m>> {
+    pub fn stage(mut self) -> Result<Staged<'m>> {
         self.in_place = None;
         let log = Reasons::named(self.names);
         let decided = self.prepare(&Clock::start(), &log)?;

@@ -44,7 +44,7 @@ impl Shard {
     }
 
     /// The files of a source; none if there is only one.
-    pub(crate) fn several(source: &Source) -> Vec<Self> {
+    pub fn several(source: &Source) -> Vec<Self> {
         let mut all = Self::all(source);
         if all.len() == 1 {
             all.clear();
@@ -54,7 +54,7 @@ impl Shard {
 }
 
 /// Open files.
-pub(crate) struct Source {
+pub struct Source {
     path: PathBuf,
     parts: Vec<Part>,
 }
@@ -73,13 +73,13 @@ impl Part {
 
 impl Source {
     /// Used in place of a file system's name.
-    pub(crate) const BLOCK_DEVICE: &str = "block device";
+    pub const BLOCK_DEVICE: &str = "block device";
 
     /// Opens one file.
     ///
     /// # Errors
     /// As [`Input::open`].
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    pub fn open(path: &Path) -> Result<Self> {
         Self::open_all(path, &[path.to_path_buf()])
     }
 
@@ -87,7 +87,7 @@ impl Source {
     ///
     /// # Errors
     /// As [`Input::open`].
-    pub(crate) fn of(path: &Path, file: OwnedFd) -> Result<Self> {
+    pub fn of(path: &Path, file: OwnedFd) -> Result<Self> {
         let link = place::link_of(file.as_fd());
         let file = Input::of(path, file, &link, &Ok(()))?;
         Ok(Self {
@@ -99,7 +99,7 @@ impl Source {
     /// Opens files, at least one, in this order; `path` is the name of all of them in messages.
     ///
     /// If two descriptors for each are too many for this process, none of them is read directly.
-    pub(crate) fn open_all(path: &Path, files: &[PathBuf]) -> Result<Self> {
+    pub fn open_all(path: &Path, files: &[PathBuf]) -> Result<Self> {
         let both = Self::room_for_both(files.len());
         Self::all(path, files.iter().map(|path| Input::open(path, &both)))
     }
@@ -118,8 +118,7 @@ impl Source {
     }
 
     /// As [`Source::open_all`], for files that are open for reading.
-    #[cfg(feature = "hold")]
-    pub(crate) fn of_all(path: &Path, files: Vec<(PathBuf, OwnedFd)>) -> Result<Self> {
+    pub fn of_all(path: &Path, files: Vec<(PathBuf, OwnedFd)>) -> Result<Self> {
         let both = Self::room_for_both(files.len());
         let files = files.into_iter().map(|(path, file)| {
             let link = place::link_of(file.as_fd());
@@ -152,25 +151,25 @@ impl Source {
     }
 
     /// The part of each file within `[start, end)`.
-    pub(crate) fn within(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+    pub fn within(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let clip = |part: &Part| (start.max(part.start), end.min(part.end()));
         let ranges = self.parts.iter().map(clip);
         ranges.filter(|range| range.0 < range.1).collect()
     }
 
     /// Its name in messages.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Each file: its path, its start, and its size when it was opened, which counts for the load.
-    pub(crate) fn files(&self) -> impl ExactSizeIterator<Item = (&Path, u64, u64)> {
+    pub fn files(&self) -> impl ExactSizeIterator<Item = (&Path, u64, u64)> {
         let parts = self.parts.iter();
         parts.map(|part| (part.file.path(), part.start, part.file.size()))
     }
 
     /// The end of the last file.
-    pub(crate) fn size(&self) -> u64 {
+    pub fn size(&self) -> u64 {
         self.last().end()
     }
 
@@ -180,7 +179,7 @@ impl Source {
 
     /// The name of one file system, if there are several: FUSE and those that may be on top of it are
     /// preferred.
-    pub(crate) fn file_system(&self) -> String {
+    pub fn file_system(&self) -> String {
         let names = self.parts.iter().map(|part| part.file.file_system());
         names
             .max_by_key(|name| (name == "fuse", name == "overlayfs", name.starts_with("0x")))
@@ -188,39 +187,39 @@ impl Source {
     }
 
     /// The name of the file system of the file at an offset.
-    pub(crate) fn file_system_at(&self, at: u64) -> String {
+    pub fn file_system_at(&self, at: u64) -> String {
         self.part(at).0.file.file_system()
     }
 
     /// The block device that the file at an offset is or is stored on.
-    pub(crate) fn device(&self, at: u64) -> Option<Device> {
+    pub fn device(&self, at: u64) -> Option<Device> {
         self.part(at).0.file.device()
     }
 
     /// Alignment of offsets, lengths and memory of direct reads, in bytes.
-    pub(crate) fn align(&self) -> u64 {
+    pub fn align(&self) -> u64 {
         let aligns = self.parts.iter().map(|part| part.file.align());
         aligns.max().expect("there is at least one file")
     }
 
     /// Whether `statx` reported the alignment of all files.
-    pub(crate) fn align_is_told(&self) -> bool {
+    pub fn align_is_told(&self) -> bool {
         self.parts.iter().all(|part| part.file.align_is_told())
     }
 
     /// Whether all of it is in memory.
-    pub(crate) fn in_memory(&self) -> bool {
+    pub fn in_memory(&self) -> bool {
         let mut parts = self.parts.iter();
         parts.all(|part| part.file.in_memory().is_some())
     }
 
     /// Whether reads can drop the pages that they bring into the page cache.
-    pub(crate) fn drops_behind(&self) -> bool {
+    pub fn drops_behind(&self) -> bool {
         self.parts.iter().all(|part| part.file.drops_behind())
     }
 
     /// Why some file cannot be read directly; None if all can.
-    pub(crate) fn direct_refused(&self) -> Option<String> {
+    pub fn direct_refused(&self) -> Option<String> {
         if let [part] = &self.parts[..] {
             return part.file.direct().err().map(str::to_string);
         }
@@ -239,7 +238,7 @@ impl Source {
 
     /// The number of the file at an offset, and the offset in that file. A gap belongs to the file
     /// before it.
-    pub(crate) fn locate(&self, at: u64) -> (usize, u64) {
+    pub fn locate(&self, at: u64) -> (usize, u64) {
         let number = self.parts.partition_point(|part| part.start <= at) - 1;
         (number, at - self.parts[number].start)
     }
@@ -250,19 +249,19 @@ impl Source {
     }
 
     /// The descriptor for reads at an offset, and the offset in its file.
-    pub(crate) fn buffered(&self, at: u64) -> (BorrowedFd<'_>, u64) {
+    pub fn buffered(&self, at: u64) -> (BorrowedFd<'_>, u64) {
         let (part, offset) = self.part(at);
         (part.file.buffered(), offset)
     }
 
     /// As [`Source::buffered`], for direct reads; or why they are not possible.
-    pub(crate) fn direct(&self, at: u64) -> Result<(BorrowedFd<'_>, u64), &str> {
+    pub fn direct(&self, at: u64) -> Result<(BorrowedFd<'_>, u64), &str> {
         let (part, offset) = self.part(at);
         part.file.direct().map(|fd| (fd, offset))
     }
 
     /// One of these two.
-    pub(crate) fn input(&self, direct: bool, at: u64) -> Result<(BorrowedFd<'_>, u64), &str> {
+    pub fn input(&self, direct: bool, at: u64) -> Result<(BorrowedFd<'_>, u64), &str> {
         match direct {
             true => self.direct(at),
             false => Ok(self.buffered(at)),
@@ -270,23 +269,23 @@ impl Source {
     }
 
     /// The end of the file at an offset.
-    pub(crate) fn end_at(&self, at: u64) -> u64 {
+    pub fn end_at(&self, at: u64) -> u64 {
         self.part(at).0.end()
     }
 
     /// The size, when it was opened, of the file at an offset.
-    pub(crate) fn size_at(&self, at: u64) -> u64 {
+    pub fn size_at(&self, at: u64) -> u64 {
         self.part(at).0.file.size()
     }
 
     /// The current size of the file at an offset.
-    pub(crate) fn size_now(&self, at: u64) -> Result<u64> {
+    pub fn size_now(&self, at: u64) -> Result<u64> {
         self.part(at).0.file.size_now()
     }
 
     /// The current end of a file that has been truncated before the end of one of these ranges, which
     /// ascend.
-    pub(crate) fn missing(&self, ranges: &[(u64, u64)]) -> Result<Option<u64>> {
+    pub fn missing(&self, ranges: &[(u64, u64)]) -> Result<Option<u64>> {
         for part in &self.parts {
             let last = ranges.partition_point(|range| range.0 < part.end());
             let Some(range) = last.checked_sub(1).map(|last| ranges[last]) else {
@@ -304,19 +303,19 @@ impl Source {
     }
 
     /// All of it, for error messages.
-    pub(crate) fn whole(&self) -> String {
+    pub fn whole(&self) -> String {
         self.path.display().to_string()
     }
 
     /// `path` or `path at byte N` for the file at an offset, for error messages.
-    pub(crate) fn place(&self, at: u64) -> String {
+    pub fn place(&self, at: u64) -> String {
         let (part, offset) = self.part(at);
         part.file.place(offset)
     }
 
     /// The ranges of `[start, end)` that have data; the others are holes and need not be read. Holes
     /// shorter than `small` count as data.
-    pub(crate) fn data(&self, start: u64, end: u64, small: u64) -> Vec<(u64, u64)> {
+    pub fn data(&self, start: u64, end: u64, small: u64) -> Vec<(u64, u64)> {
         let mut list = Vec::new();
         for part in &self.parts {
             let (from, to) = (start.max(part.start), end.min(part.end()));
@@ -333,29 +332,29 @@ impl Source {
 
     /// Bytes of `[start, end)` of one file in the page cache, in whole pages; EPERM if the kernel does
     /// not allow the query, ENOSYS if it does not support it.
-    pub(crate) fn resident(&self, start: u64, end: u64) -> Result<u64, Errno> {
+    pub fn resident(&self, start: u64, end: u64) -> Result<u64, Errno> {
         let (part, offset) = self.part(start);
         part.file.resident(offset, offset + (end - start))
     }
 
     /// Whether the page cache holds two bytes of one file; see [`Input::peek`].
-    pub(crate) fn peek(&self, first: u64, second: u64) -> bool {
+    pub fn peek(&self, first: u64, second: u64) -> bool {
         let (part, offset) = self.part(first);
         part.file.peek([offset, second - part.start])
     }
 
     /// Drops the pages that misses of [`Source::peek`] have brought into the page cache.
-    pub(crate) fn forget_misses(&self) {
+    pub fn forget_misses(&self) {
         self.parts.iter().for_each(|part| part.file.forget_misses());
     }
 
     /// Whether there are any.
-    pub(crate) fn has_misses(&self) -> bool {
+    pub fn has_misses(&self) -> bool {
         self.parts.iter().any(|part| part.file.has_misses())
     }
 
     /// Prevents misses of [`Source::peek`] from reading ahead.
-    pub(crate) fn no_readahead(&self) {
+    pub fn no_readahead(&self) {
         self.parts.iter().for_each(|part| part.file.no_readahead());
     }
 }
@@ -363,7 +362,7 @@ impl Source {
 /// A folder on a disk for the files of a test: next to the build, or where DMAFILE_TEST_DIR says, on
 /// machines that cannot write there.
 #[cfg(test)]
-pub(crate) fn folder_on_disk() -> tempfile::TempDir {
+pub fn folder_on_disk() -> tempfile::TempDir {
     let target = std::env::var("DMAFILE_TEST_DIR")
         .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../../target").to_string());
     std::fs::create_dir_all(&target).unwrap();

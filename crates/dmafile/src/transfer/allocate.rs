@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Allocation checks for a cancellation at least this often, in bytes.
 const STEP: u64 = 32 << 20;
 /// The first chunk: small, so that reading starts immediately.
-const FIRST_GATHER: u64 = 8 << 20;
+const FIRST_CHUNK: u64 = 8 << 20;
 
 /// What remains to be allocated, handed out in the order of the reads.
 pub(super) struct Steps<'a> {
@@ -33,12 +33,12 @@ struct State {
     at: u64,
     stop_at: u64,
     /// Chunks that are not completely present, in order.
-    open: VecDeque<Gather>,
+    open: VecDeque<Chunk>,
     /// When the last one completed.
     last: Duration,
 }
 
-struct Gather {
+struct Chunk {
     at: u64,
     end: u64,
     /// Bytes that are not present yet.
@@ -185,9 +185,9 @@ impl<'a> Steps<'a> {
                 state.run += 1;
                 continue;
             }
-            let stop_at = (at + gather(state.at, end, plan.tuning.gather, grain)).min(run_end);
+            let stop_at = (at + chunk(state.at, end, plan.tuning.chunk, grain)).min(run_end);
             let start = meter.now();
-            state.open.push_back(Gather {
+            state.open.push_back(Chunk {
                 at,
                 end: stop_at,
                 left: stop_at - at,
@@ -195,9 +195,9 @@ impl<'a> Steps<'a> {
             });
             (state.at, state.stop_at) = (at, stop_at);
         }
-        let gather = state.open.back().expect("what is handed out is open");
+        let chunk = state.open.back().expect("what is handed out is open");
         // Never less than a huge page: a part of one would become base pages.
-        let part = (gather.end - gather.at).div_ceil(state.threads);
+        let part = (chunk.end - chunk.at).div_ceil(state.threads);
         let stride = part.next_multiple_of(grain).min(STEP.max(grain));
         let at = state.at;
         let len = stride.min(state.stop_at - at);
@@ -209,8 +209,8 @@ impl<'a> Steps<'a> {
     pub(super) fn done(&self, step: Step, feed: &Feed) {
         let Work { plan, meter, .. } = self.transfer.work;
         let mut state = self.lock();
-        let gather = state.open.iter_mut().find(|one| step.at < one.end);
-        gather.expect("its gather is open").left -= step.len;
+        let chunk = state.open.iter_mut().find(|one| step.at < one.end);
+        chunk.expect("its chunk is open").left -= step.len;
         while let Some(first) = state.open.front().filter(|first| first.left == 0) {
             // Several are in progress at once, and complete one after another.
             let start = first.start.max(state.last);
@@ -241,11 +241,8 @@ impl Drop for End<'_> {
 /// The size of the next chunk. Sizes double from a small first one, so that reading starts
 /// immediately, up to the size of the plan, and halve towards the end, so that little remains to be
 /// read after the last one.
-fn gather(made: u64, end: u64, most: u64, grain: u64) -> u64 {
-    let ramp = made
-        .max(FIRST_GATHER)
-        .min((end - made) / 2)
-        .max(FIRST_GATHER);
+fn chunk(made: u64, end: u64, most: u64, grain: u64) -> u64 {
+    let ramp = made.max(FIRST_CHUNK).min((end - made) / 2).max(FIRST_CHUNK);
     ramp.min(most).next_multiple_of(grain)
 }
 

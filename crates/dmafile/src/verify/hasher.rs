@@ -4,7 +4,8 @@ use super::Algorithm;
 use sha2::Digest as _;
 
 /// A checksum that is being computed.
-pub(crate) enum Hasher {
+#[allow(missing_docs)]
+pub enum Hasher {
     Crc32c(u32),
     Xxh3(Box<xxhash_rust::xxh3::Xxh3>),
     Blake3(Box<blake3::Hasher>),
@@ -14,7 +15,7 @@ pub(crate) enum Hasher {
 
 impl Hasher {
     /// Starts a checksum of this many bytes.
-    pub(crate) fn new(algorithm: Algorithm, bytes: u64) -> Self {
+    pub fn new(algorithm: Algorithm, bytes: u64) -> Self {
         match algorithm {
             Algorithm::Crc32c => Self::Crc32c(0),
             Algorithm::Xxh3 => Self::Xxh3(Box::default()),
@@ -26,7 +27,8 @@ impl Hasher {
         }
     }
 
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
+    /// Adds bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
         match self {
             Self::Crc32c(sum) => *sum = crc32c::crc32c_append(*sum, bytes),
             Self::Xxh3(hasher) => hasher.update(bytes),
@@ -38,7 +40,8 @@ impl Hasher {
         }
     }
 
-    pub(crate) fn hex(self) -> String {
+    /// The digest in lower-case hexadecimal.
+    pub fn hex(self) -> String {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         match self {
             Self::Crc32c(sum) => format!("{sum:08x}"),

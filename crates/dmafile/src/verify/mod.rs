@@ -1,12 +1,8 @@
 //! Checksums, computed in file order while later extents are still being read.
 
-#[cfg(feature = "checksums")]
-mod hasher;
-#[cfg(not(feature = "checksums"))]
-#[path = "no_hasher.rs"]
 mod hasher;
 
-pub(crate) use hasher::Hasher;
+pub use hasher::Hasher;
 
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
@@ -46,7 +42,8 @@ impl Algorithm {
         self.into()
     }
 
-    pub(crate) fn digits(self) -> usize {
+    /// Number of hexadecimal digits.
+    pub fn digits(self) -> usize {
         match self {
             Self::Crc32c => 8,
             Self::Xxh3 => 16,
@@ -153,11 +150,14 @@ pub struct Verified {
 
 /// A digest to compute.
 #[derive(Debug)]
-pub(crate) struct Check {
+pub struct Check {
+    /// The file.
     pub file: PathBuf,
     /// The bytes of the source to hash.
     pub range: (u64, u64),
+    /// How.
     pub algorithm: Algorithm,
+    /// The digest that it must have.
     pub expected: Option<String>,
     /// The expected digest comes from the file's name in the Hugging Face cache.
     pub by_name: bool,
@@ -165,7 +165,7 @@ pub(crate) struct Check {
 
 impl Check {
     /// The checks that `verify` requires for the bytes `[start, end)` of a source: one digest per file.
-    pub(crate) fn all(verify: &Verify, source: &Source, start: u64, end: u64) -> Result<Vec<Self>> {
+    pub fn all(verify: &Verify, source: &Source, start: u64, end: u64) -> Result<Vec<Self>> {
         let mut checks = Vec::new();
         for (path, at, size) in source.files() {
             let range = (start.max(at), end.min(at + size));
@@ -206,7 +206,7 @@ impl Check {
     }
 
     /// Compares a computed digest with the expected one, if there is one.
-    pub(crate) fn judge(&self, digest: String) -> Result<Verified> {
+    pub fn judge(&self, digest: String) -> Result<Verified> {
         if let Some(expected) = self.expected.as_ref().filter(|wanted| **wanted != digest) {
             return Err(Error::new(
                 "wrong digest",

@@ -16,7 +16,7 @@ pub(super) fn module(job: &Job<'_>) -> Result<(), Stop> {
     let memory = memory(job)?;
     let fd = job.to.output(job.rung.direct)?;
     let how = How {
-        gather: 0,
+        chunk: 0,
         // Only direct I/O is left.
         strict: job.plan.ladder.iter().all(|rung| rung.direct),
         in_order: false,
