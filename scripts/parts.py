@@ -125,7 +125,7 @@ PARTS = (
         "a second process acts between any two system calls, at 6,000 points of 200,000",
         20,
         "cargo test --quiet --locked -p dmafile-interference -- --sample ${POINTS:-6000} $ARGS",
-        ("tests/interference/", "crates/dmafile/src/"),
+        ("tests/interference/", "crates/"),
         (ROOT_USER,),
     ),
     Part(
@@ -133,7 +133,7 @@ PARTS = (
         "the test suite of safetensors, with its imports changed",
         3,
         "$(scripts/loaders torch)/bin/python python/tests/loaders/dropin.py $LOADERS --quiet $ARGS",
-        ("python/", "crates/dmafile/src/"),
+        ("python/", "crates/"),
         (TOOLS, "scripts/loaders torch"),
     ),
     Part(
@@ -164,7 +164,7 @@ PARTS = (
         "python/tests/test_torch.py python/tests/test_stream.py python/tests/test_dropin_torch.py "
         "$T/test_transformers.py $T/test_checkpoint.py $T/test_ranks.py $T/test_docs.py $ARGS && "
         "$(scripts/loaders vllm)/bin/python -m pytest --quiet -rs $T/test_vllm.py $ARGS",
-        ("python/", "crates/dmafile/src/"),
+        ("python/", "crates/"),
         (
             TOOLS,
             "scripts/loaders torch vllm",
