@@ -16,7 +16,11 @@ from bench.runs import RESULTS, ROOT, Rows, Run
 from bench.seconds import run as seconds
 from bench.words import table, with_tables
 
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("kernel/docs/*.md")),
+)
 MAKERS = {
     "seconds": seconds.tables,
     "instructions": stock.tables,
