@@ -54,7 +54,7 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
-.PHONY: help demo test interference-test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz fuzz-planted vm-bench bench save-bench lint features docs install uninstall build built extension \
+.PHONY: help demo test interference-test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz fuzz-planted vm-bench bench lint features docs install uninstall build built extension \
 	deb deb-test wheels wheels-test crates sbom licences msrv release release-test kernel-lint kernel-test \
 	need-rust need-rust-tools need-test-tools
 
@@ -220,20 +220,12 @@ $(LOADERS)/%/ready: $(LOADER_TESTS)/requirements-%.txt $(LOADER_TESTS)/cuda_stub
 	@touch $@
 
 vm-bench: need-rust .venv/dev ## count the instructions of every method of loading, in QEMU (10 minutes)
-	@echo "vm-bench: one virtual machine; results in .bench (ARGS=--keep: in bench/results and docs)"
+	@echo "vm-bench: one virtual machine; results in .bench (ARGS=--keep: tables in bench/results and docs)"
 	@$(PYTHON) -m bench.instructions stock $(ARGS)
 
-bench: build .venv/dev ## compare methods of loading on this machine (3 minutes; other tables: ARGS="--table limit")
-	@echo "bench: on the disk of this folder; files and results in .bench (ARGS=--report: also an HTML report)"
-	@scripts/need fio command -v fio
-	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
-	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) $(ARGS)
-
-save-bench: build .venv/dev ## compare saves and recorders with fio, the page cache and other writers (as root; 10 minutes)
-	@echo "save-bench: on the disk of this folder, which needs room for 8 GiB; results in .bench (ARGS='--keep saves': in bench/results and docs)"
-	@scripts/need fio command -v fio
-	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
-	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) --table saves $(ARGS)
+bench: build ## compare dmafile with read() on this machine, in about a minute; bench/README.md has longer benchmarks
+	@mkdir -p .bench
+	@$(DMAFILE) bench --dir=.bench $(ARGS)
 
 lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and types
 	@echo "lint: rustfmt, clippy, rustdoc, ruff, mypy"
