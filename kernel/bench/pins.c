@@ -3,8 +3,8 @@
  * pins ROUNDS SEED RAW FILE
  *
  * Runs in the machine, as root, and counts the instructions of operations that pin memory. RAW is a
- * disk without a file system, FILE a file to create; NULL_DISK is a null_blk. Every job runs once in
- * each round, in random order, after a warm-up round. Output:
+ * disk without a file system, FILE a file to create; NULL_DISK is a null_blk. Every job runs once
+ * in each round, in random order, after a warm-up round. Output:
  *
  *	machine TRACKED TOTAL MEMMAP	whether pins are tracked, KiB of memory, and pages that
  *					describe memory
@@ -46,8 +46,8 @@ enum { BEGIN, END };
 
 /* As in mm/gup_test.h, which is not in the headers for user space */
 struct gup_test {
-	uint64_t get_usec, put_usec, addr, size;
-	uint32_t pages_per_call, gup_flags, test_flags, which[8];
+	__u64 get_usec, put_usec, addr, size;
+	__u32 pages_per_call, gup_flags, test_flags, which[8];
 };
 
 #define GUP_TEST "/sys/kernel/debug/gup_test"
@@ -118,7 +118,7 @@ static struct job *add(const char *name, void (*run)(const struct job *job))
 	return job;
 }
 
-static void marked(const struct job *job)
+static void say_marked(const struct job *job)
 {
 	printf("marked %s %u %u\n", job->name, job->operations, job->batches);
 }
@@ -186,7 +186,7 @@ static void reads(const struct job *job)
 			if (events[i].res != PAGE)
 				errx(1, "%s: %lld bytes", job->name, events[i].res);
 	}
-	marked(job);
+	say_marked(job);
 }
 
 static void add_reads(const char *disk, const char *path, void *memory)
@@ -237,7 +237,7 @@ static void gup_test(const struct job *job)
 			err(1, "%s", job->name);
 		if (test.size != SIZE)
 			errx(1, "%s: %lu bytes of %lu", job->name, (unsigned long)test.size, SIZE);
-		/* Both times are truncated to microseconds, so each lacks half of one on average. */
+		/* Both times are truncated to microseconds, so each lacks half of one. */
 		ns += 1000 * (test.get_usec + test.put_usec + 1);
 	}
 	printf("timed %s %lu %llu\n", job->name, PAGES * job->batches, ns);
@@ -246,7 +246,9 @@ static void gup_test(const struct job *job)
 static void add_gup_test(const char *memory, void *at, bool at_once)
 {
 	static const struct { const char *name; unsigned long command; } commands[] = {
-		{ "GUP_FAST", GUP_FAST }, { "PIN_FAST", PIN_FAST }, { "PIN_LONGTERM", PIN_LONGTERM },
+		{ "GUP_FAST", GUP_FAST },
+		{ "PIN_FAST", PIN_FAST },
+		{ "PIN_LONGTERM", PIN_LONGTERM },
 	};
 	static const unsigned int sizes[] = { 1, 16, 512 };
 	int fd = open(GUP_TEST, O_RDWR | O_CLOEXEC);
@@ -259,7 +261,8 @@ static void add_gup_test(const char *memory, void *at, bool at_once)
 		err(1, GUP_TEST);
 	for (int c = 0; c < 3; c++) {
 		for (int s = 0; s < 3; s++) {
-			snprintf(name, sizeof(name), "gup %s %s %u", commands[c].name, memory, sizes[s]);
+			snprintf(name, sizeof(name), "gup %s %s %u", commands[c].name, memory,
+				 sizes[s]);
 			job = add(name, gup_test);
 			job->fd = fd;
 			job->command = commands[c].command;
@@ -273,6 +276,11 @@ static void add_gup_test(const char *memory, void *at, bool at_once)
 
 /* Buffers of io_uring */
 
+static long buffers(int ring, unsigned int opcode, const struct iovec *iov, unsigned int nr)
+{
+	return syscall(SYS_io_uring_register, ring, opcode, iov, nr);
+}
+
 static void registration(const struct job *job)
 {
 	struct iovec iov = { job->memory, job->size };
@@ -280,14 +288,14 @@ static void registration(const struct job *job)
 	for (unsigned int batch = 0; batch < job->batches; batch++) {
 		mark(BEGIN);
 		for (unsigned int i = 0; i < job->operations; i++) {
-			if (syscall(SYS_io_uring_register, job->fd, IORING_REGISTER_BUFFERS, &iov, 1))
+			if (buffers(job->fd, IORING_REGISTER_BUFFERS, &iov, 1))
 				err(1, "%s", job->name);
-			if (syscall(SYS_io_uring_register, job->fd, IORING_UNREGISTER_BUFFERS, NULL, 0))
+			if (buffers(job->fd, IORING_UNREGISTER_BUFFERS, NULL, 0))
 				err(1, "%s", job->name);
 		}
 		mark(END);
 	}
-	marked(job);
+	say_marked(job);
 }
 
 static void add_registration(const char *memory, void *at, unsigned long size)
@@ -313,7 +321,11 @@ static int memfd;
 
 static void udmabuf(const struct job *job)
 {
-	struct udmabuf_create create = { .memfd = memfd, .flags = UDMABUF_FLAGS_CLOEXEC, .size = SIZE };
+	struct udmabuf_create create = {
+		.memfd = memfd,
+		.flags = UDMABUF_FLAGS_CLOEXEC,
+		.size = SIZE,
+	};
 
 	for (unsigned int batch = 0; batch < job->batches; batch++) {
 		int made;
@@ -325,7 +337,7 @@ static void udmabuf(const struct job *job)
 		close(made);
 		mark(END);
 	}
-	marked(job);
+	say_marked(job);
 }
 
 static void add_udmabuf(void)
@@ -371,7 +383,8 @@ int main(int argc, char **argv)
 	srandom(atoi(argv[2]));
 	printf("machine %s %lu %lu\n", access("/sys/kernel/debug/pin_owner", F_OK) ? "off" : "on",
 	       field("/proc/meminfo", "MemTotal:"),
-	       field("/proc/vmstat", "nr_memmap_pages") + field("/proc/vmstat", "nr_memmap_boot_pages"));
+	       field("/proc/vmstat", "nr_memmap_pages") +
+	       field("/proc/vmstat", "nr_memmap_boot_pages"));
 	pages = touched(0, MADV_NOHUGEPAGE, SIZE);
 	huge_pages = thp();
 	make(argv[4]);

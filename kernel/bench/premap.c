@@ -2,10 +2,10 @@
 /*
  * premap DISK ROUNDS
  *
- * Runs in the machine, as root. It reads from a disk without a file system, DEPTH requests at a time,
- * into registered buffers that are mapped for each request, and into ones that are mapped once, in
- * turns, BATCHES times between marks (vm/mark.h). If the kernel cannot map buffers once, only the
- * first kind runs. Output:
+ * Runs in the machine, as root. It reads from a disk without a file system, DEPTH requests at a
+ * time, into registered buffers that are mapped for each request, and into ones that are mapped
+ * once, in turns, BATCHES times between marks (vm/mark.h). If the kernel cannot map buffers once,
+ * only the first kind runs. Output:
  *
  *	ran RING MEMORY BYTES WAY COMMANDS	made marks for BATCHES batches, in this order, with
  *						COMMANDS to the disk
@@ -46,13 +46,14 @@ enum { PER_REQUEST, ONCE };
 
 /* As in the headers of a kernel with the series */
 struct desc {
-	uint32_t type, flags;
-	uint64_t size, uaddr;
-	int32_t dmabuf_fd, target_fd;
-	uint64_t resv[6];
+	__u32 type, flags;
+	__u64 size, uaddr;
+	__s32 dmabuf_fd, target_fd;
+	__u64 resv[6];
 };
 
 enum { UADDR = 1, DMABUF };
+
 #define MAPPED_FOR_FILE_0 0xc0000000U
 #define EXTENDED 2
 
@@ -66,6 +67,7 @@ struct memory {
 static const struct { const char *name; unsigned int flags; } rings[] = {
 	{ "polled", IORING_SETUP_IOPOLL }, { "interrupts", 0 },
 };
+
 static const unsigned int sizes[] = { 512, 4096, 131072, 1 << 20 };
 static const char *const ways[] = { "request", "once" };
 
@@ -174,13 +176,14 @@ static void prepare(const struct memory *memory, int way, unsigned int bytes)
 
 	for (unsigned int i = 0; i < DEPTH; i++) {
 		unsigned int tail = *sq_tail;
-		uint64_t base = (uintptr_t)memory->pages;
+		__u64 base = (uintptr_t)memory->pages;
 
 		if (way == ONCE && memory->dmabuf >= 0)
 			base = 0;
 		sqes[tail & *sq_mask] = (struct io_uring_sqe){
 			.opcode = IORING_OP_READ_FIXED, .flags = IOSQE_FIXED_FILE,
-			.addr = base + i * each, .len = bytes, .off = 2 * i * each, .buf_index = way,
+			.addr = base + i * each, .len = bytes, .off = 2 * i * each,
+			.buf_index = way,
 		};
 		sq_array[tail & *sq_mask] = tail & *sq_mask;
 		__atomic_store_n(sq_tail, tail + 1, __ATOMIC_RELEASE);
@@ -242,7 +245,8 @@ static unsigned long commands(const char *name)
 static char *pages(int advice)
 {
 	const unsigned int count = BUFFER / PAGE;
-	char *at = mmap(NULL, 2 * BUFFER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *at = mmap(NULL, 2 * BUFFER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			0);
 
 	if (at == MAP_FAILED)
 		err(1, "mmap");
@@ -253,7 +257,7 @@ static char *pages(int advice)
 	return at;
 }
 
-static struct memory udmabuf(void)
+static struct memory make_udmabuf(void)
 {
 	int memfd = memfd_create("premap", MFD_ALLOW_SEALING | MFD_CLOEXEC);
 	int device = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
@@ -293,9 +297,11 @@ int main(int argc, char **argv)
 	if (disk < 0)
 		err(1, "%s", argv[1]);
 	rounds = atoi(argv[2]);
-	memories[0].pages = memories[0].wanted = pages(MADV_NOHUGEPAGE);
-	memories[1].pages = memories[1].wanted = pages(MADV_HUGEPAGE);
-	memories[2] = udmabuf();
+	memories[0].pages = pages(MADV_NOHUGEPAGE);
+	memories[0].wanted = memories[0].pages;
+	memories[1].pages = pages(MADV_HUGEPAGE);
+	memories[1].wanted = memories[1].pages;
+	memories[2] = make_udmabuf();
 	memories[3] = heap();
 	for (int polled = 1; polled >= 0; polled--) {
 		make_ring(rings[!polled].flags);
@@ -304,7 +310,7 @@ int main(int argc, char **argv)
 
 			for (int s = 0; s < 4; s++) {
 				for (int round = 0; round <= 2 * rounds + 1; round++) {
-					/* The first two rounds are a warm-up. The order alternates. */
+					/* The first two rounds warm up. The order alternates. */
 					int way = (round + round / 2) % 2;
 					unsigned long before = commands(argv[1]);
 

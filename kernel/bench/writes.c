@@ -2,8 +2,8 @@
 /*
  * writes ROUNDS FOLDER...
  *
- * Runs in the machine, as root. It overwrites a cached file in each FOLDER with consecutive writes of
- * 64 and of 4096 bytes, WRITES (a macro set by the compiler's command line) between two marks
+ * Runs in the machine, as root. It overwrites a cached file in each FOLDER with consecutive writes
+ * of 64 and of 4096 bytes, WRITES (a macro set by the compiler's command line) between two marks
  * (vm/mark.h). Then it does the same without marks, and counts how often the kernel faults in the
  * source, and how often it copies. Output:
  *
@@ -105,7 +105,9 @@ int main(int argc, char **argv)
 		}
 		close(fd);
 	}
-	put(TRACING "kprobe_events", "p:faulted fault_in_iov_iter_readable\np:copied copy_page_from_iter_atomic\n");
+	put(TRACING "kprobe_events",
+	    "p:faulted fault_in_iov_iter_readable\n"
+	    "p:copied copy_page_from_iter_atomic\n");
 	put(TRACING "events/kprobes/enable", "1");
 	for (i = 2; i < argc; i++) {
 		fd = make(argv[i]);
