@@ -45,7 +45,7 @@ CARGO_TEST  = cargo test --workspace --exclude dmafile-interference --locked
 SLOW_TESTS := these_tests_run_with_a_real_driver
 
 .PHONY: help demo build install uninstall test lint test-all fuzz kernel-lint kernel-test bench gpu-kit gpu-bench docs \
-	packages release built compiled extension need-rust need-rust-tools need-test-tools
+	deb wheels crates release built compiled extension need-rust need-rust-tools need-test-tools
 
 help: ## this list
 	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } \
@@ -126,11 +126,9 @@ kernel-lint kernel-test: ## check or test the kernel code; `make -C kernel` list
 
 ## Measure it
 
-bench: build .venv/dev ## compare loads on this machine (3 minutes; other tables: ARGS="--table limit", "--table saves")
-	@echo "bench: on the disk of this folder; files and results in .bench (ARGS=--report: also an HTML report)"
-	@scripts/need fio command -v fio
-	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
-	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) $(ARGS)
+bench: build ## compare dmafile with read() on this machine, in about a minute (bench/README.md has more)
+	@mkdir -p .bench
+	@$(DMAFILE) bench --dir=.bench $(ARGS)
 
 gpu-kit: ## build one archive that tests and measures loads on a machine with a GPU and Python (MACHINE=aarch64 for another)
 	@$(MAKE) -f packaging/Makefile kit
@@ -150,8 +148,8 @@ docs: build extension .venv/docs ## build the site of the documentation, the man
 release: ## build all packages of the last commit, with source, SBOMs, licences and checksums (half an hour)
 	@$(MAKE) -f packaging/Makefile release
 
-packages: ## list the targets of packaging/Makefile: deb, wheels, crates, and tests of them
-	@$(MAKE) -f packaging/Makefile help
+deb wheels crates: ## build one kind of package (`make -f packaging/Makefile` lists the parts)
+	@$(MAKE) -f packaging/Makefile $@
 
 # What the targets above need.
 

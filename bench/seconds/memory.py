@@ -1,6 +1,7 @@
 """Makes sure that memory is available and backed by the host before a run."""
 
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,12 @@ def meminfo(field: str) -> int:
         if name == field:
             return int(value.split()[0]) * 1024
     raise KeyError(field)
+
+
+def room(folder: Path) -> int:
+    """The maximum size of a file there. Memory must hold the buffer, and a copy in the cache."""
+    free = min(shutil.disk_usage(folder).free, meminfo("MemAvailable") // 2)
+    return free - 512 * (1 << 20)
 
 
 # 23 is MADV_POPULATE_WRITE, which the module mmap does not define yet.

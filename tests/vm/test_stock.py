@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.vm.programs import TARGET, build
 from vm import kernels
-from vm.fixtures import FILE_SYSTEMS, TARGET, build, vm
+from vm.fixtures import FILE_SYSTEMS, vm
 
 CHECKS = """
 dmafile=$1
