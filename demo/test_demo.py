@@ -10,8 +10,8 @@ import pytest
 from bench.seconds import memory
 from bench.seconds.files import file_system
 from bench.seconds.model import Shape, make_model
+from bench.ways import TARGET
 from demo import demo
-from vm.fixtures import TARGET
 
 ROOT = Path(__file__).resolve().parent.parent
 

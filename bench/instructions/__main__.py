@@ -1,4 +1,4 @@
-"""Counts instructions in QEMU: `make vm-bench`.
+"""Counts instructions in QEMU: `.venv/bin/python -m bench.instructions stock`.
 
 stock    every method of loading a file, on Debian's 6.12: docs/instructions.md,
          kernel/docs/module.md. For a column of ratios on the newest kernel, run this with

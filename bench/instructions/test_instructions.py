@@ -1,7 +1,7 @@
 """The instructions of a load, compared with other methods in the same machine.
 
 The limits are ratios; docs/instructions.md shows their spread. If a load changes for a good reason,
-measure again (`make vm-bench ARGS=--keep`); a limit may change then.
+measure again (`.venv/bin/python -m bench.instructions stock --keep`); a limit may change then.
 """
 
 import json

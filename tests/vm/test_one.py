@@ -2,7 +2,8 @@
 
 import pytest
 
-from vm.fixtures import TARGET, passed, vm
+from tests.vm.programs import TARGET
+from vm.fixtures import passed, vm
 
 SCRIPT = """
 set -e
