@@ -173,6 +173,12 @@ def test_install_does_not_rebuild_what_another_user_has_built(tree: Tree) -> Non
     assert tree.built() == before
 
 
+def test_the_slow_tests_exist() -> None:
+    names = make("--eval=it: ; @echo $(SLOW_TESTS)", "it").split()
+    text = "".join(path.read_text() for path in (ROOT / "crates").glob("*/tests/*.rs"))
+    assert names and all(f"fn {name}" in text for name in names), names
+
+
 def test_the_kernel_module_has_the_version_of_the_project() -> None:
     version = make("--eval=version: ; @echo $(VERSION)", "version").strip()
     source = (ROOT / "kernel" / "module" / "main.c").read_text()
