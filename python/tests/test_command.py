@@ -49,6 +49,7 @@ def test_a_command_inherits_only_the_buffer(file: Path) -> None:
     assert int(ignored, 16) & (1 << (signal.SIGINT - 1) | 1 << (signal.SIGPIPE - 1)) == 0
 
 
+@pytest.mark.slow
 def test_bench_imports_nothing_from_the_current_folder(file: Path, tmp_path: Path) -> None:
     """Every measured run is a separate process of this Python."""
     for name in ("dmafile.py", "dmafile_bench.py", "signal.py"):

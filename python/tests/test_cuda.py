@@ -209,6 +209,7 @@ sys.exit(double.left() != NOTHING or os.waitstatus_to_exitcode(status))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(REAL, reason="only the double says when memory is pinned")
 @pytest.mark.parametrize("api", KINDS)
 def test_a_child_that_is_forked_during_a_load_into_pinned_memory_cannot_continue_it(

@@ -571,6 +571,7 @@ class Pairs(dict[str, Any]):
         return self.pairs
 
 
+@pytest.mark.slow
 def test_no_file_is_saved_that_cannot_be_loaded(folder: Path) -> None:
     place = folder / "readable"
     place.mkdir()

@@ -14,7 +14,7 @@ from tests.vm.programs import INSIDE
 from vm import arm64
 from vm.host import ROOT, call, environment, need
 
-pytestmark = pytest.mark.skipif(not os.environ.get("ARM64"), reason="make arm64-test")
+pytestmark = pytest.mark.skipif(not os.environ.get("ARM64"), reason="make test-all PARTS=arm64")
 
 VERSION = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
 TRIPLE = "aarch64-unknown-linux-gnu"

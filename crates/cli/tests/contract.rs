@@ -385,7 +385,7 @@ fn without_dmafile_ko_its_kind_and_its_method_are_refused_with_a_remedy() {
     assert_eq!(
         dir.refuses("file --to dmafile", 1),
         "cannot use dmafile.ko: dmafile: there is no /dev/dmafile (ENOENT); modprobe dmafile, after \
-         make kernel-install (in a container, both on its host)"
+         make -C kernel install (in a container, both on its host)"
     );
     let tail = "(EOPNOTSUPP); leave --method and --io to auto, or see `dmafile explain`";
     assert_eq!(

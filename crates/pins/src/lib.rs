@@ -51,7 +51,7 @@ pub struct Pins {
     /// Every process that holds pinned memory, once for each method by which it does, from all
     /// sources. The same memory may be in several entries.
     pub holders: Vec<PinHolder>,
-    /// The regions of a kernel with the pin tracker (docs/series.md); without root, only those of
+    /// The regions of a kernel with the pin tracker (kernel/docs/series.md); without root, only those of
     /// processes that this one may inspect. None without the tracker.
     pub regions: Option<Vec<PinnedRegion>>,
     /// The sources that are not available here, and why.

@@ -1,4 +1,4 @@
-//! Reads the pin tracker of a kernel with the series (docs/series.md): long-term pins as regions, and
+//! Reads the pin tracker of a kernel with the series (kernel/docs/series.md): long-term pins as regions, and
 //! pages that could not be migrated. `/proc/PID/pins` for the process's own, debugfs for root.
 
 use super::sites::site;

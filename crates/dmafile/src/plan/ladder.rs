@@ -103,7 +103,7 @@ pub(super) fn ladder(
     let premap = rung(Method::Premap, true, true);
     // A dma-buf's pages can be accessed through its mapping, or by a device that it is mapped for. Other
     // memory is accessed by its pages anyway, and each is read into only once: mapping windows in advance
-    // pays only if an IOMMU makes many small mappings expensive (docs/series.md).
+    // pays only if an IOMMU makes many small mappings expensive (kernel/docs/series.md).
     let pays = target.dma_buf.is_some() || (file.translated && file.premap_refused.is_none());
     let mapped = pays.then_some(premap);
     // The I/O mode that is better for most of the bytes.
