@@ -25,7 +25,7 @@ DESTDIR     ?=
 UNIT        := dmafile-hold@.service
 # As an absolute path, because the C library's make runs in another folder.
 STAGE = $(if $(DESTDIR),$(abspath $(DESTDIR)))
-CAPI = $(MAKE) --no-print-directory -C capi ARCHIVE=$(abspath $(TARGET))/release/libdmafile_capi.a \
+CAPI = $(MAKE) --no-print-directory -C crates/capi ARCHIVE=$(abspath $(TARGET))/release/libdmafile_capi.a \
 	PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) INCLUDEDIR=$(INCLUDEDIR) DESTDIR=$(STAGE)
 
 # make(1) splits names at spaces, so the parts would name other folders.
@@ -54,7 +54,7 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
-.PHONY: help demo test interference-test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz fuzz-planted vm-bench bench lint features docs install uninstall build built extension \
+.PHONY: help demo test interference-test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz fuzz-planted vm-bench bench lint docs install uninstall build built extension \
 	deb deb-test wheels wheels-test crates sbom licences msrv release release-test kernel-lint kernel-test \
 	need-rust need-rust-tools need-test-tools
 
@@ -165,7 +165,7 @@ fuzz-planted: need-rust ## check that each fuzz target finds a bounds error that
 	@scripts/need build-essential command -v c++
 	@rm -rf $(FUZZ)/planted/tree $(FUZZ)/planted/corpus
 	@mkdir -p $(FUZZ)/planted/tree
-	@cp -R --preserve=timestamps Cargo.toml Cargo.lock engine fuzz $(FUZZ)/planted/tree
+	@cp -R --preserve=timestamps Cargo.toml Cargo.lock crates fuzz $(FUZZ)/planted/tree
 	@$(planted) --directory=$(FUZZ)/planted/tree
 	@RUSTFLAGS="$(SANCOV)" cargo build --release --locked --manifest-path $(FUZZ)/planted/tree/fuzz/Cargo.toml \
 		--target $(HOST) --target-dir $(FUZZ)/planted
@@ -233,21 +233,10 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	@$(MAKE) --no-print-directory features
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	$(PYTHON) -m ruff check conftest.py $(SCRIPTS)
 	$(PYTHON) -m ruff format --check conftest.py $(SCRIPTS)
 	$(PYTHON) -m mypy
-
-# All features together are the default, which the workspace's clippy run checks.
-FEATURES := none model checksums inspect model,checksums model,inspect checksums,inspect hold
-features: need-rust-tools ## lint the engine with each combination of its features
-	@for features in $(FEATURES); do \
-		echo "features: $$features"; \
-		[ $$features != none ] || features=; \
-		cargo clippy --quiet --package dmafile --locked --no-default-features --features "$$features" -- -D warnings \
-			|| exit 1; \
-	done
 
 docs: build extension .venv/docs ## build the site of the documentation, the man pages and shell completions under target/
 	@echo "docs: man pages and completions to $(TARGET)/docs, the site to $(TARGET)/site/index.html"
@@ -265,7 +254,7 @@ install: built ## install the command, its man pages and completions, the unit o
 	install -m 644 $(SHELLS)/dmafile.bash $(STAGE)$(BASHDIR)/dmafile
 	install -m 644 $(SHELLS)/_dmafile $(STAGE)$(ZSHDIR)/_dmafile
 	install -m 644 $(SHELLS)/dmafile.fish $(STAGE)$(FISHDIR)/dmafile.fish
-	sed 's|@BINDIR@|$(BINDIR)|' 'cli/systemd/$(UNIT).in' > '$(STAGE)$(UNITDIR)/$(UNIT)'
+	sed 's|@BINDIR@|$(BINDIR)|' 'crates/cli/systemd/$(UNIT).in' > '$(STAGE)$(UNITDIR)/$(UNIT)'
 	chmod 644 '$(STAGE)$(UNITDIR)/$(UNIT)'
 	@$(CAPI) install
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
@@ -293,7 +282,7 @@ deb: build licences ## build Debian packages of the command, the C library and t
 		packaging/debian/changelog.in > $(DEB)/dmafile/debian/changelog
 	@cp CHANGELOG.md $(DEB)/dmafile/changelog
 	@cp $(LICENCES) $(DEB)/dmafile
-	@cp -R capi/examples $(DEB)/dmafile/examples
+	@cp -R crates/capi/examples $(DEB)/dmafile/examples
 	@cp kernel/dkms/sysusers.conf $(DEB)/dmafile/debian/dmafile-dkms.sysusers
 	cd $(DEB)/dmafile && SOURCE=$(CURDIR) SOURCE_DATE_EPOCH=$(EPOCH) CARGO_TARGET_DIR=$(abspath $(TARGET)) MAKEFLAGS= MAKELEVEL= \
 		dpkg-buildpackage --build=binary --no-sign --no-check-builddeps
@@ -338,7 +327,7 @@ wheels-test: wheels ## install those wheels into clean roots of Debian 12 and 13
 	packaging/test-wheels $(WHEELS)
 	CARGO_TARGET_DIR=$(abspath $(TARGET))/sdist packaging/test-sdist $(WHEELS)/dmafile-$(VERSION).tar.gz
 
-CRATES := dmafile dmafile-cli
+CRATES := dmafile-sys dmafile dmafile-hold dmafile-record dmafile-pins dmafile-cli
 
 crates: need-rust ## package the crates for crates.io in target/package, build their documentation, use the command (5 minutes)
 	@echo "crates: to $(TARGET)/package"
@@ -356,7 +345,7 @@ sbom: need-rust $(TOOLS)/bin/cargo-cyclonedx ## list the crates in each binary (
 	@echo "sbom: to $(SBOM)"
 	@rm -rf $(SBOM)
 	@mkdir -p $(SBOM)/tree
-	@cp -R Cargo.toml Cargo.lock engine cli capi python $(SBOM)/tree
+	@cp -R Cargo.toml Cargo.lock crates python $(SBOM)/tree
 	@$(TOOLS)/bin/cargo-cyclonedx cyclonedx --quiet --format json --manifest-path $(SBOM)/tree/Cargo.toml
 	@for part in dmafile dmafile-cli dmafile-capi dmafile-python; do \
 		sed 's|$(abspath $(SBOM))/tree|/dmafile|g' $(SBOM)/tree/*/$$part.cdx.json >$(SBOM)/$$part-$(VERSION).cdx.json || exit 1; \

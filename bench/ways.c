@@ -11,7 +11,7 @@
  * runs one candidate once, timed by the clock, with an existing FILE. The candidates:
  *
  *	load to=KIND ...	a load by dmafile, with its options pages, method, io, allocation, verify, block,
- *				gather, queue-depth; it creates memory while it fills it
+ *				chunk, queue-depth; it creates memory while it fills it
  *	copy to=anon pages=4k|thp|huge method=read io=direct|buffered
  *				without dmafile: one read() into private memory
  *	copy to=memfd|u+mfd|udmabuf|heap method=read|sendfile|splice|copy-file-range io=direct|buffered
@@ -108,7 +108,7 @@ struct candidate {
 	const char *pool;
 	const char *verify;
 	size_t block;
-	size_t gather;
+	size_t chunk;
 	unsigned int queue_depth;
 	bool refused;
 };
@@ -354,7 +354,7 @@ static int run_load(const struct candidate *c, bool check)
 		.io = c->io,
 		.allocation = c->allocation,
 		.verify = c->verify,
-		.gather = c->gather,
+		.chunk = c->chunk,
 		.block = c->block,
 		.queue_depth = c->queue_depth,
 	};
@@ -1011,8 +1011,8 @@ static void parse(struct candidate *c)
 			c->pool = value;
 		else if (is(word, "verify"))
 			c->verify = value;
-		else if (is(word, "gather"))
-			c->gather = number(value);
+		else if (is(word, "chunk"))
+			c->chunk = number(value);
 		else if (is(word, "block"))
 			c->block = number(value);
 		else if (is(word, "queue-depth"))

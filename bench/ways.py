@@ -17,10 +17,12 @@ def build(folder: Path, profile: str = "release") -> Path:
     subprocess.run([*command, "--profile", profile], cwd=ROOT, check=True)
     built = TARGET / ("debug" if profile == "dev" else profile)
     program = folder / SOURCE.stem
-    # The system libraries that the archive needs, as in capi/dmafile.pc.
-    system = re.search(r"^SYSTEM *:= (.*)$", (ROOT / "capi/Makefile").read_text(), re.MULTILINE)
+    # The system libraries that the archive needs, as in crates/capi/dmafile.pc.
+    system = re.search(
+        r"^SYSTEM *:= (.*)$", (ROOT / "crates/capi/Makefile").read_text(), re.MULTILINE
+    )
     assert system is not None
-    command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'capi/include'}"]
+    command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'crates/capi/include'}"]
     command += ["-o", str(program), str(SOURCE)]
     subprocess.run([*command, str(built / "libdmafile_capi.a"), *system[1].split()], check=True)
     return program

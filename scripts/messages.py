@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RUST = ("engine/src", "cli/src", "capi/src", "python/src")
+RUST = ("crates/dmafile/src", "crates/cli/src", "crates/capi/src", "python/src")
 PYTHON = ("python/dmafile",)
-ARGUMENTS = ROOT / "cli/src/args.rs"
+ARGUMENTS = ROOT / "crates/cli/src/args.rs"
 
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 SKIPPED = re.compile(

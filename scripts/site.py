@@ -98,7 +98,7 @@ def add_api(pages: Path) -> None:
     for name, start in API.items():
         link = f'<a href="{name}/{start}">The {name.capitalize()} API</a>'
         (api / f"{name}.md").write_text(f"# {name.capitalize()}\n\n{link}\n")
-    header = (ROOT / "capi" / "include" / "dmafile.h").read_text()
+    header = (ROOT / "crates" / "capi" / "include" / "dmafile.h").read_text()
     (api / "c.md").write_text(f"# dmafile.h\n\n{fenced(header, 'c')}")
 
 

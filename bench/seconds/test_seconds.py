@@ -234,7 +234,7 @@ def test_a_failure_keeps_earlier_measurements(
     place = Place(program(None), built, folder, tmp_path, size)
     good, bad = (
         Cell(way(built, name, place.file_of(size), line))
-        for name, line in (("good", "load to=memfd"), ("odd", "load to=memfd gather=many"))
+        for name, line in (("good", "load to=memfd"), ("odd", "load to=memfd chunk=many"))
     )
     jobs = {"limit": Job([good], 1), "saves": Job([bad], 1), "peers": Job([good], 1)}
     for name, job in jobs.items():
@@ -285,7 +285,7 @@ def test_an_unavailable_candidate_gives_the_reason(built: Path, tmp_path: Path) 
         run(candidate.command, tmp_path / "said")
         why = candidate.parse(tmp_path / "said")
         assert isinstance(why, str) and len(why) > 10, why
-    for line in ("burn to=memfd", "load to=memfd gather=many", "load to", "copy pace=high"):
+    for line in ("burn to=memfd", "load to=memfd chunk=many", "load to", "copy pace=high"):
         with pytest.raises(Failed):
             run(way(built, "one", path, line).command, tmp_path / "said")
 

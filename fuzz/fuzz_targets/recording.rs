@@ -1,7 +1,7 @@
 //! Recordings are read as docs/recording.md says, or refused.
 #![no_main]
 
-use dmafile::{Record, Recording};
+use dmafile_record::{Record, Recording};
 use libfuzzer_sys::fuzz_target;
 use rustix::fs::MemfdFlags;
 use std::fs::File;

@@ -1,4 +1,4 @@
 //! What the service manager keeps for a holder.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| dmafile::fuzz::store(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| dmafile_hold::fuzz::store(input));

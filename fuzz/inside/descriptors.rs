@@ -1,7 +1,7 @@
 //! Descriptors of every sort, for peers that send them, and text that is shorter than what it stands for. Part of the
 //! engine in a build for fuzzing.
 
-use crate::sys::{file, memfd};
+use dmafile_sys::{file, memfd};
 use rustix::fs::{Mode, OFlags, SealFlags};
 use std::os::fd::{AsFd, OwnedFd};
 

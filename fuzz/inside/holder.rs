@@ -1,10 +1,10 @@
 //! Whatever a peer requests, the holder answers in order and within its limits. Part of the engine in a build for fuzzing.
 
 use super::{Answer, Around, Flight, LONGEST_ANSWER, Op, Peer, Request, Step, Watch};
-use crate::hold::fuzz_descriptors as descriptors;
-use crate::hold::identity::FileIdentity;
-use crate::hold::set::{Member, Set};
-use crate::sys::{Errno, socket};
+use crate::fuzz_descriptors as descriptors;
+use crate::identity::FileIdentity;
+use crate::set::{Member, Set};
+use dmafile_sys::{Errno, socket};
 use rustix::fs::SealFlags;
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,7 +40,7 @@ fn fixture(files: usize) -> Fixture {
             0..8 => descriptors::memory(b"x", 1, sealed),
             _ => descriptors::make(&b'n').expect("a descriptor"),
         };
-        let twin = || crate::sys::file::twin(fd.as_fd()).expect("a descriptor");
+        let twin = || dmafile_sys::file::twin(fd.as_fd()).expect("a descriptor");
         Member {
             fds: (0..descriptors).map(|_| twin()).collect(),
             info: serde_json::from_value(serde_json::json!({

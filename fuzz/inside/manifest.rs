@@ -2,7 +2,7 @@
 //! fuzzing.
 
 use super::{Manifest, file_of, generation_of};
-use crate::verify::Algorithm;
+use dmafile::Algorithm;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::path::{Component, Path};

@@ -15,7 +15,7 @@ pub fn mark(text: &[u8]) {
         assert!(!name.contains(&0) && !target.contains(&0));
     }
     mark.is_alive();
-    let file = crate::sys::memfd::create("mark", false).expect("a memfd");
+    let file = dmafile_sys::memfd::create("mark", false).expect("a memfd");
     mark.write(&file).expect("room for it");
     let again = Mark::read(&file);
     assert_eq!(

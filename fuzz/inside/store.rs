@@ -2,10 +2,10 @@
 //! build for fuzzing.
 
 use super::{FileIdentity, Member, Set, Wanted, find, own, roots};
-use crate::buffer::Buffer;
-use crate::hold::fuzz_descriptors as descriptors;
-use crate::hold::take::fuzz::buffer;
-use crate::hold::{name, protocol::MOST_FILES};
+use crate::fuzz_descriptors as descriptors;
+use crate::take::fuzz::buffer;
+use crate::{name, protocol::MOST_FILES};
+use dmafile::Buffer;
 use rustix::fs::SealFlags;
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;

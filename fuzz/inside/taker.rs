@@ -1,10 +1,10 @@
 //! The answers of a holder are refused, or what they bring is what they claim. Part of the engine in a build for fuzzing.
 
 use super::{Op, Talk, receive};
-use crate::buffer::Buffer;
-use crate::control::CancelToken;
-use crate::hold::fuzz_descriptors as descriptors;
-use crate::sys::{memfd, socket};
+use crate::fuzz_descriptors as descriptors;
+use dmafile::Buffer;
+use dmafile::CancelToken;
+use dmafile_sys::{memfd, socket};
 use rustix::fs::SealFlags;
 use rustix::net::Shutdown;
 use std::collections::HashSet;
@@ -78,14 +78,14 @@ pub fn taker(input: &[u8]) {
 }
 
 /// Checks that a buffer has the bytes that were claimed, and that they cannot disappear.
-pub(in crate::hold) fn buffer(buffer: &Buffer, (offset, bytes): (u64, u64), sealed: bool) {
+pub(crate) fn buffer(buffer: &Buffer, (offset, bytes): (u64, u64), sealed: bool) {
     assert!(bytes > 0);
     assert_eq!((buffer.offset(), buffer.len()), (offset, bytes));
     let fd = buffer.as_fd().expect("a memfd");
     let seals = memfd::seals(fd).expect("a memfd");
     assert!(seals.contains(SealFlags::SHRINK));
     assert!(!sealed || seals.contains(SealFlags::WRITE));
-    let size = crate::sys::file::stat(fd).expect("a memfd").size;
+    let size = dmafile_sys::file::stat(fd).expect("a memfd").size;
     assert!(u128::from(offset) + u128::from(bytes) <= size.into());
     let address = buffer.as_ptr().expect("it is mapped") as u64;
     assert!(address.checked_add(bytes).is_some());

@@ -126,7 +126,7 @@ def hold(
         replace: Whether to replace another holder at the same socket, which ends.
         progress: As in `load`, for all files together.
         options: As in `load`: `pages` (`auto` does not use hugetlb pages here), `method`, `io`,
-            `allocation`, `gather`, `block`, `queue_depth`, `memory_check`.
+            `allocation`, `chunk`, `block`, `queue_depth`, `memory_check`.
 
     Raises:
         UsageError: A value is out of range, or options exclude each other (also a ValueError).

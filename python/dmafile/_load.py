@@ -24,7 +24,7 @@ class Options(TypedDict, total=False):
     method: str
     io: str
     allocation: str
-    gather: int | None
+    chunk: int | None
     block: int | None
     queue_depth: int | None
     memory_check: bool
@@ -49,7 +49,7 @@ def load(
     allocation: str = "auto",
     offset: int = 0,
     length: int | None = None,
-    gather: int | None = None,
+    chunk: int | None = None,
     block: int | None = None,
     queue_depth: int | None = None,
     verify: str | None = None,
@@ -78,8 +78,8 @@ def load(
             `in-read` (by the reads themselves), `before` (all of them before the first read).
         offset: First byte of the file to load.
         length: Number of bytes to load; up to the end of the file if None.
-        gather: Maximum size of a chunk ("gather"). Memory is allocated in chunks, each while the
-            previous one is being read. 128 MiB if None.
+        chunk: Maximum size of a chunk. Memory is allocated in chunks, each while the previous one is
+            being read. 128 MiB if None.
         block: Bytes per operation, 4 KiB to 64 MiB; chosen by the plan if None.
         queue_depth: Operations in flight, 1 to 4096; chosen by the plan if None.
         verify: A checksum to compute during the load: `crc32c`, `xxh3`, `blake3` or `sha256`. With
@@ -107,7 +107,7 @@ def load(
         "allocation": allocation,
         "offset": offset,
         "length": length,
-        "gather": gather,
+        "chunk": chunk,
         "block": block,
         "queue_depth": queue_depth,
         "verify": verify,

@@ -65,7 +65,7 @@ def load_snapshot(
     method: str = "auto",
     io: str = "auto",
     allocation: str = "auto",
-    gather: int | None = None,
+    chunk: int | None = None,
     block: int | None = None,
     queue_depth: int | None = None,
     memory_check: bool = True,
@@ -84,7 +84,7 @@ def load_snapshot(
         method: As in `load`.
         io: As in `load`.
         allocation: As in `load`.
-        gather: As in `load`.
+        chunk: As in `load`.
         block: As in `load`.
         queue_depth: As in `load`.
         memory_check: As in `load`.
@@ -102,7 +102,7 @@ def load_snapshot(
         "method": method,
         "io": io,
         "allocation": allocation,
-        "gather": gather,
+        "chunk": chunk,
         "block": block,
         "queue_depth": queue_depth,
         "memory_check": memory_check,

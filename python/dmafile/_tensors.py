@@ -343,7 +343,7 @@ def open_tensors(
             `held:NAME` and `held:NAME@SOCKET` are views of the memory that another process holds
             under that name, as in `load_file`.
         framework: The type of the tensors: `numpy` arrays or `torch` tensors.
-        options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`, `block`,
+        options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `chunk`, `block`,
             `queue_depth`, `memory_check`.
 
     Raises:

@@ -116,7 +116,7 @@ def load_file(
             memory; all tensors if None.
         verify, progress: As in `dmafile.load`. A digest covers a whole file, so selected tensors
             cannot be verified; nor can a model whose tensors are all empty (ENODATA).
-        options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`, `block`,
+        options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `chunk`, `block`,
             `queue_depth`, `memory_check`.
 
     Returns:

@@ -4,7 +4,8 @@ use crate::call;
 use crate::dlpack;
 use crate::error::{no_descriptor, raise, several_descriptors};
 use crate::job::{GLANCE, as_dict};
-use dmafile::{HeldFile, Loaded, Report, Retired};
+use dmafile::{Loaded, Report, Retired};
+use dmafile_hold::HeldFile;
 use pyo3::exceptions::{
     PyBlockingIOError, PyBufferError, PyMemoryError, PyTimeoutError, PyValueError,
 };

@@ -5,7 +5,8 @@ use crate::error::{Keywords, raise, usage};
 use crate::job::{Job, Work, as_dict};
 use crate::recorder::seconds;
 use crate::request::{self, SOURCE};
-use dmafile::{CancelToken, Error, Found, HeldFile, Hold, Load, Progress, Shared, Take};
+use dmafile::{CancelToken, Error, Load, Progress};
+use dmafile_hold::{Found, HeldFile, Hold, Shared, Take};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -16,37 +17,37 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 impl Work for Hold {
-    type Outcome = dmafile::Holder;
+    type Outcome = dmafile_hold::Holder;
 
     fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.cancel(token).progress(tell)
     }
 
-    fn run(self) -> Result<dmafile::Holder, Error> {
+    fn run(self) -> Result<dmafile_hold::Holder, Error> {
         self.start()
     }
 }
 
 impl Work for Shared {
-    type Outcome = dmafile::Held;
+    type Outcome = dmafile_hold::Held;
 
     fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.cancel(token).progress(tell)
     }
 
-    fn run(self) -> Result<dmafile::Held, Error> {
+    fn run(self) -> Result<dmafile_hold::Held, Error> {
         Self::run(self)
     }
 }
 
 impl Work for Take {
-    type Outcome = dmafile::Held;
+    type Outcome = dmafile_hold::Held;
 
     fn watched(self, token: CancelToken, _: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.cancel(token)
     }
 
-    fn run(self) -> Result<dmafile::Held, Error> {
+    fn run(self) -> Result<dmafile_hold::Held, Error> {
         Self::run(self)
     }
 }
@@ -57,7 +58,7 @@ impl Work for Take {
 /// forked child it does nothing.
 #[pyclass(frozen, weakref, module = "dmafile")]
 pub(crate) struct Holder {
-    holder: Mutex<Option<dmafile::Holder>>,
+    holder: Mutex<Option<dmafile_hold::Holder>>,
     /// The name of the hold.
     #[pyo3(get)]
     name: String,
@@ -68,7 +69,7 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    fn lock(&self) -> MutexGuard<'_, Option<dmafile::Holder>> {
+    fn lock(&self) -> MutexGuard<'_, Option<dmafile_hold::Holder>> {
         self.holder.lock().expect("no holder of this lock panics")
     }
 }
@@ -87,7 +88,7 @@ impl Holder {
     fn serving(&self) -> bool {
         self.lock()
             .as_ref()
-            .is_some_and(dmafile::Holder::is_serving)
+            .is_some_and(dmafile_hold::Holder::is_serving)
     }
 
     /// Ends the hold. Calling it again does nothing.
@@ -173,7 +174,7 @@ pub(crate) fn take(
     wait: &Bound<'_, PyAny>,
 ) -> PyResult<Taken> {
     let mut take =
-        dmafile::Held::take(name).wait(seconds(wait)?.unwrap_or(std::time::Duration::MAX));
+        dmafile_hold::Held::take(name).wait(seconds(wait)?.unwrap_or(std::time::Duration::MAX));
     if let Some(at) = at {
         take = take.at(at);
     }
@@ -251,11 +252,11 @@ fn of_shared(
 /// Files that no process has in memory yet.
 #[pyclass(frozen, module = "dmafile._dmafile")]
 pub(crate) struct Vacant {
-    vacant: Mutex<Option<dmafile::Vacant>>,
+    vacant: Mutex<Option<dmafile_hold::Vacant>>,
 }
 
 impl Vacant {
-    fn lock(&self) -> MutexGuard<'_, Option<dmafile::Vacant>> {
+    fn lock(&self) -> MutexGuard<'_, Option<dmafile_hold::Vacant>> {
         self.vacant.lock().expect("no holder of this lock panics")
     }
 }
@@ -265,7 +266,7 @@ impl Vacant {
     /// The path and size of each file.
     fn files(&self) -> Vec<(PathBuf, u64)> {
         let vacant = self.lock();
-        let files = vacant.iter().flat_map(dmafile::Vacant::files);
+        let files = vacant.iter().flat_map(dmafile_hold::Vacant::files);
         files
             .map(|(path, bytes)| (path.to_path_buf(), bytes))
             .collect()
@@ -310,16 +311,16 @@ impl Work for Find {
 }
 
 /// Files, and memory that contains their bytes.
-struct Fill(dmafile::Vacant, Vec<OwnedFd>);
+struct Fill(dmafile_hold::Vacant, Vec<OwnedFd>);
 
 impl Work for Fill {
-    type Outcome = dmafile::Held;
+    type Outcome = dmafile_hold::Held;
 
     fn watched(self, token: CancelToken, _: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         Self(self.0.cancel(token), self.1)
     }
 
-    fn run(self) -> Result<dmafile::Held, Error> {
+    fn run(self) -> Result<dmafile_hold::Held, Error> {
         self.0.fill(self.1)
     }
 }
@@ -331,14 +332,14 @@ struct List {
 }
 
 impl Work for List {
-    type Outcome = Vec<dmafile::Holding>;
+    type Outcome = Vec<dmafile_hold::Holding>;
 
     fn watched(self, token: CancelToken, _: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         Self { token, ..self }
     }
 
-    fn run(self) -> Result<Vec<dmafile::Holding>, Error> {
-        dmafile::holds(self.at.as_deref(), &self.token)
+    fn run(self) -> Result<Vec<dmafile_hold::Holding>, Error> {
+        dmafile_hold::holds(self.at.as_deref(), &self.token)
     }
 }
 
@@ -366,7 +367,7 @@ impl Work for Release {
     }
 
     fn run(self) -> Result<(), Error> {
-        dmafile::release(&self.name, self.at.as_deref(), &self.token)
+        dmafile_hold::release(&self.name, self.at.as_deref(), &self.token)
     }
 }
 
@@ -378,7 +379,7 @@ pub(crate) fn release(py: Python<'_>, name: String, at: Option<PathBuf>) -> PyRe
     Job::start(py, Release { name, at, token }, &path, || ())?.attend(py, None)
 }
 
-fn taken(py: Python<'_>, held: dmafile::Held) -> PyResult<Taken> {
+fn taken(py: Python<'_>, held: dmafile_hold::Held) -> PyResult<Taken> {
     let (name, at, holder) = (
         held.name().to_string(),
         held.at().to_path_buf(),

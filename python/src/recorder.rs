@@ -4,7 +4,8 @@ use crate::call;
 use crate::error::raise;
 use crate::job::GLANCE;
 use crate::request::{size, word};
-use dmafile::{Capture, Note, Origin, RecordBuffer, WhenFull};
+use dmafile::Origin;
+use dmafile_record::{Capture, Note, RecordBuffer, WhenFull};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 #[pyclass(frozen, module = "dmafile._dmafile")]
 pub(crate) struct Recorder {
     /// None only during drop.
-    engine: Option<Arc<dmafile::Recorder>>,
+    engine: Option<Arc<dmafile_record::Recorder>>,
     path: PathBuf,
     released: Released,
     drops: bool,
@@ -32,7 +33,7 @@ pub(crate) struct RecorderBuffer(RecordBuffer);
 /// A record that was appended.
 #[pyclass(frozen, module = "dmafile")]
 pub(crate) struct Ticket {
-    ticket: dmafile::Ticket,
+    ticket: dmafile_record::Ticket,
     released: Released,
     /// Keeps track of the process that has the threads.
     process: u32,
@@ -40,7 +41,7 @@ pub(crate) struct Ticket {
 
 /// A recording that is read; use `dmafile.read_recording`.
 #[pyclass(frozen, module = "dmafile._dmafile")]
-pub(crate) struct Recording(dmafile::Recording);
+pub(crate) struct Recording(dmafile_record::Recording);
 
 /// Exports that the threads of a recorder need no more. Those threads do not take the interpreter's lock: they would
 /// wait for whatever else has it, and for ever when the interpreter shuts down. A caller's thread frees these.
@@ -213,7 +214,7 @@ impl Recorder {
 
 impl Recorder {
     /// RuntimeError in a forked child: the threads that write belong to the parent.
-    fn engine(&self) -> PyResult<&Arc<dmafile::Recorder>> {
+    fn engine(&self) -> PyResult<&Arc<dmafile_record::Recorder>> {
         check_process(self.process)?;
         Ok(self
             .engine
@@ -221,7 +222,7 @@ impl Recorder {
             .expect("it is there until it is dropped"))
     }
 
-    fn settle(&self, py: Python<'_>, engine: &dmafile::Recorder) -> Result<(), Failure> {
+    fn settle(&self, py: Python<'_>, engine: &dmafile_record::Recorder) -> Result<(), Failure> {
         let records = engine.recorded().records;
         match records.checked_sub(1).and_then(|last| engine.ticket(last)) {
             Some(last) => glancing(py, None, |most| last.wait_durable(most)).map(drop),
@@ -340,7 +341,7 @@ impl Ticket {
 impl Recording {
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let opened = py.detach(|| dmafile::Recording::open(&path));
+        let opened = py.detach(|| dmafile_record::Recording::open(&path));
         opened
             .map(Self)
             .map_err(|error| raise(py, &error, Some(&path)))

@@ -70,7 +70,7 @@ fn of_load(name: &str, value: &Bound<'_, PyAny>) -> PyResult<OfLoad> {
         "allocation" => set!(allocation, word::<Allocation>(value)?),
         "offset" => set!(offset, size(name, value)?),
         "length" => set!(length, size(name, value)?),
-        "gather" => set!(gather, size(name, value)?),
+        "chunk" => set!(chunk, size(name, value)?),
         "block" => set!(block, size(name, value)?),
         "queue_depth" => set!(queue_depth, depth(name, value)?),
         "verify" => set!(verify, word::<Verify>(value)?),

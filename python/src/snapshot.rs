@@ -4,10 +4,8 @@ use crate::buffer::Buffer;
 use crate::error::{Keywords, raise, usage};
 use crate::job::{Job, Source, Work, as_dict};
 use crate::request::{self, SOURCE};
-use dmafile::{
-    CancelToken, Error, Load, LoadedSnapshot, Origin, Progress, Save, Snapshot, SnapshotLoad,
-    SnapshotReport, Verify,
-};
+use dmafile::{CancelToken, Error, Load, Origin, Progress, Save, Verify};
+use dmafile_record::{LoadedSnapshot, Snapshot, SnapshotLoad, SnapshotReport};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::collections::HashMap;

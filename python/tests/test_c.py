@@ -26,8 +26,8 @@ def built(folder: Path, example: str) -> str:
     link = [f"-L{build}", "-ldmafile", f"-Wl,-rpath,{build}", "-o", str(build / example)]
     for command in (
         ["cargo", "build", "--quiet", "--locked", "--package", "dmafile-capi"],
-        ["make", "--quiet", "-C", "capi", "all", f"ARCHIVE={archive}", f"BUILD={build}"],
-        ["cc", "-std=c99", "-Icapi/include", f"capi/examples/{example}.c", *link],
+        ["make", "--quiet", "-C", "crates/capi", "all", f"ARCHIVE={archive}", f"BUILD={build}"],
+        ["cc", "-std=c99", "-Icrates/capi/include", f"crates/capi/examples/{example}.c", *link],
     ):
         subprocess.run(command, cwd=ROOT, check=True)
     if not (build / "libdmafile.so.0").exists():

@@ -58,14 +58,14 @@ ELSEWHERE = {
     "apt": "packaging/test",
     "apt-get": "kernel/tests/vm/test_kernel.py, the headers it builds with",
     "cargo": "packaging/test-crates",
-    "cc": "capi/tests/install.rs",
+    "cc": "crates/capi/tests/install.rs",
     "insmod": "kernel/tests/vm/test_module.py",
     "make": "the targets' own tests",
     "mokutil": "nothing: no machine here has Secure Boot",
     "pip": "packaging/test-wheels, packaging/test-sdist",
     "python3": "packaging/test-sdist, the environment that it installs into",
     "reboot": "nothing",
-    "systemctl": "cli/tests/systemd.rs plays systemd",
+    "systemctl": "crates/cli/tests/systemd.rs plays systemd",
     "venv/bin/pip": "packaging/test-wheels, packaging/test-sdist",
     "vllm": "python/tests/loaders/test_vllm.py",
     "vm/run": "vm/, tests/vm/",
@@ -227,7 +227,7 @@ def test_the_c_examples_of_the_documentation_compile(page: Path, tmp_path: Path)
     functions = [f"int f{n}(void)\n{{\n{code}\nreturn 0;\n}}\n" for n, code in enumerate(examples)]
     source = tmp_path / "examples.c"
     source.write_text(PRELUDE + "\n".join(functions))
-    include = f"-I{ROOT / 'capi/include'}"
+    include = f"-I{ROOT / 'crates/capi/include'}"
     # An example may leave a result unused.
     command = ["cc", "-std=c99", "-Wall", "-Werror", "-Wno-unused", "-fsyntax-only", include]
     done = subprocess.run([*command, str(source)], capture_output=True, text=True)

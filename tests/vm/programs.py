@@ -68,7 +68,7 @@ def callers(programs: Programs) -> None:
     archive = library()
     for name in ("parts", "recorder"):
         words: list[str | Path] = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-static"]
-        words += [f"-I{ROOT}/capi/include", "-pthread", "-s", "-o", programs.helpers / name]
+        words += [f"-I{ROOT}/crates/capi/include", "-pthread", "-s", "-o", programs.helpers / name]
         words += [INSIDE / f"{name}.c", archive, "-lm"]
         # The linker warns of user and host lookups in static programs, which are not used.
         subprocess.run(words, check=True, stderr=subprocess.PIPE)
@@ -86,7 +86,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the programs that `cargo test` runs, by the names of their sources."""
     folder = tmp_path_factory.mktemp("tests")
     for line in map(json.loads, build("--message-format=json").splitlines()):
-        ours = line.get("manifest_path") == str(ROOT / "engine" / "Cargo.toml")
+        ours = line.get("manifest_path") == str(ROOT / "crates" / "dmafile" / "Cargo.toml")
         if ours and line.get("executable") and line["profile"]["test"]:
             # Without debug information, little must be read from the host.
             output = folder / line["target"]["name"]

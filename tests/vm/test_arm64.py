@@ -67,7 +67,7 @@ test "$(sha256sum <copy)" = "$want"
 """
 
 CHECKS = ("exercise", "record", "save", "stream")
-"""Programs of capi/tests."""
+"""Programs of crates/capi/tests."""
 
 CALLS = """
 set -e
@@ -117,15 +117,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
             continue
         if target["kind"] == ["bin"] and not line["profile"]["test"]:
             call([f"{GNU}-strip", "-o", str(folder / "dmafile"), line["executable"]])
-        elif line["profile"]["test"] and str(ROOT / "engine") in target["src_path"]:
+        elif line["profile"]["test"] and str(ROOT / "crates" / "dmafile") in target["src_path"]:
             name = folder / f"test-{target['name']}"
             call([f"{GNU}-strip", "-o", str(name), line["executable"]])
     compiler = [f"{GNU}-gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-static"]
     call([*compiler, "-o", str(folder / "reader"), str(INSIDE / "reader.c")])
     [archive] = archives
-    compiler += ["-pthread", f"-I{ROOT}/capi/include", f'-DVERSION="{VERSION}"']
+    compiler += ["-pthread", f"-I{ROOT}/crates/capi/include", f'-DVERSION="{VERSION}"']
     for check in CHECKS:
-        source = ROOT / "capi/tests" / f"{check}.c"
+        source = ROOT / "crates/capi/tests" / f"{check}.c"
         command = [*compiler, "-s", "-o", str(folder / f"check-{check}"), str(source)]
         # The linker warns of user and host lookups in static programs, which are not used.
         subprocess.run([*command, archive, "-lm"], check=True, stderr=subprocess.PIPE)

@@ -12,11 +12,11 @@ from vm.host import ROOT
 
 
 def exercise(folder: Path) -> Path:
-    """The C program of capi/tests, linked statically with the library."""
+    """The C program of crates/capi/tests, linked statically with the library."""
     program = folder / "exercise"
     words: list[str | Path] = ["cc", "-std=c99", "-pthread", '-DVERSION=""']
-    words += [f"-I{ROOT}/capi/include", "-o", program, "-s"]
-    words += [ROOT / "capi" / "tests" / "exercise.c", library()]
+    words += [f"-I{ROOT}/crates/capi/include", "-o", program, "-s"]
+    words += [ROOT / "crates" / "capi" / "tests" / "exercise.c", library()]
     words += ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"]
     subprocess.run(words, check=True)
     return program

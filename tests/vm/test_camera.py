@@ -18,11 +18,11 @@ matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
 
 
 def example(folder: Path) -> Path:
-    """The program of capi/examples, linked statically with the library."""
+    """The program of crates/capi/examples, linked statically with the library."""
     program = folder / "record_camera"
     words: list[str | Path] = ["cc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-pthread"]
-    words += [f"-I{ROOT}/capi/include", "-o", program, "-s"]
-    words += [ROOT / "capi" / "examples" / "record_camera.c", library()]
+    words += [f"-I{ROOT}/crates/capi/include", "-o", program, "-s"]
+    words += [ROOT / "crates" / "capi" / "examples" / "record_camera.c", library()]
     words += ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"]
     subprocess.run(words, check=True)
     return program

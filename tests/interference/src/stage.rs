@@ -2,7 +2,8 @@
 //! user, and uses parts of the engine that have no command.
 
 use crate::calls::CALLS;
-use dmafile::{Capture, Note, RecordBuffer, Shared};
+use dmafile_hold::Shared;
+use dmafile_record::{Capture, Note, RecordBuffer};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, raise};
 use seccompiler::{

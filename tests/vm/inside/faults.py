@@ -156,7 +156,7 @@ class Faults:
         with mapped(folder, broken(bad)) as file:
             self.machine = Machine()
             for way in self.ways():
-                words = [*way, f"--block={BLOCK}", f"--gather={BLOCK}"]
+                words = [*way, f"--block={BLOCK}", f"--chunk={BLOCK}"]
                 line = self.fails(file.path, words, "(EIO)", "the device failed to read")
                 # A block is read as a whole: the named byte is in the block with the bad one.
                 assert bad - BLOCK < place(line, file.path) <= bad, f"{way}: {line}"
@@ -259,7 +259,7 @@ class Faults:
         file.evict()
         command = [self.loads.dmafile, "load", str(file.path), "--io=direct", "--quiet", *words]
         # One small read after another; dmafile.ko keeps several in flight.
-        command += [f"--block={block}", f"--gather={block}", "--queue-depth=1", *STARTS]
+        command += [f"--block={block}", f"--chunk={block}", "--queue-depth=1", *STARTS]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
 

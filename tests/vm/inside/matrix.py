@@ -15,11 +15,11 @@ from typing import Any
 
 from tests.vm.inside.loads import MIB, File, Loads, setting
 
-GATHER = 2 * MIB
+CHUNK = 2 * MIB
 BLOCK = "--block=256K"
 TAILS = (0, 1, 511, 512, 513, 4095)
-SIZES = (1, 4096, GATHER - 1, GATHER, GATHER + 1, 3 * GATHER + 777)
-RANGES = ((777, MIB + 5), (4096, 4096), (2 * GATHER + 1, GATHER + 776), (GATHER - 1, 2))
+SIZES = (1, 4096, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 777)
+RANGES = ((777, MIB + 5), (4096, 4096), (2 * CHUNK + 1, CHUNK + 776), (CHUNK - 1, 2))
 LIMIT = "/sys/module/udmabuf/parameters/size_limit_mb"
 POOL = "/proc/sys/vm/nr_hugepages"
 
@@ -49,8 +49,8 @@ class Matrix:
         self.in_memory = File(folder / "file", b"").file_system == "tmpfs"
 
     def load(self, file: File, *words: str, start: int = 0, size: int | None = None) -> Any:
-        gather = [f"--gather={GATHER}", BLOCK]
-        return self.loads.load(file, self.kind, *gather, *words, start=start, size=size)
+        chunk = [f"--chunk={CHUNK}", BLOCK]
+        return self.loads.load(file, self.kind, *chunk, *words, start=start, size=size)
 
     def file(self, size: int) -> File:
         return File.of(self.folder / "file", size)
@@ -64,27 +64,27 @@ class Matrix:
             yield from ((f"--method={name}", "--io=buffered") for name in self.buffered)
 
     def sizes(self) -> None:
-        for size in (*SIZES, *(GATHER + tail for tail in TAILS)):
+        for size in (*SIZES, *(CHUNK + tail for tail in TAILS)):
             file = self.file(size)
             for way in self.ways(self.whole):
                 self.load(file, *way)
 
     def methods(self) -> None:
-        file = self.file(2 * GATHER + 777)
+        file = self.file(2 * CHUNK + 777)
         for way in self.ways(every=True):
             self.load(file, *way)
 
     def few(self) -> None:
         """The cases in which file systems differ: the alignment of direct reads."""
-        for size in (1, GATHER + 513, 2 * GATHER):
+        for size in (1, CHUNK + 513, 2 * CHUNK):
             file = self.file(size)
             for way in self.ways(every=False):
                 self.load(file, *way)
-                if size > GATHER:
+                if size > CHUNK:
                     self.load(file, "--offset=777", "--length=1M", *way, start=777, size=MIB)
 
     def ranges(self) -> None:
-        file = self.file(3 * GATHER + 777)
+        file = self.file(3 * CHUNK + 777)
         for start, size in RANGES:
             for way in self.ways(self.whole):
                 self.load(
@@ -97,12 +97,12 @@ class Matrix:
 
     def holes(self) -> None:
         """Holes at the start, in the middle, at the end, and everywhere."""
-        end = 2 * GATHER + 777
+        end = 2 * CHUNK + 777
         for pieces in (
-            [(GATHER, end)],
-            [(0, MIB), (GATHER + MIB, end)],
-            [(0, GATHER)],
-            [(4096, 8192), (GATHER, GATHER + 4096)],
+            [(CHUNK, end)],
+            [(0, MIB), (CHUNK + MIB, end)],
+            [(0, CHUNK)],
+            [(4096, 8192), (CHUNK, CHUNK + 4096)],
             [],
         ):
             file = File.sparse(self.folder / "sparse", pieces, end)
@@ -111,7 +111,7 @@ class Matrix:
 
     def pages(self) -> None:
         """Base, transparent huge and hugetlb pages, allocated ahead and by the reads."""
-        file = self.file(2 * GATHER + 777)
+        file = self.file(2 * CHUNK + 777)
         back = setting(POOL, 4)
         for pages in ("base", "thp", "huge"):
             for when in ("before", "ahead", "in-read"):
@@ -126,7 +126,7 @@ class Matrix:
 
     def steps(self) -> None:
         """Allocated ahead of the reads, before them, and by them."""
-        for size in (1, GATHER + 777):
+        for size in (1, CHUNK + 777):
             file = self.file(size)
             for when in ("ahead", "before", "in-read"):
                 for way in self.ways(self.whole):
@@ -145,7 +145,7 @@ class Matrix:
 
     def limits(self) -> None:
         """Above the limit, a buffer has several adjacent dma-bufs, each within the limit."""
-        file = self.file(3 * GATHER + 777)
+        file = self.file(3 * CHUNK + 777)
         for mib, count in ((1, 7), (2, 4), (5, 2), (64, 1)):
             back = setting(LIMIT, mib)
             [way] = self.ways(every=False)
@@ -167,15 +167,15 @@ def fills(loads: Loads, folder: Path, whole: bool) -> None:
         "dmafile": "/dev/dmafile",
     }
     for kind in ("memfd", *(kind for kind, node in nodes.items() if Path(node).exists())):
-        for size in (1, GATHER + 777) if whole else (GATHER + 777,):
+        for size in (1, CHUNK + 777) if whole else (CHUNK + 777,):
             file = File.of(folder / "file", size)
             for words in ways:
-                report = loads.fill(file, kind, 2 * GATHER, *words)
+                report = loads.fill(file, kind, 2 * CHUNK, *words)
                 assert (report["method"] == "module") == (kind == "dmafile"), (kind, report)
                 # At the start, inside a page, inside a block, and up to the last byte.
-                for at in (0, 777, MIB + 512, 2 * GATHER - size):
-                    if at + size <= 2 * GATHER:
-                        loads.fill(file, kind, 2 * GATHER, *words, at=at)
+                for at in (0, 777, MIB + 512, 2 * CHUNK - size):
+                    if at + size <= 2 * CHUNK:
+                        loads.fill(file, kind, 2 * CHUNK, *words, at=at)
 
 
 def main(dmafile: str, helpers: str, extent: str, *rest: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.vm.inside.loads import MIB, PATIENCE, File, settles
 
 HERE = Path(__file__).parents[3]
-UNIT = HERE / "cli" / "systemd" / "dmafile-hold@.service.in"
+UNIT = HERE / "crates" / "cli" / "systemd" / "dmafile-hold@.service.in"
 NAME = "llama"
 SERVICE = f"dmafile-hold@{NAME}.service"
 PROGRAMS, UNITS = Path("/run/programs"), Path("/run/units")

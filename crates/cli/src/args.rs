@@ -1,0 +1,1056 @@
+//! The arguments. Completions and the man page come from these definitions.
+
+use clap::builder::{
+    OsStringValueParser, PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser,
+};
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
+use dmafile::{
+    Algorithm, Allocation, Error, Io, Kind, Load, Method, Model, Opt, Origin, Pages, Pattern, Save,
+    Verify,
+};
+use dmafile_hold::Hold;
+use dmafile_record::{Snapshot, SnapshotLoad};
+use nix::unistd::Group;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Moves large files straight between disk and memory that devices can share.
+#[derive(Debug, Parser)]
+#[command(
+    name = "dmafile",
+    version,
+    arg_required_else_help = true,
+    subcommand_required = true
+)]
+#[command(after_help = "Exit status: 0 done, 1 failed, 2 bad usage, 130 interrupted.")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Defines the subcommands. Arguments are built only for the one that is called: to build those of all
+/// takes a tenth of the time that the command needs to start.
+macro_rules! subcommands {
+    ($(#[doc = $about:literal] $name:literal => $variant:ident($args:ty),)+) => {
+        /// What to do.
+        #[derive(Debug)]
+        pub enum Command {
+            $(#[doc = $about] $variant($args),)+
+        }
+
+        impl FromArgMatches for Command {
+            fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+                match matches.subcommand() {
+                    $(Some(($name, own)) => <$args>::from_arg_matches(own).map(Self::$variant),)+
+                    _ => Err(clap::Error::new(ErrorKind::MissingSubcommand)),
+                }
+            }
+
+            fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+                *self = Self::from_arg_matches(matches)?;
+                Ok(())
+            }
+        }
+
+        impl Subcommand for Command {
+            fn augment_subcommands(command: clap::Command) -> clap::Command {
+                command$(.subcommand(
+                    clap::Command::new($name).about($about.trim()).defer(|own| {
+                        <$args>::augment_args(own).about($about.trim())
+                    }),
+                ))+
+            }
+
+            fn augment_subcommands_for_update(command: clap::Command) -> clap::Command {
+                Self::augment_subcommands(command)
+            }
+
+            fn has_subcommand(name: &str) -> bool {
+                [$($name),+].contains(&name)
+            }
+        }
+    };
+}
+
+subcommands! {
+    /// Load a file into memory, and pass it to a command
+    "load" => Load(LoadArgs),
+    /// Save memory, a file or a pipe to a file, whole or not at all
+    "save" => Save(SaveArgs),
+    /// Hold a model in memory, for other processes to take
+    "hold" => Hold(HoldArgs),
+    /// Take memory from a hold, and pass it to a command
+    "take" => Take(TakeArgs),
+    /// List holds and the processes that have taken them
+    "holds" => Holds(HoldsArgs),
+    /// End a hold; memory that was taken stays
+    "release" => Release(ReleaseArgs),
+    /// List the tensors of a model; reads headers only
+    "show" => Show(ShowArgs),
+    /// Print the plan for a load or a save and the reason for each choice; moves nothing
+    "explain" => Explain(ExplainArgs),
+    /// Print what this machine supports, and how to enable what it lacks
+    "doctor" => Doctor(DoctorArgs),
+    /// Show which memory is pinned, by which processes, and against which limits
+    "pins" => Pins(PinsArgs),
+    /// Compare loading with read() on this machine; takes about a minute
+    "bench" => Bench(BenchArgs),
+    /// Print completions for a shell
+    "completions" => Completions(CompletionsArgs),
+    /// Write the man pages (roff)
+    "man" => Man(ManArgs),
+}
+
+/// `dmafile completions`
+#[derive(Args, Debug)]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+/// `dmafile man`
+#[derive(Args, Debug)]
+pub struct ManArgs {
+    /// The folder to write a page for each subcommand to [default: stdout, dmafile(1) only]
+    pub dir: Option<PathBuf>,
+}
+
+const WHAT: &str = "What to load";
+const WHERE: &str = "Where to";
+const SOCKET: &str = "The socket";
+const OUTPUT: &str = "Output";
+const TUNING: &str = "Tuning, rarely needed";
+
+/// What to load, and into which memory.
+#[derive(Args, Clone, Debug)]
+pub struct Knobs {
+    /// A regular file or a block device; a model of several files: its folder, its
+    /// *.safetensors.index.json, or the first file of a split GGUF; or the folder of a snapshot
+    pub file: PathBuf,
+
+    /// Load only these tensors of a model: a name, a glob, or re: and a regular expression (repeat
+    /// for more)
+    #[arg(long, value_name = "PATTERN", value_parser = word::<Pattern>, help_heading = WHAT)]
+    pub tensor: Vec<Pattern>,
+
+    /// First byte to load [default: 0]
+    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = WHAT)]
+    pub offset: Option<u64>,
+
+    /// How many bytes to load [default: to the end of the file]
+    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = WHAT)]
+    pub length: Option<u64>,
+
+    /// Compute a checksum, and compare it with HEX; hub: compare each file with the digest that is its
+    /// name in a Hugging Face cache, and refuse files without one
+    #[arg(long, value_name = "ALGO[=HEX]|hub", value_parser = Checksum { hub: true }, help_heading = WHAT)]
+    pub verify: Option<Verify>,
+
+    /// Kind of memory: anon, memfd, udmabuf, heap:NAME, dmafile; dma-buf (the best of the last three
+    /// that works here); fd:N (an existing memfd or dma-buf), fd:N@OFFSET (a range of one); cuda-host, hip-host (a
+    /// memfd that is pinned for a GPU while it is filled); with explain also cuda:N, hip:N (the memory of a
+    /// GPU)
+    #[arg(long, value_name = "KIND", default_value = "memfd", value_parser = Offered(KINDS))]
+    #[arg(hide_possible_values = true, help_heading = WHERE)]
+    pub to: String,
+
+    /// Page size
+    #[arg(long, value_name = "PAGES", default_value = "auto", value_parser = words(Pages::ALL))]
+    #[arg(help_heading = WHERE)]
+    pub pages: Pages,
+}
+
+/// How to move the bytes.
+#[derive(Args, Clone, Debug)]
+pub struct Tuning {
+    /// Method that moves the bytes
+    #[arg(long, value_name = "METHOD", default_value = "auto", value_parser = words(Method::ALL))]
+    #[arg(help_heading = TUNING)]
+    pub method: Method,
+
+    /// Bypass or use the page cache
+    #[arg(long, value_name = "MODE", default_value = "auto", value_parser = words(Io::ALL))]
+    #[arg(help_heading = TUNING)]
+    pub io: Io,
+
+    /// When memory is allocated: ahead of the reads, by the reads themselves (in-read), or all of it
+    /// before the first read
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = words(Allocation::ALL))]
+    #[arg(help_heading = TUNING)]
+    pub allocation: Allocation,
+
+    /// Largest chunk of memory that is allocated before it is read into, at least a block [default: 128M]
+    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = TUNING)]
+    pub chunk: Option<u64>,
+
+    /// Size of one operation, 4K to 64M, a multiple of the file's direct alignment [default: 4M for
+    /// direct reads, 1M through the page cache, 512K for bounce]
+    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = TUNING)]
+    pub block: Option<u64>,
+
+    /// Operations in flight, 1 to 4096 [default: 8]
+    #[arg(long, value_name = "OPERATIONS", help_heading = TUNING)]
+    pub queue_depth: Option<u32>,
+
+    /// Load even if the file exceeds available memory or a cgroup's limit
+    #[arg(long, help_heading = TUNING)]
+    pub no_memory_check: bool,
+}
+
+impl Knobs {
+    /// What to load: bytes of a file, or a model.
+    fn source(&self) -> dmafile::Result<Load> {
+        if self.tensor.is_empty() && !self.is_collection() {
+            // A range is always one of the named file.
+            return Ok(Load::new(&self.file));
+        }
+        let model = Model::open(&self.file)?;
+        match &self.tensor[..] {
+            [] => Ok(model.load()),
+            chosen => model.load_only(chosen),
+        }
+    }
+
+    /// Whether it is a model of several files, or one in a folder.
+    pub fn is_collection(&self) -> bool {
+        let range = self.offset.is_some() || self.length.is_some();
+        !range && Model::is_collection(&self.file)
+    }
+
+    /// Whether the requested memory is a dma-buf.
+    pub fn exports(&self) -> bool {
+        use Kind::{DmaBuf, Dmafile, Heap, Udmabuf};
+        let kind = self.to.parse();
+        matches!(kind, Ok(Udmabuf | Heap(_) | Dmafile | DmaBuf))
+    }
+
+    /// The load they describe.
+    pub fn load(&self, tuning: &Tuning) -> dmafile::Result<Load> {
+        self.load_as(self.to.parse()?, tuning)
+    }
+
+    /// The same into memory of this kind.
+    pub fn load_as(&self, kind: Kind, tuning: &Tuning) -> dmafile::Result<Load> {
+        let mut load = self.tune_to(self.source()?, kind, tuning);
+        if let Some(offset) = self.offset {
+            load = load.offset(offset);
+        }
+        if let Some(length) = self.length {
+            load = load.length(length);
+        }
+        if let Some(verify) = &self.verify {
+            load = load.verify(verify.clone());
+        }
+        Ok(load)
+    }
+
+    /// The load of a snapshot that they describe; None if the file is not one.
+    pub fn snapshot(
+        &self,
+        tuning: &Tuning,
+        exact_size: bool,
+    ) -> dmafile::Result<Option<SnapshotLoad>> {
+        if !SnapshotLoad::is_snapshot(&self.file) {
+            return Ok(None);
+        }
+        let refused = [
+            (!self.tensor.is_empty(), Opt::Patterns),
+            (self.offset.is_some(), Opt::Offset),
+            (self.length.is_some(), Opt::Length),
+            (self.verify.is_some(), Opt::Verify),
+        ];
+        if let Some((_, option)) = refused.into_iter().find(|option| option.0) {
+            let why = "a snapshot is loaded whole, and compared with the digests that it has";
+            return Err(Error::usage(option, why));
+        }
+        let kind: Kind = self.to.parse()?;
+        let (knobs, tuning) = (self.clone(), tuning.clone());
+        let load = SnapshotLoad::new(&self.file).names(&crate::Options);
+        Ok(Some(load.each(move |_, load| {
+            let load = knobs.tune_to(load, kind.clone(), &tuning);
+            load.exact_size(exact_size)
+        })))
+    }
+
+    /// Into which memory, and how.
+    pub fn tune(&self, load: Load, tuning: &Tuning) -> dmafile::Result<Load> {
+        Ok(self.tune_to(load, self.to.parse()?, tuning))
+    }
+
+    fn tune_to(&self, load: Load, kind: Kind, tuning: &Tuning) -> Load {
+        let load = load.names(&crate::Options).to(kind).pages(self.pages);
+        tuning.tune(load)
+    }
+}
+
+impl Tuning {
+    /// How to move the bytes.
+    fn tune(&self, load: Load) -> Load {
+        let mut load = load
+            .method(self.method)
+            .io(self.io)
+            .allocation(self.allocation)
+            .check_memory(!self.no_memory_check);
+        if let Some(chunk) = self.chunk {
+            load = load.chunk(chunk);
+        }
+        if let Some(block) = self.block {
+            load = load.block(block);
+        }
+        if let Some(depth) = self.queue_depth {
+            load = load.queue_depth(depth);
+        }
+        load
+    }
+}
+
+/// `dmafile load`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "COMMAND inherits the buffer: DMAFILE_FD is its descriptor, DMAFILE_BYTES how \
+                  many bytes are in it, DMAFILE_OFFSET where they start. dmafile execs COMMAND, so \
+                  its exit status is the command's; 127 when it is not found, 126 when it can't be \
+                  run.\n\n\
+                  {} in an argument of COMMAND becomes a path to the memory, for programs that open \
+                  files: it has the file's name, and is removed when COMMAND ends. For a model of \
+                  several files it is a folder with a separate buffer for each file, or, if FILE is \
+                  one of them, that file in the folder. DMAFILE_PATH is the same path; without {} it \
+                  is /proc/self/fd/N, if there is one descriptor and the bytes start at 0. A dma-buf \
+                  has no path. docs/consumers.md lists programs and devices that can use the memory.\n\n\
+                  A model's files are laid out back to back. Each tensor is at the offset `at` that \
+                  `dmafile show --json` prints, even if only some are loaded.\n\n\
+                  Each source of a snapshot becomes a separate buffer, and is compared with its size and \
+                  digest. The three variables, and DMAFILE_NAMES, are then comma-separated lists.\n\n\
+                  Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
+)]
+pub struct LoadArgs {
+    #[command(flatten)]
+    pub knobs: Knobs,
+
+    /// Write a timeline that Perfetto opens (Chrome trace format)
+    #[arg(long, value_name = "OUT.json", help_heading = OUTPUT)]
+    pub trace: Option<PathBuf>,
+
+    /// Print the report as one JSON object on stdout, or to PATH
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    #[arg(help_heading = OUTPUT)]
+    pub json: Option<Option<PathBuf>>,
+
+    /// Also print the plan, the reason for each choice, and the phases
+    #[arg(long, short, conflicts_with = "quiet", help_heading = OUTPUT)]
+    pub verbose: bool,
+
+    /// Suppress text and progress (errors and JSON are still written)
+    #[arg(long, short, help_heading = OUTPUT)]
+    pub quiet: bool,
+
+    #[command(flatten)]
+    pub tuning: Tuning,
+
+    /// A command that inherits the buffer; {} in its arguments becomes a path to it
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// `dmafile hold`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Each file is loaded into a separate buffer, which cannot be changed unless --writable is \
+                  given. When it is ready, the command prints one JSON object; it runs until it is released, \
+                  interrupted, or idle for too long (exit status 0). Processes keep what they have taken, \
+                  even if the holder is killed.\n\n\
+                  The socket is $XDG_RUNTIME_DIR/dmafile/NAME (/run/dmafile/NAME for root; without that \
+                  variable /dev/shm/dmafile-UID/NAME), or the one that it was started with (LISTEN_FDS). Users with write permission on the socket may take the files.\n\n\
+                  docs/holding.md has a unit for systemd. Sizes are powers of 1024; times are written 500ms, \
+                  60s, 10m, 2h."
+)]
+pub struct HoldArgs {
+    /// Files and models: a model's folder or index stands for all of its files
+    #[arg(required = true, value_name = "MODEL")]
+    pub models: Vec<PathBuf>,
+
+    /// The name: letters, digits, ., _ and - [default: the name of the file without its extension,
+    /// or of the folder]
+    #[arg(long)]
+    pub name: Option<String>,
+
+    /// The path of the socket, in a folder that other users can't write to
+    #[arg(long, value_name = "SOCKET", help_heading = SOCKET)]
+    pub at: Option<PathBuf>,
+
+    /// The permissions of the socket, in octal [default: 0600; with --group 0660]
+    #[arg(long, value_name = "MODE", value_parser = mode, help_heading = SOCKET)]
+    pub mode: Option<u32>,
+
+    /// The group of the socket, by name or number
+    #[arg(long, help_heading = SOCKET)]
+    pub group: Option<String>,
+
+    /// Replace the holder that serves at this socket, and end it
+    #[arg(long, help_heading = SOCKET)]
+    pub replace: bool,
+
+    /// End once no process has the memory or a connection for this long
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub idle: Option<Duration>,
+
+    /// Create a folder that any loader of this user can open as the model while it is held
+    #[arg(long, value_name = "DIR")]
+    pub folder: Option<PathBuf>,
+
+    /// Notify systemd when it serves, and have it keep the memory for the next start (Type=notify)
+    #[arg(long)]
+    pub notify: bool,
+
+    /// Compute a checksum of each file, and compare it with HEX
+    #[arg(long, value_name = "ALGO[=HEX]|hub", value_parser = Checksum { hub: true })]
+    pub verify: Option<Verify>,
+
+    /// Kind of memory: memfd, udmabuf, heap:NAME, dmafile, or dma-buf (the best of the last three that
+    /// works here)
+    #[arg(long, value_name = "KIND", default_value = "memfd", value_parser = Offered(SHAREABLE))]
+    #[arg(hide_possible_values = true, help_heading = WHERE)]
+    pub to: String,
+
+    /// Page size
+    #[arg(long, value_name = "PAGES", default_value = "auto", value_parser = words(Pages::ALL))]
+    #[arg(help_heading = WHERE)]
+    pub pages: Pages,
+
+    /// Let processes write to the memfds they take; the size stays sealed
+    #[arg(long, help_heading = WHERE)]
+    pub writable: bool,
+
+    #[command(flatten)]
+    pub tuning: Tuning,
+}
+
+impl HoldArgs {
+    /// The hold they describe.
+    pub fn hold(&self) -> Result<Hold, crate::Failure> {
+        let tuning = self.tuning.clone();
+        let mut hold = Hold::of(&self.models)
+            .names(&crate::Options)
+            .to(self.to.parse()?)
+            .pages(self.pages)
+            .writable(self.writable)
+            .notify(self.notify)
+            .inherit(true)
+            .replace(self.replace)
+            .each(move |load| tuning.tune(load));
+        if let Some(name) = &self.name {
+            hold = hold.name(name);
+        }
+        if let Some(at) = &self.at {
+            hold = hold.at(at);
+        }
+        if let Some(mode) = self.mode {
+            hold = hold.mode(mode);
+        }
+        if let Some(group) = &self.group {
+            hold = hold.group(group_number(group)?);
+        }
+        if let Some(idle) = self.idle {
+            hold = hold.idle(idle);
+        }
+        if let Some(folder) = &self.folder {
+            hold = hold.folder(folder);
+        }
+        if let Some(verify) = &self.verify {
+            hold = hold.verify(verify.clone());
+        }
+        Ok(hold)
+    }
+}
+
+/// The ID of a group.
+fn group_number(group: &str) -> Result<u32, crate::Failure> {
+    if let Ok(number) = group.parse() {
+        return Ok(number);
+    }
+    match Group::from_name(group) {
+        Ok(Some(found)) => Ok(found.gid.as_raw()),
+        Ok(None) => Err(crate::Failure::usage(&format!(
+            "--group: there is no group '{}'",
+            dmafile::one_line(group)
+        ))),
+        Err(errno) => Err(crate::Failure::os(
+            "cannot look up the group",
+            group,
+            &errno.into(),
+            "",
+        )),
+    }
+}
+
+/// `dmafile take`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "COMMAND inherits the memory: DMAFILE_FD, DMAFILE_NAMES, DMAFILE_BYTES and \
+                  DMAFILE_OFFSET are comma-separated lists, one entry per file. {} in an argument of \
+                  COMMAND (and then DMAFILE_PATH) is a path that any program can open: a file, or a \
+                  folder with all of them. dmafile execs COMMAND, so its exit status is the command's; \
+                  127 when it is not found, 126 when it can't be run.\n\n\
+                  Without COMMAND it prints what is held. Times are written 500ms, 60s, 10m, 2h."
+)]
+pub struct TakeArgs {
+    /// The name of the hold
+    pub name: String,
+
+    /// The path of the socket [default: that of this user, or else of root]
+    #[arg(long, value_name = "SOCKET")]
+    pub at: Option<PathBuf>,
+
+    /// How long to wait for the hold to appear [default: not at all]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub wait: Option<Duration>,
+
+    /// Print what was taken as one JSON object on stdout, or to PATH
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    pub json: Option<Option<PathBuf>>,
+
+    /// Suppress notes (errors and JSON are still written)
+    #[arg(long, short)]
+    pub quiet: bool,
+
+    /// A command that inherits the memory
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// `dmafile holds`
+#[derive(Args, Debug)]
+pub struct HoldsArgs {
+    /// The path of a socket [default: all of this user and of root]
+    #[arg(long, value_name = "SOCKET")]
+    pub at: Option<PathBuf>,
+
+    /// Print it as one JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `dmafile release`
+#[derive(Args, Debug)]
+pub struct ReleaseArgs {
+    /// The name of the hold
+    pub name: String,
+
+    /// The path of the socket [default: that of this user, or else of root]
+    #[arg(long, value_name = "SOCKET")]
+    pub at: Option<PathBuf>,
+}
+
+/// `dmafile save`
+#[derive(Args, Clone, Debug)]
+#[command(
+    after_help = "The bytes go to a temporary file in the same folder, which replaces TO in one step when all \
+                  of them are on the disk: a crash leaves the old file or the new one. A file that is \
+                  replaced keeps its mode, owner and extended attributes; a symbolic link is followed. \
+                  With --offset the bytes go into an existing file or block device, which is not atomic. \
+                  Exit status 0 means that everything is on the disk, unless --no-sync is given.\n\n\
+                  Several sources, or one with =NAME, make a snapshot in the folder TO: they become \
+                  valid all at once, and until then the previous snapshot stays valid. `dmafile load TO` \
+                  loads them again.\n\n\
+                  `dmafile explain save` prints the plan, as --explain does.\n\n\
+                  Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
+)]
+pub struct SaveArgs {
+    /// Where to: a file, or a folder for a snapshot
+    pub to: PathBuf,
+
+    /// What to save: fd:N (a memfd, a dma-buf, any file, a pipe), fd:N@OFFSET (from that byte on), a
+    /// file, or - (standard input, to its end); with =NAME a source of a snapshot (repeat for more)
+    #[arg(
+        long,
+        value_name = "SOURCE",
+        required = true,
+        allow_hyphen_values = true
+    )]
+    pub from: Vec<OsString>,
+
+    /// Write in place: from this byte of TO on, an existing file or block device, of which nothing else
+    /// changes [default: replace TO]
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub offset: Option<u64>,
+
+    /// How many bytes [default: to the end of SOURCE]
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub length: Option<u64>,
+
+    /// Compute a checksum of what is saved, and compare it with HEX; for a snapshot, the algorithm of its
+    /// digests [default: none; xxh3 for a snapshot]
+    #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum { hub: false })]
+    pub verify: Option<Verify>,
+
+    /// Return before the bytes are on the disk
+    #[arg(long)]
+    pub no_sync: bool,
+
+    /// Print the plan and the reason for each choice; save nothing
+    #[arg(long, help_heading = OUTPUT, conflicts_with = "trace")]
+    pub explain: bool,
+
+    /// Write a timeline that Perfetto opens (Chrome trace format)
+    #[arg(long, value_name = "OUT.json", help_heading = OUTPUT)]
+    pub trace: Option<PathBuf>,
+
+    /// Print the report as one JSON object on stdout, or to PATH
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    #[arg(help_heading = OUTPUT)]
+    pub json: Option<Option<PathBuf>>,
+
+    /// Also print the plan, the reason for each choice, and the phases
+    #[arg(long, short, conflicts_with = "quiet", help_heading = OUTPUT)]
+    pub verbose: bool,
+
+    /// Suppress text and progress (errors and JSON are still written)
+    #[arg(long, short, help_heading = OUTPUT)]
+    pub quiet: bool,
+
+    /// Method that moves the bytes
+    #[arg(long, value_name = "METHOD", default_value = "auto", value_parser = words(Save::METHODS))]
+    #[arg(help_heading = TUNING)]
+    pub method: Method,
+
+    /// Bypass or use the page cache
+    #[arg(long, value_name = "MODE", default_value = "auto", value_parser = words(Io::ALL))]
+    #[arg(help_heading = TUNING)]
+    pub io: Io,
+
+    /// Size of one operation, 4K to 64M, a multiple of the file's blocks [default: 4M for direct
+    /// writes, 1M through the page cache, 512K for bounce]
+    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = TUNING)]
+    pub block: Option<u64>,
+
+    /// Operations in flight, 1 to 4096 [default: 8]
+    #[arg(long, value_name = "OPERATIONS", help_heading = TUNING)]
+    pub queue_depth: Option<u32>,
+}
+
+impl SaveArgs {
+    /// The save they describe.
+    pub fn save(&self) -> dmafile::Result<Save<'static>> {
+        let save = Save::new(Origin::parse(&self.from[0])?, &self.to);
+        let mut save = self.tune(save).sync(!self.no_sync);
+        if let Some(offset) = self.offset {
+            save = save.in_place(offset);
+        }
+        if let Some(length) = self.length {
+            save = save.length(length);
+        }
+        if let Some(verify) = &self.verify {
+            save = save.verify(verify.clone());
+        }
+        Ok(save)
+    }
+
+    /// The snapshot they describe; None for a save of one source to a file.
+    pub fn snapshot(&self) -> dmafile::Result<Option<Snapshot>> {
+        // The name of a file may have an equals sign.
+        let is_part = self.to.is_dir() && named(&self.from[0]).is_some();
+        if self.from.len() == 1 && !is_part {
+            return Ok(None);
+        }
+        let expected = self
+            .verify
+            .as_ref()
+            .and_then(|verify| verify.expected.as_ref());
+        let refused = [
+            (
+                self.offset.is_some(),
+                Opt::InPlace,
+                "the sources of a snapshot are always saved as new files",
+            ),
+            (
+                self.length.is_some(),
+                Opt::Length,
+                "the sources of a snapshot are always saved to their ends",
+            ),
+            (
+                expected.is_some(),
+                Opt::Verify,
+                "a snapshot has a digest for each source: leave out =HEX",
+            ),
+        ];
+        if let Some((_, option, why)) = refused.into_iter().find(|option| option.0) {
+            return Err(Error::usage(option, why));
+        }
+        let mut snapshot = Snapshot::new(&self.to)
+            .names(&crate::Options)
+            .sync(!self.no_sync);
+        for from in &self.from {
+            let wrong = |why| {
+                let from = from.to_string_lossy();
+                let why = format!("'{from}' {why}: sources of a snapshot are SOURCE=NAME");
+                Error::usage(Opt::From, why)
+            };
+            let (source, name) = named(from).ok_or_else(|| wrong("has no name"))?;
+            let name = name
+                .to_str()
+                .ok_or_else(|| wrong("has a name that is not UTF-8"))?;
+            snapshot = snapshot.add(name, Origin::parse(source)?);
+        }
+        if let Some(verify) = &self.verify {
+            snapshot = snapshot.verify(verify.algorithm);
+        }
+        let args = self.clone();
+        Ok(Some(snapshot.each(move |_, save| args.tune(save))))
+    }
+
+    /// How to move the bytes.
+    fn tune<'m>(&self, save: Save<'m>) -> Save<'m> {
+        let mut save = save.names(&crate::Options).method(self.method).io(self.io);
+        if let Some(block) = self.block {
+            save = save.block(block);
+        }
+        if let Some(depth) = self.queue_depth {
+            save = save.queue_depth(depth);
+        }
+        save
+    }
+}
+
+/// The parts of SOURCE=NAME.
+fn named(from: &OsStr) -> Option<(&OsStr, &OsStr)> {
+    let bytes = from.as_bytes();
+    let at = bytes.iter().rposition(|&byte| byte == b'=')?;
+    let part = OsStr::from_bytes;
+    Some((part(&bytes[..at]), part(&bytes[at + 1..])))
+}
+
+/// `dmafile show`
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// A safetensors or GGUF file, a model's folder, a *.safetensors.index.json, or the first file
+    /// of a split GGUF
+    pub file: PathBuf,
+
+    /// Show only these tensors: a name, a glob, or re: and a regular expression (repeat for more)
+    #[arg(long, value_name = "PATTERN", value_parser = word::<Pattern>)]
+    pub tensor: Vec<Pattern>,
+
+    /// Print the model as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `dmafile explain`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "`dmafile explain save` with the arguments of `dmafile save` prints the plan for that save; \
+                  see `dmafile save --help`.\n\n\
+                  Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
+)]
+pub struct ExplainArgs {
+    #[command(flatten)]
+    pub knobs: Knobs,
+
+    /// Print the plan as one JSON object
+    #[arg(long, help_heading = OUTPUT)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub tuning: Tuning,
+}
+
+/// `dmafile doctor`
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// A file or folder on the file system to check
+    #[arg(default_value = ".")]
+    pub path: PathBuf,
+
+    /// Print the checks as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `dmafile pins`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "BYTES is what the kernel counts for that kind of pin, so the same memory may appear in \
+                  several lines: VmPin includes registered buffers and RDMA. `?` means unknown, and PID `-` \
+                  that no visible process holds it. Limits are RLIMIT_MEMLOCK; registered buffers count \
+                  against it per user, not per process.\n\n\
+                  docs/pins.md says what each number means and where it comes from."
+)]
+pub struct PinsArgs {
+    /// Only what this process pins, or only pins of the memory of this file or memfd (/proc/PID/fd/N)
+    /// [default: all processes that pin or lock memory]
+    #[arg(value_name = "PID|FILE", value_parser = OsStringValueParser::new().try_map(subject))]
+    pub subject: Option<Subject>,
+
+    /// Show which pages are pinned now, which processes map them and which cgroup is charged; as root.
+    /// Reads 16 MiB of kernel memory for each GiB
+    #[arg(long, conflicts_with = "watch")]
+    pub pages: bool,
+
+    /// Count pins and unpins from now on, by process and call site in the kernel, for SECONDS or until
+    /// Ctrl-C; as root. Adds probes to the kernel, and removes them again
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub watch: Option<Option<u32>>,
+
+    /// With --watch, also count short pins such as those of direct I/O, each of which then costs a probe
+    #[arg(long, requires = "watch")]
+    pub all: bool,
+
+    /// List what recently could not be moved, and what held it; as root, on a kernel that tracks pins
+    #[arg(long, conflicts_with_all = ["watch", "pages", "subject"])]
+    pub blocked: bool,
+
+    /// Print it as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Whose pins.
+#[derive(Clone, Debug)]
+pub enum Subject {
+    Process(u32),
+    File(PathBuf),
+}
+
+/// A number is a process; a file of that name is ./NUMBER.
+fn subject(word: OsString) -> Result<Subject, &'static str> {
+    match word.to_str() {
+        Some(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
+            let pid = text.parse().map_err(|_| "no process has that number")?;
+            Ok(Subject::Process(pid))
+        }
+        _ => Ok(Subject::File(word.into())),
+    }
+}
+
+/// `dmafile bench`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Loads the file into a memfd by dmafile, by read() into a memfd, and by read() into \
+                  private memory of huge pages: cold (nothing of it in the page cache) and warm (all \
+                  of it). They run in shuffled order, at least 5 rounds, each run in a separate process \
+                  whose memory was touched shortly before. The table shows medians with the smallest and \
+                  largest values. Needs twice the file's size in memory."
+)]
+pub struct BenchArgs {
+    /// The file to load [default: a temporary one]
+    pub file: Option<PathBuf>,
+
+    /// Size of the temporary file
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
+    #[arg(conflicts_with = "file")]
+    pub size: u64,
+
+    /// The folder for the temporary file, on the disk to measure
+    #[arg(long, value_name = "DIR", default_value = ".", conflicts_with = "file")]
+    pub dir: PathBuf,
+
+    /// Print facts, table and samples as one JSON object on stdout, or to PATH
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    pub json: Option<Option<PathBuf>>,
+
+    /// Suppress text and progress (errors and JSON are still written)
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// Parses an option that accepts one of these values.
+fn words<T>(all: &'static [T]) -> impl TypedValueParser<Value = T>
+where
+    T: Copy + Display + FromStr<Err = Error> + Send + Sync,
+{
+    let listed = all.iter().map(|value| match value.to_string() {
+        base if base == Pages::Small.word() => PossibleValue::new(base).alias("4k"),
+        word => PossibleValue::new(word),
+    });
+    PossibleValuesParser::new(listed).map(|word| word.parse().expect("one of the possible values"))
+}
+
+/// What completions offer for `--to`.
+const KINDS: &[&str] = &[
+    "anon",
+    "memfd",
+    "udmabuf",
+    "heap:system",
+    "dmafile",
+    "dma-buf",
+    "cuda-host",
+    "hip-host",
+];
+/// The same for `hold`.
+const SHAREABLE: &[&str] = &["memfd", "udmabuf", "heap:system", "dmafile", "dma-buf"];
+
+/// Accepts any word, because some have a name or a number in them; completions offer these.
+#[derive(Clone)]
+struct Offered(&'static [&'static str]);
+
+impl TypedValueParser for Offered {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(PossibleValue::new)))
+    }
+}
+
+/// Parses `ALGO[=HEX]`, of which clap knows the first half, and `hub` for options that accept it.
+#[derive(Clone)]
+struct Checksum {
+    hub: bool,
+}
+
+impl Checksum {
+    fn words(&self) -> impl Iterator<Item = PossibleValue> {
+        let hub = self.hub.then(|| PossibleValue::new("hub"));
+        let algorithms = Algorithm::ALL.iter().map(|&algorithm| {
+            let value = PossibleValue::new(algorithm.name());
+            if algorithm == Algorithm::Xxh3 {
+                value.alias("xxh3-64")
+            } else {
+                value
+            }
+        });
+        algorithms.chain(hub)
+    }
+}
+
+impl TypedValueParser for Checksum {
+    type Value = Verify;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<Verify, clap::Error> {
+        let text = value.to_string_lossy();
+        let name = text.split('=').next().unwrap_or_default();
+        PossibleValuesParser::new(self.words()).parse_ref(command, arg, name.as_ref())?;
+        word::<Verify>.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.words()))
+    }
+}
+
+/// Parses a value with the engine, whose error gives the reason; clap names the option.
+fn word<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
+    text.parse()
+        .map_err(|error: Error| error.why().render(&crate::Options))
+}
+
+/// Parses permissions in octal.
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| mode & !0o777 == 0);
+    mode.ok_or_else(|| "permissions are octal, 0 to 0777".to_string())
+}
+
+/// Parses a time: `500ms`, `60s`, `10m`, `2h`; a plain number is seconds.
+fn time(text: &str) -> Result<Duration, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| TIMES)?;
+    let seconds = |of: u64| number.checked_mul(of).map(Duration::from_secs);
+    let time = match unit {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" | "" => seconds(1),
+        "m" => seconds(60),
+        "h" => seconds(3600),
+        _ => None,
+    };
+    // A year, so that adding it to the current time cannot overflow.
+    let most = Duration::from_secs(366 * 24 * 3600);
+    time.filter(|time| *time <= most)
+        .ok_or_else(|| TIMES.to_string())
+}
+
+const TIMES: &str = "write times as 500ms, 60s, 10m, 2h, at most a year";
+
+/// Parses a size in powers of 1024: `4096`, `512K`, `8M`, `1GiB`.
+fn size(text: &str) -> Result<u64, String> {
+    if text.contains(['.', '-']) {
+        return Err("a size is a whole number of bytes, K, M, G or T".to_string());
+    }
+    parse_size::Config::new()
+        .with_binary()
+        .parse_size(text)
+        .map_err(|error| format!("{error}; write sizes as 4096, 512K, 8M, 1GiB"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_clap_definitions_are_valid() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_kind_that_completions_offer_is_one() {
+        for word in KINDS.iter().chain(SHAREABLE) {
+            assert_eq!(word.parse::<Kind>().unwrap().to_string(), *word);
+        }
+    }
+
+    #[test]
+    fn times_have_units_and_modes_are_octal() {
+        for (text, ms) in [
+            ("500ms", 500),
+            ("60s", 60_000),
+            ("7", 7000),
+            ("10m", 600_000),
+            ("2h", 7_200_000),
+        ] {
+            assert_eq!(time(text).unwrap(), Duration::from_millis(ms), "{text}");
+        }
+        for text in [
+            "",
+            "s",
+            "1.5s",
+            "-1",
+            "1d",
+            "99999999999999999999",
+            "9999999h",
+        ] {
+            time(text).unwrap_err();
+        }
+        assert_eq!(mode("0660").unwrap(), 0o660);
+        for text in ["", "8", "1777", "-1"] {
+            mode(text).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn sizes_are_powers_of_1024() {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("512K", 512 << 10),
+            ("8M", 8 << 20),
+            ("1GiB", 1 << 30),
+            ("1MB", 1 << 20),
+        ] {
+            assert_eq!(size(text).unwrap(), bytes, "{text}");
+        }
+        for text in ["", "x", "1.5M", "-1", "99999999999999999999", "4KK"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+}

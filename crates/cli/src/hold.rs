@@ -1,0 +1,146 @@
+//! `dmafile hold`, `dmafile holds` and `dmafile release`
+
+use crate::args::{HoldArgs, HoldsArgs, ReleaseArgs};
+use crate::load::PROGRESS;
+use crate::output::{progress_bar, write_json, write_stdout};
+use crate::signals::{interruptible, wake};
+use crate::text::columns;
+use crate::{Failure, Launcher};
+use dmafile::{CancelToken, one_line};
+use dmafile_hold::{HeldInfo, Holding};
+use indicatif::{BinaryBytes, HumanDuration};
+use serde_json::json;
+use std::fmt::Write;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+use tabwriter::Alignment;
+
+pub(crate) fn run(args: &HoldArgs, launcher: &Launcher) -> Result<u8, Failure> {
+    let token = CancelToken::new();
+    interruptible(&token)?;
+    let begin = Instant::now();
+    let mut looker = launcher.command();
+    looker.arg(LOOKER);
+    let mut hold = args.hold()?.cancel(token.clone()).looker(looker);
+    if let Some(bar) = progress_bar(false, PROGRESS) {
+        hold = hold.progress(move |progress| {
+            bar.set_length(progress.total);
+            bar.set_position(progress.done);
+            if progress.done == progress.total {
+                bar.finish();
+            }
+        });
+    }
+    let holder = hold.start()?;
+    wake(&holder.stopper()?)?;
+    if token.is_set() {
+        // The signal arrived before `wake`.
+        return Ok(0);
+    }
+    let files = holder.files();
+    write_json(&json!({
+        "name": holder.name(),
+        "at": holder.at().to_string_lossy(),
+        "pid": std::process::id(),
+        "bytes": files.iter().map(|file| file.bytes).sum::<u64>(),
+        "sealed": files.iter().all(|file| file.sealed),
+        "stored": holder.is_stored(),
+        "seconds": begin.elapsed().as_secs_f64(),
+        "files": files,
+    }))?;
+    holder.wait();
+    Ok(0)
+}
+
+pub(crate) fn list(args: &HoldsArgs) -> Result<u8, Failure> {
+    let all = dmafile_hold::holds(args.at.as_deref(), &CancelToken::new())?;
+    if args.json {
+        return write_json(&all);
+    }
+    write_stdout(text(&all).as_bytes())
+}
+
+pub(crate) fn release(args: &ReleaseArgs) -> Result<u8, Failure> {
+    dmafile_hold::release(&args.name, args.at.as_deref(), &CancelToken::new())?;
+    Ok(0)
+}
+
+/// One line per hold; below it the processes that took it, and its files that have changed on the disk.
+fn text(all: &[Holding]) -> String {
+    let mut table = String::from("NAME\tFILES\tBYTES\tPAGES\tSEALED\tPID\tUSER\tAGE\tTAKERS\tAT\n");
+    for held in all {
+        let mut pages: Vec<_> = held.files.iter().map(|file| file.pages.as_str()).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        let since = UNIX_EPOCH + Duration::from_secs(held.since);
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            table,
+            "{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}",
+            one_line(&held.name),
+            held.files.len(),
+            BinaryBytes(held.bytes),
+            one_line(&pages.join(",")),
+            if held.sealed { "yes" } else { "no" },
+            held.pid,
+            held.uid,
+            HumanDuration(since.elapsed().unwrap_or_default()),
+            takers(held),
+            one_line(&held.at.to_string_lossy()),
+        );
+    }
+    let mut text = columns(&table, Alignment::Left);
+    for held in all {
+        for file in &held.files {
+            let path = file.file.to_string_lossy();
+            let remedy = match file.changed {
+                Some(true) => "; run: dmafile hold --replace",
+                _ => "",
+            };
+            if let Some(note) = change(file, &one_line(&path)) {
+                let _ = writeln!(text, "{}: {note}{remedy}", one_line(&held.name));
+            }
+        }
+    }
+    text
+}
+
+/// What is to be said about a file that may have changed on the disk; `name` is its name or path.
+pub(crate) fn change(file: &HeldInfo, name: &str) -> Option<String> {
+    match file.changed {
+        Some(false) => None,
+        Some(true) => Some(format!(
+            "{name} has changed on the disk since it was loaded"
+        )),
+        None => Some(format!(
+            "whether {name} has changed on the disk is unknown: its file system does not answer"
+        )),
+    }
+}
+
+/// The first argument of the process that looks at the files for a holder.
+pub(crate) const LOOKER: &str = "look-at-files";
+
+/// `dmafile look-at-files`, which only [`run`] calls: stdin is a socket.
+pub(crate) fn look() -> Result<u8, Failure> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned();
+    let socket = socket.map_err(|error| Failure::os("cannot read", "stdin", &error, ""))?;
+    dmafile_hold::look_for_holder(socket);
+    Ok(0)
+}
+
+/// The number of takers, and the first of them as PID/USER.
+fn takers(held: &Holding) -> String {
+    const MOST: usize = 4;
+    let some = held.some_takers.iter().take(MOST);
+    let mut some: Vec<_> = some
+        .map(|taker| format!("{}/{}", taker.pid, taker.uid))
+        .collect();
+    if held.takers > some.len() {
+        some.push("...".to_string());
+    }
+    match held.takers {
+        0 => "0".to_string(),
+        count => format!("{count} ({})", some.join(" ")),
+    }
+}

@@ -1,0 +1,164 @@
+//! `dmafile save` of several sources, and `dmafile load` of what it has saved.
+
+use crate::args::{LoadArgs, SaveArgs};
+use crate::command::{self, Named, Shape, Variable, become_command, wants_path};
+use crate::load::interrupted;
+use crate::output::{Output, progress_bar, write_wanted_json};
+use crate::signals::interruptible;
+use crate::{Failure, Launcher, save, text};
+use dmafile::{Buffer, CancelToken, Reason};
+use dmafile_record::{LoadedSource, Snapshot, SnapshotLoad};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Reasons shown with the plans, by source, and why a plan could not be shown.
+type Shown = (BTreeMap<String, Vec<Reason>>, Option<Failure>);
+
+fn lock(shown: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
+    shown.lock().expect("no holder of this lock panics")
+}
+
+pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Output) -> Result<u8, Failure> {
+    if args.explain {
+        let plan = snapshot.plan()?;
+        if args.json.is_none() {
+            out.print(&text::snapshot_plan(&plan))?;
+        }
+        return write_wanted_json(&args.json, &plan).map(|()| 0);
+    }
+    refuse_trace(args.trace.is_some())?;
+    let token = CancelToken::new();
+    interruptible(&token)?;
+    let planned: Arc<Mutex<Shown>> = Arc::default();
+    let (shown, stop) = (Arc::clone(&planned), token.clone());
+    let mut snapshot = snapshot.cancel(token).on_plan(move |plan| {
+        let printed = out.detail(|| text::snapshot_plan(plan));
+        if printed.is_err() {
+            // The output cannot be shown any more.
+            stop.cancel();
+        }
+        let sources = plan.sources.iter();
+        let reasons = sources.map(|source| (source.name.clone(), source.plan.reasons.clone()));
+        *lock(&shown) = (reasons.collect(), printed.err());
+    });
+    let bar = progress_bar(args.quiet, save::PROGRESS);
+    if let Some(bar) = bar.clone() {
+        snapshot = snapshot.progress(move |progress| {
+            bar.set_length(progress.total);
+            bar.set_position(progress.done);
+        });
+    }
+    let saved = snapshot.run();
+    if let Some(bar) = bar {
+        bar.abandon();
+    }
+    let mut planned = lock(&planned);
+    if let Some(failure) = planned.1.take() {
+        return Err(failure);
+    }
+    let report = saved?;
+    out.detail(|| text::snapshot_sources(&report, &planned.0))?;
+    out.print(&text::snapshot_report(&report))?;
+    write_wanted_json(&args.json, &report).map(|()| 0)
+}
+
+pub(crate) fn load(
+    args: &LoadArgs,
+    load: SnapshotLoad,
+    out: Output,
+    token: &CancelToken,
+    launcher: &Launcher,
+) -> Result<u8, Failure> {
+    refuse_trace(args.trace.is_some())?;
+    let planned: Arc<Mutex<Shown>> = Arc::default();
+    let (shown, stop) = (Arc::clone(&planned), token.clone());
+    let mut load = load.cancel(token.clone()).on_plan(move |name, plan| {
+        let printed = out.detail(|| text::source_plan(name, plan));
+        let mut shown = lock(&shown);
+        shown.0.insert(name.to_string(), plan.reasons.clone());
+        if let Err(failure) = printed {
+            stop.cancel();
+            shown.1 = Some(failure);
+        }
+    });
+    if let Some(bar) = progress_bar(args.quiet, crate::load::PROGRESS) {
+        load = load.progress(move |progress| {
+            bar.set_length(progress.total);
+            bar.set_position(progress.done);
+            if progress.done == progress.total {
+                bar.finish();
+            }
+        });
+    }
+    let loaded = load.run();
+    let mut planned = lock(&planned);
+    if let Some(failure) = planned.1.take() {
+        return Err(failure);
+    }
+    let loaded = loaded?;
+    out.detail(|| text::snapshot_loads(&loaded.report, &planned.0))?;
+    out.print(&text::snapshot_load_report(&loaded.report))?;
+    write_wanted_json(&args.json, &loaded.report)?;
+    match args.command.is_empty() {
+        true => Ok(0),
+        false if token.is_set() => Err(interrupted()),
+        false => Err(hand_over(args, loaded.sources, launcher)?),
+    }
+}
+
+/// Execs COMMAND, which inherits a descriptor per source; returns only on failure.
+fn hand_over(
+    args: &LoadArgs,
+    sources: Vec<LoadedSource>,
+    launcher: &Launcher,
+) -> Result<Failure, Failure> {
+    if wants_path(&args.command) {
+        let named = sources
+            .into_iter()
+            .map(|LoadedSource { name, buffer, .. }| Named {
+                name: name.into(),
+                buffer,
+            });
+        let shape = Shape::Folder {
+            name: command::name_of(&args.knobs.file),
+            others: Vec::new(),
+        };
+        return command::hand_over_by_path(launcher, &args.command, named.collect(), shape);
+    }
+    let mut variables = command::ranges(sources.iter().map(|source| &source.buffer));
+    let names = sources.iter().map(|source| OsStr::new(&source.name));
+    variables.push(command::names(names)?);
+    let mut fds = Vec::new();
+    for LoadedSource { name, buffer, .. } in sources {
+        fds.push(inherited(&name, buffer)?);
+    }
+    variables.push((Variable::Fd, command::numbers(&fds)));
+    Ok(become_command(&args.command, variables))
+}
+
+/// The only descriptor of a buffer.
+pub(crate) fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::OwnedFd, Failure> {
+    let several = buffer.dma_bufs().len();
+    let mut fds = buffer.into_inherited_fds()?;
+    match (fds.pop(), fds.is_empty()) {
+        (Some(one), true) => Ok(one),
+        _ => Err(Failure {
+            line: format!(
+                "cannot pass the buffer on: {}: it consists of {several} dma-bufs, and COMMAND gets one \
+                 descriptor for each (EFBIG); raise size_limit_mb of udmabuf",
+                dmafile::one_line(name),
+            ),
+            status: 1,
+        }),
+    }
+}
+
+fn refuse_trace(wanted: bool) -> Result<(), Failure> {
+    match wanted {
+        true => Err(Failure::usage(
+            "--trace works for one file only; leave it out for a snapshot",
+        )),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,165 @@
+//! dmafile.ko as this process finds it: its node, features and limits; or why it cannot be used.
+
+use crate::error::{Error, Result};
+use crate::message::{Opt, message};
+use crate::sys::ko::NODE;
+use crate::sys::{self, Errno, map};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// What the module reports about itself. Sizes are in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ko {
+    /// Its features (DMAFILE_FEATURE_*).
+    pub features: u64,
+    /// The largest buffer that it creates.
+    pub max_buffer: u64,
+    /// Default maximum size of a chunk.
+    pub chunk: u64,
+    /// Largest chunk that may be requested.
+    pub max_chunk: u64,
+    /// Maximum number of chunks in flight.
+    pub depth: u32,
+    /// Alignment of direct I/O, for files that do not need a larger one.
+    pub align: u64,
+}
+
+/// Opens the node and queries the module.
+pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
+    let node = sys::ko::open().map_err(cannot_open)?;
+    let info = sys::ko::info(node.as_fd()).map_err(|errno| {
+        Error::os("cannot use dmafile.ko", errno)
+            .with_why(format!(
+                "{NODE} belongs to another driver, or to an older dmafile.ko"
+            ))
+            .with_remedy("make -C kernel install, then remove that module and modprobe dmafile")
+    })?;
+    if sys::ko::FEATURES & !info.features != 0 {
+        let why = format!(
+            "it is too old: it has the features {:#x}, but {:#x} are needed",
+            info.features,
+            sys::ko::FEATURES
+        );
+        return Err(Error::new("cannot use dmafile.ko", why)
+            .with_errno(Errno::PROTONOSUPPORT)
+            .at(NODE)
+            .with_remedy("make -C kernel install, then modprobe -r dmafile and modprobe dmafile"));
+    }
+    let found = Ko {
+        features: info.features,
+        max_buffer: info.max_buffer,
+        chunk: info.gather,
+        max_chunk: info.max_gather,
+        depth: info.depth,
+        align: u64::from(info.align).max(map::page_size()),
+    };
+    Ok((node, found))
+}
+
+/// Why the node cannot be opened, and what would help.
+fn cannot_open(errno: Errno) -> Error {
+    let error = Error::os("cannot use dmafile.ko", errno);
+    match errno {
+        Errno::NOENT | Errno::NXIO | Errno::NODEV => {
+            error.with_why(format!("there is no {NODE}")).with_remedy(
+                "modprobe dmafile, after make -C kernel install (in a container, both on its host)",
+            )
+        }
+        Errno::ACCESS | Errno::PERM => error
+            .with_why(format!("{NODE} cannot be opened"))
+            .with_remedy(format!(
+                "join its group: usermod -aG \"$(stat -c %G {NODE})\" USER, or a udev rule"
+            )),
+        _ => error.with_why(format!("{NODE} cannot be opened")),
+    }
+}
+
+/// Allocates a dma-buf of at least `bytes`.
+pub(crate) fn allocate(bytes: u64) -> Result<(OwnedFd, Ko)> {
+    let (node, ko) = open()?;
+    let fd = sys::ko::allocate(node.as_fd(), bytes).map_err(|errno| cannot_allocate(errno, &ko))?;
+    Ok((fd, ko))
+}
+
+/// The module behind an existing dma-buf; None if another exporter created it.
+pub(crate) fn behind(dma_buf: BorrowedFd<'_>) -> Option<Ko> {
+    let (node, ko) = open().ok()?;
+    sys::ko::is_its_own(node.as_fd(), dma_buf).then_some(ko)
+}
+
+/// The error for a buffer of a size that it does not create.
+pub(crate) fn cannot_allocate(errno: Errno, ko: &Ko) -> Error {
+    let error = super::cannot_allocate(errno);
+    match errno {
+        Errno::FBIG => error
+            .with_why(format!("dmafile.ko makes up to {} bytes", ko.max_buffer))
+            .with_remedy(message![
+                "raise /sys/module/dmafile/parameters/max_buffer_mb, or load a range (",
+                Opt::Offset,
+                ", ",
+                Opt::Length,
+                ")"
+            ]),
+        _ => error,
+    }
+}
+
+impl Ko {
+    /// Its features, in words.
+    pub(crate) fn abilities(&self) -> String {
+        let names = sys::ko::FEATURE_NAMES.iter();
+        let has = names.filter(|(bit, _)| self.features & bit != 0);
+        has.map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// How it moved bytes: briefly, and in more words.
+pub(crate) fn modes(mode: u32) -> Option<(String, String)> {
+    let all = [
+        (
+            sys::ko::DIRECT,
+            "direct",
+            "the disk wrote into the buffer's pages",
+        ),
+        (
+            sys::ko::BOUNCED,
+            "bounced",
+            "direct reads into a bounce page, and a copy",
+        ),
+        (sys::ko::BUFFERED, "buffered", "copied from the page cache"),
+    ];
+    let had: Vec<_> = all.iter().filter(|(bit, ..)| mode & bit != 0).collect();
+    let join = |words: Vec<&str>, with| words.join(with);
+    (!had.is_empty()).then(|| {
+        (
+            join(had.iter().map(|one| one.1).collect(), "+"),
+            join(had.iter().map(|one| one.2).collect(), "; "),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_at_open_has_a_remedy() {
+        let text = cannot_open(Errno::NOENT).to_string();
+        assert!(
+            text.contains("there is no /dev/dmafile (ENOENT); modprobe dmafile"),
+            "{text}"
+        );
+        let text = cannot_open(Errno::ACCESS).to_string();
+        assert!(
+            text.contains("cannot be opened (EACCES); join its group"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn modes_are_described_in_words() {
+        assert_eq!(modes(0), None);
+        let (word, why) = modes(sys::ko::DIRECT | sys::ko::BOUNCED).unwrap();
+        assert_eq!(word, "direct+bounced");
+        assert!(why.contains("; "), "{why}");
+    }
+}

@@ -1,0 +1,102 @@
+//! Moves large files directly between disk and memory that devices can share, at the speed of the disk and with
+//! almost no CPU time.
+//!
+//! A load opens a **file**, makes a **plan**, and moves the bytes with one **method** into a **buffer**
+//! while that is still being allocated. The result is a file descriptor, a mapping and a report.
+//!
+//! ```no_run
+//! use dmafile::{Kind, Load};
+//!
+//! let loaded = Load::new("model.safetensors").to(Kind::Memfd).run()?;
+//! println!("{} bytes in {:?}", loaded.buffer.len(), loaded.report.seconds);
+//! let fd = loaded.buffer.as_fd(); // pass it on: SCM_RIGHTS, exec, an import ioctl
+//! # Ok::<(), dmafile::Error>(())
+//! ```
+//!
+//! [`Save`] is the reverse: it writes memory, a file or a stream to the disk, completely or not at all.
+//!
+//! ```no_run
+//! use dmafile::{Origin, Save};
+//!
+//! Save::new("fd:3".parse::<Origin>()?, "capture.bin").run()?; // on the disk, or unchanged
+//! # Ok::<(), dmafile::Error>(())
+//! ```
+//!
+//! Crates beside this one do what many programs leave out: `dmafile-hold` (several processes use one copy in memory),
+//! `dmafile-record` (recordings and snapshots) and `dmafile-pins` (what memory is pinned, by whom).
+//!
+//! Linux only. io_uring is used from Linux 5.6 on. dmafile probes for what the system supports, falls back to
+//! the next best method, and gives the reason in the plan.
+
+#![forbid(unsafe_code)]
+
+mod buffer;
+mod control;
+mod device;
+mod doctor;
+mod error;
+mod exporter;
+pub mod facts;
+mod flow;
+#[doc(hidden)]
+pub mod folder;
+pub mod format;
+#[doc(hidden)]
+pub mod internal;
+mod load;
+mod message;
+mod method;
+mod model;
+#[doc(hidden)]
+pub mod open_files;
+mod options;
+mod plan;
+mod reasons;
+mod request;
+mod save;
+mod sink;
+mod source;
+#[doc(hidden)]
+pub mod sync;
+use dmafile_sys as sys;
+mod transfer;
+mod verify;
+
+pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
+/// System calls of the command that a sandbox may refuse.
+#[doc(hidden)]
+pub mod sandbox {
+    pub use crate::sys::sandbox::{Call, FLOCK, READLINK, READLINKAT, refused};
+}
+
+pub use control::{CancelToken, Progress};
+pub use device::Device;
+pub use doctor::{Check, Health, doctor};
+pub use error::{Error, ErrorKind, Result, errno_name};
+pub use flow::clock::Cpu;
+pub use load::{Extent, Load, Loaded, Report};
+pub use message::{Message, Names, Opt, Part};
+#[doc(hidden)]
+pub use message::{one_line, unlisted};
+pub use model::Digests;
+#[doc(hidden)]
+pub use model::is_hidden;
+pub use model::{Model, Pattern, SMALL_READ, Tensor};
+pub use options::{
+    Allocation, BLOCK_RANGE, DEFAULT_CHUNK, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
+};
+pub use plan::{Plan, Rung};
+pub use reasons::Reason;
+pub use save::{Origin, OriginPart, Save, SavePlan, SaveReport};
+pub use sink::{
+    CopyTo, Handed, Hands, Memory, Piece, Place, Ring, Sink, Slot, ToDevice, hand_over,
+};
+pub use source::Shard;
+pub use sys::driver::{DeviceMemory, OtherStream};
+pub use verify::Verify;
+pub use verify::{Algorithm, Verified};
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,232 @@
+//! The load request, as a builder.
+
+mod report;
+mod run;
+
+use crate::control::{CancelToken, Progress, ProgressFn};
+use crate::error::Result;
+use crate::message::{Builder, Names};
+use crate::options::{Allocation, Io, Kind, Method, Pages};
+use crate::plan::Plan;
+use crate::request::{Reach, Request};
+use crate::source::Source;
+use crate::verify::Verify;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub use report::{Extent, Loaded, Report};
+
+type PlanFn = Box<dyn FnOnce(&Plan) + Send>;
+
+/// Where the bytes come from.
+enum Origin {
+    Path(PathBuf),
+    Open(Arc<Source>),
+}
+
+impl Origin {
+    fn open(&self) -> Result<Arc<Source>> {
+        match self {
+            Self::Path(path) => Source::open(path).map(Arc::new),
+            Self::Open(source) => Ok(Arc::clone(source)),
+        }
+    }
+}
+
+/// A builder for a load: a file, and how to load it.
+///
+/// ```no_run
+/// use dmafile::{CancelToken, Io, Kind, Load, Pages};
+///
+/// let token = CancelToken::new();
+/// let loaded = Load::new("model.gguf")
+///     .to(Kind::Anon)
+///     .pages(Pages::Thp)
+///     .io(Io::Direct)
+///     .offset(4096)
+///     .length(1 << 20)
+///     .cancel(token.clone())
+///     .progress(|progress| eprintln!("{} of {}", progress.done, progress.total))
+///     .run()?;
+/// let bytes: &[u8] = loaded.buffer.as_slice().expect("private memory");
+/// # Ok::<(), dmafile::Error>(())
+/// ```
+#[must_use = "nothing is loaded before `run` or `run_into`"]
+pub struct Load {
+    origin: Origin,
+    request: Request,
+    verify: Option<Verify>,
+    trace: bool,
+    cancel: CancelToken,
+    progress: Option<ProgressFn>,
+    on_plan: Option<PlanFn>,
+    names: &'static dyn Names,
+}
+
+impl Load {
+    /// Loads the whole file at `path` into a memfd; the plan chooses everything else.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self::with_origin(Origin::Path(path.into()))
+    }
+
+    /// A load of files that are already open.
+    #[doc(hidden)]
+    pub fn of(source: Arc<Source>, reach: Reach) -> Self {
+        let mut load = Self::with_origin(Origin::Open(source));
+        load.request.reach = reach;
+        load
+    }
+
+    /// Whether it loads everything that its origin has.
+    #[doc(hidden)]
+    pub fn is_whole(&self) -> bool {
+        self.request.is_whole()
+    }
+
+    /// The requested kind of memory.
+    #[doc(hidden)]
+    pub fn kind(&self) -> &Kind {
+        &self.request.kind
+    }
+
+    fn with_origin(origin: Origin) -> Self {
+        Self {
+            origin,
+            request: Request::default(),
+            verify: None,
+            trace: false,
+            cancel: CancelToken::new(),
+            progress: None,
+            on_plan: None,
+            names: &Builder,
+        }
+    }
+
+    /// The kind of memory; default [`Kind::Memfd`].
+    pub fn to(mut self, kind: Kind) -> Self {
+        self.request.kind = kind;
+        self
+    }
+
+    /// The page size; default [`Pages::Auto`].
+    pub fn pages(mut self, pages: Pages) -> Self {
+        self.request.pages = pages;
+        self
+    }
+
+    /// Whether a memfd must end where the bytes end, as programs expect that open it as a file.
+    /// [`Pages::Auto`] then does not use hugetlb pages, because they would round its size up. Default
+    /// false.
+    pub fn exact_size(mut self, exact: bool) -> Self {
+        self.request.exact_size = exact;
+        self
+    }
+
+    /// The method that moves the bytes; default [`Method::Auto`].
+    pub fn method(mut self, method: Method) -> Self {
+        self.request.method = method;
+        self
+    }
+
+    /// Bypass or use the page cache; default [`Io::Auto`].
+    pub fn io(mut self, io: Io) -> Self {
+        self.request.io = io;
+        self
+    }
+
+    /// First byte of the file to load; default 0.
+    pub fn offset(mut self, bytes: u64) -> Self {
+        self.request.offset = bytes;
+        self
+    }
+
+    /// Number of bytes to load, at least 1; default: up to the end of the file.
+    pub fn length(mut self, bytes: u64) -> Self {
+        self.request.length = Some(bytes);
+        self
+    }
+
+    /// Maximum size of a chunk in bytes. Memory is allocated in chunks, each while the previous one is
+    /// being read; the first and the last ones are smaller. At least one block; default
+    /// [`DEFAULT_CHUNK`](crate::DEFAULT_CHUNK).
+    pub fn chunk(mut self, bytes: u64) -> Self {
+        self.request.chunk = Some(bytes);
+        self
+    }
+
+    /// Bytes per operation, within [`BLOCK_RANGE`](crate::BLOCK_RANGE) and a multiple of the file's
+    /// direct I/O alignment; default: chosen by the plan.
+    pub fn block(mut self, bytes: u64) -> Self {
+        self.request.block = Some(bytes);
+        self
+    }
+
+    /// Operations in flight, within [`QUEUE_DEPTH_RANGE`](crate::QUEUE_DEPTH_RANGE); default: chosen
+    /// by the plan.
+    pub fn queue_depth(mut self, operations: u32) -> Self {
+        self.request.queue_depth = Some(operations);
+        self
+    }
+
+    /// When pages are allocated; default [`Allocation::Auto`].
+    pub fn allocation(mut self, allocation: Allocation) -> Self {
+        self.request.allocation = allocation;
+        self
+    }
+
+    /// Computes a checksum while the bytes arrive. If one is expected and differs, the load fails
+    /// (EBADMSG) and returns nothing.
+    pub fn verify(mut self, verify: Verify) -> Self {
+        self.verify = Some(verify);
+        self
+    }
+
+    /// Whether to refuse early a load that exceeds available memory or a cgroup's limit; default
+    /// true.
+    pub fn check_memory(mut self, check: bool) -> Self {
+        self.request.check_memory = check;
+        self
+    }
+
+    /// Records a timeline, available from [`Report::trace`]; default false.
+    pub fn trace(mut self, trace: bool) -> Self {
+        self.trace = trace;
+        self
+    }
+
+    /// Lets `token` cancel the load.
+    pub fn cancel(mut self, token: CancelToken) -> Self {
+        self.cancel = token;
+        self
+    }
+
+    /// Calls `progress` at most 30 times a second, from the threads that move the bytes, and once at
+    /// the end. It should return quickly.
+    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
+    }
+
+    /// Checks everything that depends neither on the file nor on this machine: that values are in
+    /// range, and that options do not exclude each other. [`Load::plan`] and [`Load::run`] do this
+    /// first.
+    ///
+    /// # Errors
+    /// Kind [`Usage`](crate::ErrorKind::Usage).
+    pub fn check(&self) -> Result<()> {
+        self.request.check()
+    }
+
+    /// Sets how messages name options, for programs whose options have other names; default: as this
+    /// crate does.
+    pub fn names(mut self, names: &'static dyn Names) -> Self {
+        self.names = names;
+        self
+    }
+
+    /// Calls `show` with the plan, before any byte is moved.
+    pub fn on_plan(mut self, show: impl FnOnce(&Plan) + Send + 'static) -> Self {
+        self.on_plan = Some(Box::new(show));
+        self
+    }
+}

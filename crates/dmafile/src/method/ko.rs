@@ -1,0 +1,408 @@
+//! `module`: dmafile.ko moves the bytes between the file and the pages behind its own dma-bufs: a
+//! whole run in one call, many chunks in flight, nothing pinned, mapped or copied.
+
+use super::fill::{cut_short, failed, is_refusal, refused};
+use super::{Fused, Job, Stop};
+use crate::control::CancelToken;
+use crate::error::Error;
+use crate::exporter::ko::{self, Ko};
+use crate::flow::feed::{Extent, Feed, Lane, Take};
+use crate::flow::meter::{Meter, Phase};
+use crate::flow::trace::ROW_READS;
+use crate::plan::Plan;
+use crate::source::Source;
+use crate::sync;
+use crate::sys::ko::{BUFFERED, How, Moved, Progress, Range};
+use crate::sys::turn::Turns;
+use crate::sys::{self, Errno, map};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+/// Interval at which a running call is checked: for progress, and to cancel it.
+const LOOK: Duration = Duration::from_millis(10);
+/// A smaller call ends before it would be checked.
+const SHORT: u64 = 4 << 20;
+/// Size of the module's first chunk (DMAFILE_FIRST_GATHER in kernel/core/io.c).
+const FIRST_CHUNK: u64 = 2 << 20;
+
+/// Moves the main lane into an existing buffer.
+pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+    let dma_buf = job
+        .dma_buf
+        .map(Turns::fd)
+        .ok_or_else(|| Error::new("no dma-buf", "this method writes into one"))?;
+    let (node, ko) = ko::open().map_err(Stop::Refused)?;
+    let mut next = job.feed.wait(Lane::Main);
+    while let Some(first) = next.take() {
+        let mut run = vec![first];
+        // Adjacent extents are moved by the same call.
+        while let Take::Extent(extent) = job.feed.take(Lane::Main) {
+            let last = run[run.len() - 1];
+            if (extent.file, extent.at) == (last.file + last.need, last.at + last.need) {
+                run.push(extent);
+            } else {
+                next = Some(extent);
+                break;
+            }
+        }
+        let whole = Range {
+            file: first.file,
+            at: first.at,
+            len: run.iter().map(|extent| extent.need).sum(),
+        };
+        let mut done = 0;
+        let align = ko.align.max(job.plan.tuning.align);
+        for (range, strict) in parts(whole, must_be_direct(job.plan), align) {
+            let moved = part(job, (&node, &ko), dma_buf, range, strict);
+            done += moved.as_ref().copied().unwrap_or_else(|(bytes, _)| *bytes);
+            if let Err((_, stop)) = moved {
+                match &stop {
+                    Stop::Failed(error) => job.feed.stop(Some(error.clone())),
+                    Stop::Refused(_) | Stop::NotDirect(_) => {
+                        run.extend(next);
+                        put_back(job.feed, &run, done);
+                    }
+                }
+                return Err(stop);
+            }
+        }
+        if next.is_none() {
+            next = job.feed.wait(Lane::Main);
+        }
+    }
+    Ok(())
+}
+
+/// Moves one range of a run by one call; returns how many bytes were moved, and what ended it early.
+fn part(
+    job: &Job<'_>,
+    (node, ko): (&OwnedFd, &Ko),
+    dma_buf: BorrowedFd<'_>,
+    range: Range,
+    strict: bool,
+) -> Result<u64, (u64, Stop)> {
+    let input = job.input(range.file);
+    let (file, offset) = input.map_err(|error| (0, Stop::Failed(error)))?;
+    let how = how(job.plan, ko, strict);
+    let start = job.meter.now();
+    job.meter.io_begins();
+    let watch = Watch {
+        source: job.source,
+        meter: job.meter,
+        cancel: job.cancel,
+        feed: Some(job.feed),
+        ko,
+        range,
+    };
+    let inside = Range {
+        file: offset,
+        ..range
+    };
+    let read = |progress: &_| sys::ko::read(node.as_fd(), dma_buf, file, inside, how, progress);
+    let (moved, end) = watch.over(read);
+    job.meter.io_ends();
+    account(job.meter, &moved, range, start);
+    if moved.bytes > 0 {
+        let extent = Extent {
+            file: range.file,
+            at: range.at,
+            len: moved.bytes,
+            need: moved.bytes,
+            head: 0,
+            run_end: range.at + range.len,
+        };
+        job.meter.landed(&extent, moved.mode != BUFFERED);
+    }
+    match end {
+        Ok(()) if must_be_direct(job.plan) && moved.mode == BUFFERED => {
+            Err((0, refused(job.source, Errno::OPNOTSUPP)))
+        }
+        Ok(()) => Ok(moved.bytes),
+        Err(errno) => Err((moved.bytes, watch.stop(errno, moved.bytes, job.rung.direct))),
+    }
+}
+
+/// Allocates and reads in one call: each chunk is read while the next one is allocated.
+pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
+    let Fused {
+        plan,
+        source,
+        meter,
+        ..
+    } = *fused;
+    let (node, ko) = ko::open().map_err(Stop::Refused)?;
+    let range = Range {
+        file: plan.offset,
+        at: plan.lead,
+        len: plan.bytes,
+    };
+    let direct = plan.first().direct;
+    let (file, offset) = fused.input(range.file)?;
+    let how = How {
+        in_order: fused.in_order,
+        ..how(plan, &ko, must_be_direct(plan))
+    };
+    let watch = Watch {
+        source,
+        meter,
+        cancel: fused.cancel,
+        feed: None,
+        ko: &ko,
+        range,
+    };
+    let inside = Range {
+        file: offset,
+        ..range
+    };
+    let start = meter.now();
+    let mut told = 0;
+    let made = watch.over(|progress| {
+        let made =
+            sys::ko::allocate_and_read(node.as_fd(), file, inside, plan.capacity, how, progress);
+        told = progress.bytes();
+        made
+    });
+    let (fd, moved) = made.map_err(|errno| watch.stop(errno, told, direct))?;
+    account(meter, &moved, range, start);
+    let first = match fused.in_order {
+        true => moved.alloc,
+        false => moved
+            .alloc
+            .mul_f64(FIRST_CHUNK as f64 / plan.capacity.max(FIRST_CHUNK) as f64),
+    };
+    meter.allocated_in_reads(start, moved.alloc, first, plan.capacity);
+    let extent = Extent {
+        file: range.file,
+        at: range.at,
+        len: range.len,
+        need: range.len,
+        head: 0,
+        run_end: range.at + range.len,
+    };
+    meter.landed(&extent, moved.mode != BUFFERED);
+    Ok(fd)
+}
+
+/// Splits a range into parts that one call can move, each with a flag that says whether to refuse it
+/// if `O_DIRECT` cannot move it without a copy. If direct I/O was requested, it is refused, except for
+/// blocks of which only a part is requested, and if file and buffer differ modulo the block size.
+fn parts(range: Range, must_be_direct: bool, align: u64) -> Vec<(Range, bool)> {
+    let congruent = range.file % align == range.at % align;
+    if !must_be_direct || !congruent {
+        return vec![(range, false)];
+    }
+    let end = range.file + range.len;
+    let from = range.file.next_multiple_of(align).min(end);
+    let to = (end - end % align).max(from);
+    let part = |start: u64, end: u64| Range {
+        file: start,
+        at: range.at + (start - range.file),
+        len: end - start,
+    };
+    [
+        (part(range.file, from), false),
+        (part(from, to), true),
+        (part(to, end), false),
+    ]
+    .into_iter()
+    .filter(|(part, _)| part.len > 0)
+    .collect()
+}
+
+/// Whether the I/O mode leaves only direct I/O.
+fn must_be_direct(plan: &Plan) -> bool {
+    plan.ladder.iter().all(|rung| rung.direct)
+}
+
+fn how(plan: &Plan, ko: &Ko, strict: bool) -> How {
+    How {
+        chunk: match plan.tuning.chunk == ko.chunk {
+            // The default chunk size: no more than this, and less for small ranges.
+            true => 0,
+            false => plan.tuning.chunk.next_multiple_of(map::page_size()),
+        },
+        strict,
+        in_order: false,
+    }
+}
+
+/// Returns what was not moved to the feed: `done` bytes of these adjacent extents were.
+fn put_back(feed: &Feed, run: &[Extent], done: u64) {
+    // The feed hands out the last returned extent first.
+    for extent in rest(run, done).into_iter().rev() {
+        feed.put_back(extent);
+    }
+}
+
+/// The rest of extents of which the first `done` bytes were moved.
+fn rest(run: &[Extent], mut done: u64) -> Vec<Extent> {
+    let mut left = Vec::new();
+    for extent in run {
+        let skip = done.min(extent.need);
+        done -= skip;
+        if skip < extent.need {
+            left.push(Extent {
+                file: extent.file + skip,
+                at: extent.at + skip,
+                len: extent.len - skip,
+                need: extent.need - skip,
+                ..*extent
+            });
+        }
+    }
+    left
+}
+
+/// Records the times of a call by phase, and how the bytes were moved.
+fn account(meter: &Meter<'_>, moved: &Moved, range: Range, start: Duration) {
+    meter.add_time(Phase::Submit, moved.submit);
+    meter.add_time(Phase::Wait, moved.wait);
+    meter.add_time(Phase::Copy, moved.copy);
+    meter.add_mode(moved.mode);
+    meter.span("dmafile.ko", ROW_READS, start, range.file, moved.bytes);
+}
+
+/// Monitors a call while it runs.
+struct Watch<'a> {
+    source: &'a Source,
+    meter: &'a Meter<'a>,
+    cancel: &'a CancelToken,
+    /// Set if the buffer already exists: others may use what is in place, or cancel the call.
+    feed: Option<&'a Feed>,
+    ko: &'a Ko,
+    range: Range,
+}
+
+impl Watch<'_> {
+    /// Runs a call, and reports its progress.
+    fn over<T>(&self, call: impl FnOnce(&Progress) -> T) -> T {
+        let progress = Progress::default();
+        if self.range.len <= SHORT {
+            if self.cancel.is_set() {
+                progress.stop();
+            }
+            return call(&progress);
+        }
+        let over = (Mutex::new(false), Condvar::new());
+        std::thread::scope(|scope| {
+            let (progress, over) = (&progress, &over);
+            let spawn = std::thread::Builder::new().name("dmafile-watch".to_string());
+            // If no thread can be created (RLIMIT_NPROC), there is no progress.
+            let _watcher = spawn.spawn_scoped(scope, move || self.look(progress, over));
+            // Also on a panic: the scope waits for the other thread.
+            let _ends = Ends(over);
+            call(progress)
+        })
+    }
+
+    fn look(&self, progress: &Progress, over: &(Mutex<bool>, Condvar)) {
+        let mut seen = 0;
+        let mut since = self.meter.now();
+        let mut ended = sync::lock(&over.0);
+        while !*ended {
+            if self.cancel.is_set() || self.feed.is_some_and(Feed::stopped) {
+                progress.stop();
+            }
+            let bytes = progress.bytes().min(self.range.len);
+            if bytes > seen {
+                let offset = self.range.file + seen;
+                self.meter
+                    .span("read", ROW_READS + 1, since, offset, bytes - seen);
+                since = self.meter.now();
+                if self.feed.is_some() {
+                    let at = self.range.at;
+                    self.meter.in_place(at + seen, at + bytes);
+                }
+                self.meter.under_way(bytes);
+                seen = bytes;
+            }
+            ended = sync::wait_for(&over.1, ended, LOOK);
+        }
+        drop(ended);
+        // From here on the bytes are counted as moved.
+        self.meter.under_way(0);
+    }
+
+    /// Why a call ended, `bytes` after the start of the range.
+    fn stop(&self, errno: Errno, bytes: u64, direct: bool) -> Stop {
+        let at = self.range.file + bytes;
+        let place = self.source.place(at);
+        Stop::Failed(match errno {
+            Errno::CANCELED => Error::cancelled(place),
+            Errno::NODATA => cut_short(self.source, at),
+            errno if direct && is_refusal(errno) => return refused(self.source, errno),
+            Errno::NOMEM | Errno::FBIG | Errno::MFILE => {
+                ko::cannot_allocate(errno, self.ko).at(place)
+            }
+            // Another exporter's dma-buf after all, or a security policy.
+            Errno::NOTTY | Errno::XDEV | Errno::PERM | Errno::ACCESS => {
+                let error = Error::os("dmafile.ko refuses", errno).at(place);
+                return Stop::Refused(error);
+            }
+            errno => failed(self.source, at, errno),
+        })
+    }
+}
+
+/// Signals that a call has ended.
+struct Ends<'a>(&'a (Mutex<bool>, Condvar));
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        *sync::lock(&self.0.0) = true;
+        self.0.1.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(file: u64, at: u64, len: u64) -> Range {
+        Range { file, at, len }
+    }
+
+    #[test]
+    fn whole_blocks_must_be_direct_and_partial_blocks_need_not() {
+        let whole = range(777, 4096 + 777, 20_000);
+        assert_eq!(parts(whole, false, 4096), [(whole, false)]);
+        let want = [
+            (range(777, 4873, 3319), false),
+            (range(4096, 8192, 16_384), true),
+            (range(20_480, 24_576, 297), false),
+        ];
+        let all = parts(whole, true, 4096);
+        assert_eq!(all.iter().map(|(part, _)| part.len).sum::<u64>(), 20_000);
+        assert_eq!(all, want);
+        // File and buffer differ modulo the block size: every block is copied.
+        let askew = range(0, 1, 8192);
+        assert_eq!(parts(askew, true, 4096), [(askew, false)]);
+        // Less than a block.
+        let little = range(4097, 1, 100);
+        assert_eq!(parts(little, true, 4096), [(little, false)]);
+        let block = range(4096, 0, 4096);
+        assert_eq!(parts(block, true, 4096), [(block, true)]);
+    }
+
+    #[test]
+    fn only_extents_that_were_not_read_are_returned() {
+        let extent = |at: u64| Extent {
+            file: at + 1000,
+            at,
+            len: 100,
+            need: 100,
+            head: 0,
+            run_end: 300,
+        };
+        let run = [extent(0), extent(100), extent(200)];
+        assert_eq!(rest(&run, 0), run);
+        let left = rest(&run, 130);
+        let places: Vec<_> = left
+            .iter()
+            .map(|one| (one.file, one.at, one.need))
+            .collect();
+        assert_eq!(places, [(1130, 130, 70), (1200, 200, 100)]);
+        assert!(rest(&run, 300).is_empty());
+    }
+}

@@ -1,0 +1,375 @@
+//! Option values of a request: kinds of memory, page sizes, methods, I/O modes, and their ranges.
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::message::Opt;
+use crate::sys;
+use serde::Serialize;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::str::FromStr;
+use std::sync::Arc;
+use strum::{Display, EnumString, IntoStaticStr, VariantArray};
+
+/// Smallest and largest block, in bytes.
+pub const BLOCK_RANGE: RangeInclusive<u64> = 4 << 10..=64 << 20;
+/// Smallest and largest queue depth, in operations.
+pub const QUEUE_DEPTH_RANGE: RangeInclusive<u32> = 1..=4096;
+/// Default maximum size of a chunk of memory that is allocated while the previous one is being read
+/// ([`Load::chunk`](crate::Load::chunk)), in bytes.
+pub const DEFAULT_CHUNK: u64 = 128 << 20;
+
+/// The kind of memory that a buffer consists of.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Kind {
+    /// Private memory of this process, without a descriptor.
+    Anon,
+    /// A sealable memfd (memfd_create(2)).
+    Memfd,
+    /// An existing memfd or dma-buf; created with [`Kind::fd`] or parsed from `fd:N` or `fd:N@OFFSET`.
+    Fd {
+        /// The descriptor, shared with the buffer.
+        fd: Arc<OwnedFd>,
+        /// The caller's number for it.
+        number: i32,
+        /// Offset at which the bytes go, with nothing else changed. None: they go to its start, and
+        /// what follows them is zeroed.
+        at: Option<u64>,
+    },
+    /// A dma-buf over a memfd (`/dev/udmabuf`).
+    Udmabuf,
+    /// A dma-buf from `/dev/dma_heap/NAME`.
+    Heap(String),
+    /// A dma-buf from dmafile.ko, which reads files directly into its pages.
+    Dmafile,
+    /// The best dma-buf that works here: [`Kind::Dmafile`], [`Kind::Udmabuf`] or one from the system
+    /// heap. The buffer names the kind that it became.
+    DmaBuf,
+    /// A memfd that is pinned for a device, and for all others of its driver, once its pages are there:
+    /// while the last reads are in flight. Pinning allocates holes, too. Words: `cuda-host`,
+    /// `cuda-host:N`, `hip-host`, `hip-host:N`.
+    /// What it has become is a [`Kind::Memfd`] that is pinned ([`Buffer::pinned`](crate::Buffer::pinned)).
+    Pinned(Device),
+    /// The caller's memory; set by [`Load::run_into`](crate::Load::run_into).
+    #[doc(hidden)]
+    Caller,
+}
+
+impl Kind {
+    /// Fills the memory behind an existing descriptor, from its start.
+    pub fn fd(fd: OwnedFd) -> Self {
+        Self::part_of(fd, None)
+    }
+
+    /// Fills a range of the memory behind an existing descriptor, from byte `at` on: as many bytes as
+    /// are loaded. Nothing else in it changes.
+    pub fn fd_at(fd: OwnedFd, at: u64) -> Self {
+        Self::part_of(fd, Some(at))
+    }
+
+    fn part_of(fd: OwnedFd, at: Option<u64>) -> Self {
+        let number = fd.as_raw_fd();
+        let fd = Arc::new(fd);
+        Self::Fd { fd, number, at }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anon => f.write_str("anon"),
+            Self::Memfd => f.write_str("memfd"),
+            Self::Fd {
+                number, at: None, ..
+            } => write!(f, "fd:{number}"),
+            Self::Fd {
+                number,
+                at: Some(at),
+                ..
+            } => write!(f, "fd:{number}@{at}"),
+            Self::Udmabuf => f.write_str("udmabuf"),
+            Self::Heap(name) => write!(f, "heap:{name}"),
+            Self::Dmafile => f.write_str("dmafile"),
+            Self::DmaBuf => f.write_str("dma-buf"),
+            Self::Pinned(device) => f.write_str(&device.host_word()),
+            Self::Caller => f.write_str("caller"),
+        }
+    }
+}
+
+impl FromStr for Kind {
+    type Err = Error;
+
+    /// `anon`, `memfd`, `fd:N`, `fd:N@OFFSET` (in bytes), `udmabuf`, `heap:NAME`, `dmafile`,
+    /// `dma-buf`, `cuda-host`, `hip-host`, the last two also with `:N`. `fd:N` duplicates the descriptor; EBADF if N is not open.
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "anon" => return Ok(Self::Anon),
+            "memfd" => return Ok(Self::Memfd),
+            "udmabuf" => return Ok(Self::Udmabuf),
+            "dmafile" => return Ok(Self::Dmafile),
+            "dma-buf" => return Ok(Self::DmaBuf),
+            _ => {}
+        }
+        if let Some(device) = Device::of_host_word(text) {
+            return Ok(Self::Pinned(device));
+        }
+        if let Some(name) = text.strip_prefix("heap:")
+            && !matches!(name, "" | "." | "..")
+            && !name.contains('/')
+        {
+            return Ok(Self::Heap(name.to_string()));
+        }
+        if let Some(number) = text.strip_prefix("fd:") {
+            let bad = || Error::usage(Opt::To, format!("'{text}' is not a descriptor"));
+            let (number, at) = match number.split_once('@') {
+                None => (number, None),
+                Some((number, at)) => (number, Some(at.parse().map_err(|_| bad())?)),
+            };
+            let number: i32 = number.parse().map_err(|_| bad())?;
+            let fd = sys::file::duplicate(number).map_err(|errno| {
+                Error::os("cannot use the descriptor", errno)
+                    .at(text)
+                    .with_remedy(
+                        "pass an open memfd, for example from the shell with N<>/proc/PID/fd/M",
+                    )
+            })?;
+            return Ok(Self::Fd {
+                fd: Arc::new(fd),
+                number,
+                at,
+            });
+        }
+        Err(Error::usage(
+            Opt::To,
+            format!(
+                "'{text}' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf, cuda-host, hip-host"
+            ),
+        ))
+    }
+}
+
+/// The page size of a buffer.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
+)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Pages::unknown)]
+#[non_exhaustive]
+pub enum Pages {
+    /// Huge pages if an unprivileged user gets them.
+    Auto,
+    /// Base pages: 4, 16 or 64 KiB, depending on the machine. `4k` is an older word for them.
+    #[strum(to_string = "base", serialize = "4k")]
+    Small,
+    /// Transparent huge pages: `MADV_HUGEPAGE` for private memory, `MADV_COLLAPSE` for memfd.
+    Thp,
+    /// Pages of the hugetlb pool.
+    Huge,
+}
+
+impl Pages {
+    /// All values, in the order of the documentation.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// Its name on the command line and in JSON.
+    pub fn word(self) -> &'static str {
+        self.into()
+    }
+
+    fn unknown(text: &str) -> Error {
+        none_of(Opt::Pages, Self::ALL, text)
+    }
+}
+
+/// The method that moves the bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
+)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Method::unknown)]
+#[non_exhaustive]
+pub enum Method {
+    /// The fastest that works here.
+    Auto,
+    /// io_uring, with registered buffers if the limit on pinned memory allows.
+    Uring,
+    /// pread(2) in a pool of threads.
+    Threads,
+    /// One pread(2) after another: the baseline.
+    Read,
+    /// Copies from a mapping of the file.
+    Mmap,
+    /// Direct reads into a small ring, then one copy: for memory that direct reads cannot go into,
+    /// such as the mappings of most dma-bufs.
+    Bounce,
+    /// sendfile(2) into the buffer's descriptor.
+    Sendfile,
+    /// splice(2) through a pipe into the buffer's descriptor.
+    Splice,
+    /// dmafile.ko reads into the pages behind its own dma-bufs.
+    Module,
+    /// copy_file_range(2) into the buffer's descriptor, on kernels that copy between disks and memory.
+    CopyFileRange,
+    /// A heap reads the whole file while it allocates the dma-buf, on kernels that support it.
+    HeapRead,
+    /// io_uring reads into memory that is DMA-mapped for the disk once, mainly dma-bufs, on kernels
+    /// that support it.
+    Premap,
+}
+
+impl Method {
+    /// All values, in the order of the documentation.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// Its name on the command line and in JSON.
+    pub fn word(self) -> &'static str {
+        self.into()
+    }
+
+    fn unknown(text: &str) -> Error {
+        if text == "cufile" {
+            let why = match std::path::Path::new("/sys/module/nvidia_fs").exists() {
+                true => "this version supports loading into a device only through its ring",
+                false => {
+                    "the module nvidia_fs is not loaded, without which cuFile copies as the ring does"
+                }
+            };
+            return Error::usage(Opt::Method, format!("'cufile' is refused: {why}"));
+        }
+        none_of(Opt::Method, Self::ALL, text)
+    }
+}
+
+/// Whether I/O bypasses the page cache.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
+)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Io::unknown)]
+#[non_exhaustive]
+pub enum Io {
+    /// Per extent: what is in the page cache is copied from there, the rest is read directly.
+    Auto,
+    /// Only `O_DIRECT`.
+    Direct,
+    /// Only through the page cache.
+    Buffered,
+}
+
+impl Io {
+    /// All values, in the order of the documentation.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// Its name on the command line and in JSON.
+    pub fn word(self) -> &'static str {
+        self.into()
+    }
+
+    fn unknown(text: &str) -> Error {
+        none_of(Opt::Io, Self::ALL, text)
+    }
+}
+
+/// When the pages of a buffer are allocated.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
+)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Allocation::unknown)]
+#[non_exhaustive]
+pub enum Allocation {
+    /// Whichever is cheaper.
+    Auto,
+    /// By a separate thread, one chunk ahead of the reads.
+    Ahead,
+    /// By the reads themselves, page by page.
+    InRead,
+    /// All of them before the first read, for comparison.
+    Before,
+}
+
+impl Allocation {
+    /// All values, in the order of the documentation.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// Its name on the command line and in JSON.
+    pub fn word(self) -> &'static str {
+        self.into()
+    }
+
+    fn unknown(text: &str) -> Error {
+        none_of(Opt::Allocation, Self::ALL, text)
+    }
+}
+
+/// The error for a word that is not one of an option's values.
+fn none_of<T: Copy + Into<&'static str>>(option: Opt, all: &[T], text: &str) -> Error {
+    let words: Vec<&str> = all.iter().map(|&value| value.into()).collect();
+    Error::usage(
+        option,
+        format!("'{text}' is not one of {}", words.join(", ")),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn option_values_are_parsed_from_their_own_text() {
+        for &method in Method::ALL {
+            assert_eq!(method.word().parse::<Method>().unwrap(), method);
+            assert_eq!(format!("{method:>15}"), format!("{:>15}", method.word()));
+            assert_eq!(serde_json::to_value(method).unwrap(), method.word());
+        }
+        for word in ["base", "4k"] {
+            let pages = word.parse::<Pages>().unwrap();
+            assert_eq!((pages, pages.word()), (Pages::Small, "base"));
+        }
+        let error = "slow".parse::<Io>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "io: 'slow' is not one of auto, direct, buffered"
+        );
+    }
+
+    #[test]
+    fn kinds_are_parsed_strictly() {
+        for word in [
+            "anon",
+            "memfd",
+            "udmabuf",
+            "heap:system",
+            "dmafile",
+            "dma-buf",
+            "cuda-host",
+            "cuda-host:1",
+            "hip-host",
+        ] {
+            assert_eq!(word.parse::<Kind>().unwrap().to_string(), word);
+        }
+        for word in [
+            "",
+            "heap:",
+            "heap:..",
+            "heap:../x",
+            "fd:",
+            "fd:x",
+            "fd:1@",
+            "fd:1@-1",
+            "memfd ",
+            "cuda-host:",
+            "cuda-host:x",
+            "cuda:0-host",
+        ] {
+            let error = word.parse::<Kind>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage, "{word}");
+        }
+        let error = "fd:987654".parse::<Kind>().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+    }
+}

@@ -1,0 +1,168 @@
+//! Makes the plan, one step for each of its parts.
+
+use super::allocation::{allocation, fuses};
+use super::ladder::{self, Wanted};
+use super::range::{placement, range};
+use super::room::check_memory;
+use super::tuning::Tuning;
+use super::{Plan, Rung, pages};
+use crate::error::Result;
+use crate::exporter::ko;
+use crate::facts::target::Target;
+use crate::facts::{File, Host, Layout};
+use crate::options::{Allocation, Io, Kind, Method};
+use crate::reasons::Reasons;
+use crate::request::Request;
+
+/// Makes the plan. `layout` covers exactly the requested range.
+pub(crate) fn decide(
+    request: &Request,
+    file: &File,
+    host: &Host,
+    target: &Target,
+    layout: &Layout,
+    log: &Reasons,
+) -> Result<Plan> {
+    let (start, end) = range(request, file)?;
+    let place = placement(target, file, host, (start, end))?;
+    let capacity = place.capacity;
+    let footprint = |page| match target.kind {
+        // A driver allocates all pages that it pins, including those of holes.
+        Kind::Pinned(_) => capacity,
+        _ => layout
+            .footprint(start.wrapping_sub(place.lead), page)
+            .min(capacity),
+    };
+    if let (Kind::Dmafile, Some(found)) = (&target.kind, target.ko())
+        && capacity > found.max_buffer
+    {
+        let error = ko::cannot_allocate(rustix::io::Errno::FBIG, &found);
+        return Err(error.at(format!("{}, {capacity} bytes", target.kind)));
+    }
+    let pages = match target.ring {
+        None => pages::pages(request, host, target, end - start, footprint, log)?,
+        Some(ring) => {
+            // All of it is used, whatever passes through it.
+            let bytes = ring.min(end - start);
+            let full = |page| bytes.next_multiple_of(page);
+            pages::pages(request, host, target, bytes, full, log)?
+        }
+    };
+    let one_run = layout.is_one_run(start, end);
+    let wanted = Wanted {
+        start,
+        to_copy: layout.bytes(true),
+        to_read: layout.bytes(false),
+        whole: one_run
+            && (start, end) == (0, file.size)
+            && matches!(request.allocation, Allocation::Auto | Allocation::Ahead),
+        capacity,
+    };
+    let (mut ladder, not_mapped) = ladder::ladder(request, file, host, target, pages, wanted, log)?;
+    let first = ladder[0];
+    // One call reads with one I/O mode.
+    let (to_copy, to_read) = match first.moves_in_one_call() && first.direct {
+        true => (0, wanted.to_copy + wanted.to_read),
+        false => (wanted.to_copy, wanted.to_read),
+    };
+    let tuning = Tuning::decide(request, file, host, target, &ladder, wanted, log)?;
+    let Tuning {
+        block,
+        queue_depth,
+        drop_behind,
+        ..
+    } = tuning;
+    let window = ladder::window(&mut ladder, host, target, pages, block, queue_depth, log);
+    let first = ladder[0];
+    describe_io(request, first, file, layout, log);
+    if to_read > 0 {
+        ladder::describe_mapping(&ladder, not_mapped, file, target, log);
+    }
+    let why = ladder::describe(first, request.method, drop_behind);
+    log.add("method", first, why);
+    let fuses = fuses(target, first, one_run);
+    let (allocation, why) = allocation(
+        request,
+        file,
+        target,
+        pages,
+        (first, drop_behind),
+        end - start,
+        fuses,
+    );
+    log.add("allocation", allocation, why);
+    if let Some(node) = host.node {
+        let why = "the NUMA node of the caller; use numactl for another";
+        log.add("node", node, why);
+    }
+    if request.check_memory {
+        let ring = match first.method {
+            Method::Bounce => block * u64::from(queue_depth),
+            _ => 0,
+        };
+        check_memory(file, host, target, pages, capacity, footprint, ring)?;
+    }
+    Ok(Plan {
+        file: file.path.clone(),
+        offset: start,
+        bytes: end - start,
+        kind: target.kind.to_string(),
+        pages,
+        ladder,
+        block: None,
+        queue_depth: None,
+        chunk: None,
+        allocation,
+        fused: fuses && matches!(allocation, Allocation::Ahead | Allocation::Before),
+        align: None,
+        lead: place.lead,
+        floor: place.floor,
+        capacity,
+        to_read,
+        to_copy,
+        // Small gaps between selected tensors are read along.
+        holes: layout.bytes_wanted().saturating_sub(to_copy + to_read),
+        window,
+        threads: None,
+        allocators: None,
+        node: host.node,
+        reasons: Vec::new(),
+        tuning,
+    }
+    .with_sizes())
+}
+
+fn describe_io(request: &Request, first: Rung, file: &File, layout: &Layout, log: &Reasons) {
+    let (cached, read) = (layout.bytes(true), layout.bytes(false));
+    match (request.io, &file.direct_refused) {
+        (Io::Direct | Io::Buffered, _) => log.add("io", request.io, "requested"),
+        (Io::Auto, Some(why)) => log.add("io", Io::Buffered, why),
+        (Io::Auto, None) if first.moves_in_one_call() => {
+            let choice = match first.direct {
+                true => Io::Direct,
+                false => Io::Buffered,
+            };
+            let why = format!(
+                "{cached} of {} bytes are cached, and one call uses one I/O mode ({})",
+                cached + read,
+                layout.learned
+            );
+            log.add("io", choice, why);
+        }
+        (Io::Auto, None) if !first.direct && request.method != Method::Auto => {
+            log.add(
+                "io",
+                Io::Buffered,
+                format!("{} reads through the page cache", first.method),
+            );
+        }
+        (Io::Auto, None) => {
+            let choice = match (cached, read) {
+                (0, _) => Io::Direct,
+                (_, 0) => Io::Buffered,
+                _ => Io::Auto,
+            };
+            log.add("io", choice, &layout.learned);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! What will be done and why: decided from facts, without touching anything.
+
+mod allocation;
+mod decide;
+mod ladder;
+mod pages;
+mod range;
+mod room;
+mod tuning;
+mod types;
+
+pub(crate) use decide::decide;
+pub(crate) use ladder::registered_need;
+pub(crate) use ladder::{Pinned, WINDOWS, no_uring};
+pub(crate) use range::range;
+pub(crate) use tuning::{
+    BOUNCE_BLOCK, BUFFERED_BLOCK, COPY_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, LARGEST_RING, Tuning,
+};
+pub(crate) use types::MOST_WORKERS;
+pub use types::{Plan, Rung};
+
+/// Maximum number of threads that copy, and that allocate: together they exceed the speed
+/// of a memory channel.
+pub(crate) const MOST_THREADS: usize = 4;
+/// Up to this size, in bytes, a second thread costs more than it saves.
+const SMALL_FILE: u64 = 4 << 20;
+
+#[cfg(test)]
+mod tests;

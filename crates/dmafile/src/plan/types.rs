@@ -1,0 +1,249 @@
+//! The plan of a load, as data.
+
+use crate::error::{Error, Result};
+use crate::message::{Opt, message};
+use crate::options::{Allocation, Io, Method, Pages};
+use crate::plan::Tuning;
+use crate::reasons::Reason;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Beyond a few dozen, threads only queue for the same disk and the same locks.
+pub(crate) const MOST_WORKERS: u32 = 64;
+
+/// One method of the list that is tried in order, with its I/O mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Rung {
+    /// The method.
+    pub method: Method,
+    /// Whether it bypasses the page cache.
+    pub direct: bool,
+    /// Whether io_uring uses registered buffers.
+    pub registered: bool,
+}
+
+impl Rung {
+    /// Reads go directly to their final place, in whole units of the file's direct I/O alignment.
+    pub(crate) fn lands_whole(self) -> bool {
+        self.direct && self.method != Method::Bounce && !self.moves_in_one_call()
+    }
+
+    /// Reads go to addresses of the memory's mapping, which the kernel pins.
+    pub(crate) fn lands_by_address(self) -> bool {
+        self.lands_whole() && self.method != Method::Premap
+    }
+
+    /// The kernel moves everything in one call, including parts of blocks, with one I/O mode.
+    pub(crate) fn moves_in_one_call(self) -> bool {
+        matches!(
+            self.method,
+            Method::Module | Method::HeapRead | Method::CopyFileRange
+        )
+    }
+}
+
+impl std::fmt::Display for Rung {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} {}",
+            self.method,
+            if self.direct { "direct" } else { "buffered" }
+        )?;
+        // With premap, buffers are always registered, so it is not mentioned.
+        if self.registered && self.method != Method::Premap {
+            f.write_str(" registered")?;
+        }
+        Ok(())
+    }
+}
+
+/// A plan: data that `explain`, `--json`, logs and errors print alike. Sizes are in bytes.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Plan {
+    /// The file to load; in JSON, parts of its path that are not UTF-8 are replaced.
+    #[serde(serialize_with = "crate::error::lossy")]
+    pub file: PathBuf,
+    /// First byte of the file to load.
+    pub offset: u64,
+    /// Bytes from the first to the last requested one; for selected tensors, those of the whole model.
+    pub bytes: u64,
+    /// Kind of memory.
+    pub kind: String,
+    /// The page size that will be tried.
+    pub pages: Pages,
+    /// Methods in the order in which they are tried: the first is the choice, the others are fallbacks.
+    pub ladder: Vec<Rung>,
+    /// Bytes per operation; `None` if the kernel decides.
+    pub block: Option<u64>,
+    /// Maximum number of operations in flight; for dmafile.ko, of chunks. `None` if the kernel decides.
+    pub queue_depth: Option<u32>,
+    /// Maximum size of a chunk of memory that is allocated before its reads begin; `None` if nothing is
+    /// allocated ahead.
+    pub chunk: Option<u64>,
+    /// When pages are allocated.
+    pub allocation: Allocation,
+    /// One call of dmafile.ko or a heap allocates the memory and reads into it: a fused load.
+    // The JSON key has an older name.
+    #[serde(rename = "born_full")]
+    pub fused: bool,
+    /// Alignment of direct reads; `None` if there are none.
+    pub align: Option<u64>,
+    /// Where the requested bytes start in the buffer, so that file and memory have the same alignment;
+    /// for `fd:N@OFFSET` it is OFFSET.
+    pub lead: u64,
+    /// Where writable memory starts: 0, except for `fd:N@OFFSET`.
+    pub floor: u64,
+    /// Where writable memory ends: the requested range, rounded up to pages and to the file's direct
+    /// I/O alignment; for existing memory all of it; for `fd:N@OFFSET` the requested range.
+    pub capacity: u64,
+    /// Bytes that will be read from the disk.
+    pub to_read: u64,
+    /// Bytes that will be copied from the page cache.
+    pub to_copy: u64,
+    /// Bytes in holes, which are not read.
+    pub holes: u64,
+    /// Size of a window of registered buffers; 0 without.
+    pub window: u64,
+    /// Threads that copy from the page cache; `None` if there are none.
+    pub threads: Option<usize>,
+    /// Maximum number of threads that allocate ahead of the reads: one starts, others join if reads
+    /// wait for it. `None` if nothing is allocated ahead.
+    pub allocators: Option<usize>,
+    /// The NUMA node that memory comes from; `None` on a machine with one, or if a memory policy
+    /// decides.
+    pub node: Option<u32>,
+    /// The reasons, one per choice.
+    pub reasons: Vec<Reason>,
+    /// Parameters of all methods in the list, including the fallbacks.
+    #[serde(skip)]
+    pub(crate) tuning: Tuning,
+}
+
+impl Plan {
+    /// The method that is tried first.
+    pub fn first(&self) -> Rung {
+        self.ladder[0]
+    }
+
+    /// Copies the sizes that the first method will use from the tuning into the plan.
+    pub(super) fn with_sizes(mut self) -> Self {
+        let (first, tuning) = (self.first(), self.tuning);
+        let in_one_call = first.moves_in_one_call();
+        // Whether the method itself has something to do; otherwise only the copying threads have.
+        let moves = in_one_call || self.to_read > 0;
+        let copies = !in_one_call && self.to_copy > 0;
+        let ahead = self.allocation == Allocation::Ahead;
+        let by_ko = first.method == Method::Module;
+        let cuts = !by_ko && first.method != Method::HeapRead;
+        self.block = (cuts && (moves || copies)).then_some(tuning.block);
+        self.queue_depth = match first.method {
+            Method::HeapRead => None,
+            _ if moves => Some(self.concurrency(first)),
+            _ if copies => Some(self.workers_for_copies() as u32),
+            _ => None,
+        };
+        self.chunk = (by_ko || (cuts && ahead)).then_some(tuning.chunk);
+        self.align = (first.direct && moves).then_some(tuning.align);
+        self.threads = match (first.method, first.direct) {
+            _ if copies => Some(self.workers_for_copies()),
+            (Method::Threads, false) if moves => Some(self.workers(first)),
+            _ => None,
+        };
+        let allocates = !self.fused && self.allocation != Allocation::InRead;
+        self.allocators = allocates.then_some(tuning.allocators);
+        self
+    }
+
+    /// The file offset of the memory's first byte, wrapping.
+    pub(crate) fn base(&self) -> u64 {
+        self.offset.wrapping_sub(self.lead)
+    }
+
+    /// How far into a block the memory begins, if blocks begin at multiples of their size or, for direct
+    /// reads, of the file's alignment.
+    pub(crate) fn phase(&self) -> u64 {
+        match self.tuning.drop_behind {
+            // No two blocks share a folio of the page cache.
+            true => self.base() % self.tuning.block,
+            false => self.base() % self.tuning.align,
+        }
+    }
+
+    /// Number of bytes from the beginning of the first block to the end of the wanted bytes.
+    pub(crate) fn reach(&self) -> u64 {
+        self.phase() + self.lead + self.bytes
+    }
+
+    /// Number of bytes from there to the end of all reads, which may be rounded up.
+    pub(crate) fn end(&self) -> u64 {
+        self.phase() + self.capacity
+    }
+
+    /// Adapts the plan to memory that is filled repeatedly: windows that are registered for reads are for
+    /// memory that is read into only once.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if no method is left.
+    pub(crate) fn through_ring(&mut self) -> Result<()> {
+        self.ladder.retain(|rung| !rung.registered);
+        if self.ladder.is_empty() {
+            let why = "it cannot read into a ring";
+            return Err(Error::new(Opt::Method.set(Method::Premap), why)
+                .with_errno(rustix::io::Errno::OPNOTSUPP)
+                .with_remedy(message!["leave it to ", Opt::Method.set(Method::Auto)]));
+        }
+        (self.window, self.allocation) = (0, Allocation::Ahead);
+        self.kind = "ring".to_string();
+        // The ring is allocated once.
+        (self.chunk, self.allocators) = (None, None);
+        self.reasons.retain(|reason| reason.about != "allocation");
+        let first = self.first().to_string();
+        for reason in &mut self.reasons {
+            if reason.about == "method" && reason.choice != first {
+                reason.choice.clone_from(&first);
+                reason.why = "the memory of a ring is pinned for the device, not for reads".into();
+            }
+        }
+        Ok(())
+    }
+
+    /// Maximum number of operations that a method has in flight.
+    fn concurrency(&self, rung: Rung) -> u32 {
+        match rung.method {
+            Method::Uring | Method::Premap | Method::Module => self.tuning.queue_depth,
+            Method::Bounce if rung.registered => self.tuning.queue_depth,
+            Method::Threads | Method::Bounce => self.workers(rung) as u32,
+            _ => 1,
+        }
+    }
+
+    /// Number of threads that read at once with the method `threads`.
+    pub(crate) fn workers(&self, rung: Rung) -> usize {
+        let tuning = self.tuning;
+        match rung.direct {
+            true => tuning.queue_depth.min(MOST_WORKERS) as usize,
+            false if self.bytes <= tuning.block || tuning.drop_behind => 1,
+            false => tuning.threads,
+        }
+    }
+
+    /// Number of threads that copy from the page cache at once.
+    pub(crate) fn workers_for_copies(&self) -> usize {
+        match self.to_copy <= self.tuning.block {
+            true => 1,
+            false => self.tuning.threads,
+        }
+    }
+
+    /// The I/O mode, as the command line names it.
+    pub fn io(&self) -> Io {
+        match (self.to_read > 0 && self.first().direct, self.to_copy > 0) {
+            (true, true) => Io::Auto,
+            (true, false) => Io::Direct,
+            _ => Io::Buffered,
+        }
+    }
+}

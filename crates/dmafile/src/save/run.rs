@@ -1,0 +1,642 @@
+//! One save, from request to report: inspect, plan, reserve, write, sync, report.
+
+use super::Save;
+use super::hash::Hash;
+use super::origin::{Block, Opened};
+use super::overlap;
+use super::parts::Fit;
+use super::plan::{self, SavePlan};
+use super::report::SaveReport;
+use super::to::To;
+use super::write::{self, Job, Kept, Passing};
+use crate::control::CancelToken;
+use crate::error::{Error, Result};
+use crate::facts::Host;
+use crate::flow::clock::Clock;
+use crate::flow::feed::{Cut, Feed, FileRange};
+use crate::flow::meter::{Meter, Phase};
+use crate::flow::trace::ROW_VERIFY;
+use crate::message::message;
+use crate::method::Stop;
+use crate::options::{Io, Method};
+use crate::plan::Rung;
+use crate::reasons::Reasons;
+use crate::sync::{self, lock};
+use crate::sys::file;
+use crate::verify::{Check, Verified, Verify};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// What a save is going to do.
+struct Decided<'m> {
+    origin: Opened<'m>,
+    to: To,
+    plan: SavePlan,
+    /// Where there is data, in offsets of the target: whole blocks, except at either end.
+    runs: Vec<FileRange>,
+    opened: Duration,
+    /// Whether its space is reserved.
+    reserved: bool,
+}
+
+/// A planned save, with a temporary file: nothing has been moved yet, and dropping it leaves nothing
+/// behind.
+pub struct Staged<'m> {
+    save: Save<'m>,
+    decided: Decided<'m>,
+    log: Reasons,
+}
+
+impl Staged<'_> {
+    /// What it will do.
+    pub fn plan(&self) -> &SavePlan {
+        &self.decided.plan
+    }
+
+    /// Size of the largest pages of the saved memory in bytes.
+    pub fn page(&self) -> Option<u64> {
+        self.decided.origin.memory().map(|memory| memory.page)
+    }
+
+    /// Reserves space for all of it.
+    pub fn reserve(&mut self) -> Result<()> {
+        self.decided.reserve(&self.log)
+    }
+
+    /// The rest of [`Save::run`]. Its time counts from here.
+    pub fn run(mut self) -> Result<SaveReport> {
+        self.decided.opened = Duration::ZERO;
+        self.save
+            .carry_out(self.decided, &Clock::start(), &self.log)
+    }
+}
+
+impl Decided<'_> {
+    /// Reserves space for all of it, if the size is known.
+    fn reserve(&mut self, log: &Reasons) -> Result<()> {
+        let bytes = self.origin.bytes.filter(|_| !self.origin.is_stream());
+        if let Some(bytes) = bytes.filter(|_| !self.reserved) {
+            let to = &self.to;
+            to.reserve(&self.runs, to.at + bytes, log)?;
+        }
+        self.reserved = true;
+        Ok(())
+    }
+}
+
+impl<'m> Save<'m> {
+    /// Returns what would be done, and why. Opens both ends and probes the machine; moves nothing, and
+    /// leaves nothing behind.
+    ///
+    /// # Errors
+    /// As [`Save::run`], as far as they can be foreseen.
+    pub fn plan(mut self) -> Result<SavePlan> {
+        let decided = self.prepare(&Clock::start(), &Reasons::named(self.names))?;
+        Ok(decided.plan)
+    }
+
+    /// Saves. When it returns, the file is in its place, and on the disk unless [`Save::sync`] is false.
+    ///
+    /// # Errors
+    /// Kind `Usage` for values out of range; `Cancelled` by the token; `Failed` for everything else, with
+    /// the errno of the call that failed: ENOSPC and EDQUOT (before the first write, if the file system can
+    /// reserve space), EIO from the disk during a write or the sync, EFBIG above RLIMIT_FSIZE, EROFS,
+    /// EACCES, EPERM for an immutable file, EISDIR, EINVAL if the origin is a part of the file that would be
+    /// overwritten, ENODATA if the origin ends early, EOPNOTSUPP for a
+    /// method that does not work with the memory or file, EBADMSG for a wrong digest. The old file is
+    /// unchanged, and nothing is left behind; a part that is written in place is undefined.
+    pub fn run(mut self) -> Result<SaveReport> {
+        let (clock, log) = (Clock::start(), Reasons::named(self.names));
+        let decided = self.prepare(&clock, &log)?;
+        self.carry_out(decided, &clock, &log)
+    }
+
+    /// Inspects and plans, without writing. The file is replaced completely, whatever was set before.
+    pub fn stage(mut self) -> Result<Staged<'m>> {
+        self.in_place = None;
+        let log = Reasons::named(self.names);
+        let decided = self.prepare(&Clock::start(), &log)?;
+        Ok(Staged {
+            save: self,
+            decided,
+            log,
+        })
+    }
+
+    fn carry_out(
+        &self,
+        mut decided: Decided<'m>,
+        clock: &Clock,
+        log: &Reasons,
+    ) -> Result<SaveReport> {
+        let total = decided.runs.iter().map(|run| run.1 - run.0).sum();
+        let meter = Meter::new(
+            clock.begin,
+            total,
+            self.trace,
+            false,
+            self.progress.as_ref(),
+        );
+        meter.add_until(Phase::Open, Duration::ZERO, decided.opened);
+        meter.add_step(Phase::Plan, decided.opened);
+
+        let start = meter.now();
+        decided.reserve(log)?;
+        meter.add_step(Phase::Reserve, start);
+        let Decided {
+            origin,
+            to,
+            plan,
+            runs,
+            ..
+        } = decided;
+        let access = origin.begin(&self.cancel)?;
+        let transfer = Transfer {
+            verify: self.verify.as_ref(),
+            cancel: &self.cancel,
+            origin: &origin,
+            to: &to,
+            at: to.at,
+            plan: &plan,
+            runs: &runs,
+            meter: &meter,
+            log,
+        };
+        let (rung, verified, edges) = transfer.run()?;
+        drop(access);
+
+        let start = meter.now();
+        to.complete()?;
+        if self.wanted.sync {
+            to.sync()?;
+        }
+        if self.cancel.is_set() {
+            return Err(Error::save_cancelled(to.place(0)));
+        }
+        if self.wanted.io != Io::Buffered {
+            to.leave_no_cache(&edges);
+        }
+        to.put(self.wanted.sync)?;
+        meter.add_step(Phase::Sync, start);
+        meter.tell_progress(true);
+        let bytes = origin.came();
+        Ok(SaveReport::of(
+            &plan,
+            bytes,
+            &meter,
+            clock,
+            log,
+            (rung, verified),
+        ))
+    }
+
+    /// Inspects, plans, and shows the plan.
+    fn prepare(&mut self, clock: &Clock, log: &Reasons) -> Result<Decided<'m>> {
+        self.check()?;
+        let origin = Opened::open(&self.origin, self.wanted.length)?;
+        let to = match self.in_place {
+            None => To::replace(&self.path, self.folder.take(), log)?,
+            Some(at) => To::in_place(&self.path, at)?,
+        };
+        let end = to.at.checked_add(origin.bytes.unwrap_or(0));
+        if end.is_none_or(|end| end > i64::MAX as u64) {
+            let error = Error::os("cannot save", rustix::io::Errno::OVERFLOW);
+            return Err(error.at(to.place(to.at)));
+        }
+        overlap::refuse(&origin, &to)?;
+        let opened = clock.begin.elapsed();
+        let host = Host::probe();
+        let runs = runs(&origin, &to);
+        let plan = plan::decide(&self.wanted, &origin, &to, &host, &runs, log)?;
+        if let Some(show) = self.on_plan.take() {
+            show(&plan);
+        }
+        Ok(Decided {
+            origin,
+            to,
+            plan,
+            runs,
+            opened,
+            reserved: false,
+        })
+    }
+}
+
+/// Where there is data, in offsets of the target: rounded to whole blocks, within the bounds of the save,
+/// so that the disk gets whole blocks wherever possible.
+fn runs(origin: &Opened<'_>, to: &To) -> Vec<FileRange> {
+    let Some(bytes) = origin.bytes.filter(|_| !origin.is_stream()) else {
+        return Vec::new();
+    };
+    let (start, end) = (to.at, to.at + bytes);
+    let mut runs: Vec<FileRange> = Vec::new();
+    for (from, upto) in origin.data(origin.start, origin.start + bytes) {
+        let place = |at: u64| at - origin.start + start;
+        let from = place(from);
+        let from = (from - from % to.grain).max(start);
+        let upto = place(upto).next_multiple_of(to.grain).min(end);
+        match runs.last_mut() {
+            Some(last) if last.1 >= from => last.1 = upto.max(last.1),
+            _ => runs.push((from, upto)),
+        }
+    }
+    runs
+}
+
+/// The part of a run that direct writes can reach, and the rest at either end.
+fn middle((start, end): FileRange, grain: u64) -> (FileRange, [FileRange; 2]) {
+    let from = start.next_multiple_of(grain).min(end);
+    let upto = (end - end % grain).max(from);
+    ((from, upto), [(start, from), (upto, end)])
+}
+
+/// The bytes to move.
+pub(super) struct Transfer<'a> {
+    pub(super) verify: Option<&'a Verify>,
+    pub(super) cancel: &'a CancelToken,
+    pub(super) origin: &'a Opened<'a>,
+    pub(super) to: &'a To,
+    /// Where the first byte goes.
+    pub(super) at: u64,
+    pub(super) plan: &'a SavePlan,
+    pub(super) runs: &'a [FileRange],
+    pub(super) meter: &'a Meter<'a>,
+    pub(super) log: &'a Reasons,
+}
+
+impl Transfer<'_> {
+    /// Writes every byte, or fails. Either way nothing is in flight when it returns. Returns the last
+    /// method, the checksum, and what was written through the page cache at either end of runs.
+    fn run(&self) -> Result<(Rung, Option<Verified>, Vec<FileRange>)> {
+        let data: Vec<FileRange> = self
+            .runs
+            .iter()
+            .map(|run| (self.from(run.0), self.from(run.1)))
+            .collect();
+        let check = self.check();
+        let hash = check
+            .as_ref()
+            .map(|check| Hash::new(check.algorithm, self.origin, &data));
+        let end = self.origin.start + self.origin.bytes.unwrap_or(0);
+        if self.origin.passes_once() {
+            let hash = hash.map(Mutex::new);
+            let pass = |block: &Block<'_>, at, len| match &hash {
+                Some(hash) => block.hash(&mut lock(hash), at, len),
+                None => Ok(()),
+            };
+            let passing: Passing<'_> = match hash.is_some() {
+                true => Some(&pass),
+                false => None,
+            };
+            let (rung, edges) = self.write(passing)?;
+            let digest = hash.map(|hash| {
+                let mut hash = hash
+                    .into_inner()
+                    .unwrap_or_else(std::sync::PoisonError::into_inner);
+                if !self.origin.is_stream() {
+                    hash.upto(end)?;
+                }
+                Ok(hash.hex())
+            });
+            return Ok((rung, self.judge(check, digest.transpose()?)?, edges));
+        }
+        let over = AtomicBool::new(false);
+        let stopped = || over.load(Ordering::Relaxed) || self.cancel.is_set();
+        let digest = |hash: Option<Hash<'_>>| {
+            hash.map(|mut hash| {
+                let start = self.meter.now();
+                hash.all(end, stopped)?;
+                self.meter.add(Phase::Verify, start);
+                self.meter
+                    .span("verify", ROW_VERIFY, start, 0, end - self.origin.start);
+                Ok(hash.hex())
+            })
+            .transpose()
+        };
+        let (wrote, digest) = std::thread::scope(|scope| {
+            let builder = std::thread::Builder::new().name("dmafile-verify".to_string());
+            let hashes = hash.is_some();
+            // Also on a panic: the scope waits for the other thread.
+            let _over = Over(&over);
+            let spawned = hashes.then(|| builder.spawn_scoped(scope, || digest(hash)));
+            let wrote = self.write(None);
+            if wrote.is_err() {
+                over.store(true, Ordering::Relaxed);
+            }
+            let digest = match spawned {
+                None => Ok(None),
+                Some(Ok(thread)) => sync::join(thread),
+                Some(Err(error)) => Err(Error::new("cannot verify", error.to_string())),
+            };
+            (wrote, digest)
+        });
+        let (rung, edges) = wrote?;
+        if self.cancel.is_set() {
+            return Err(self.cancelled());
+        }
+        Ok((rung, self.judge(check, digest?)?, edges))
+    }
+
+    /// The offset in the origin of a byte of the target.
+    fn from(&self, at: u64) -> u64 {
+        at - self.at + self.origin.start
+    }
+
+    fn write(&self, hash: Passing<'_>) -> Result<(Rung, Vec<FileRange>)> {
+        let direct = self.plan.ladder.iter().any(|rung| rung.direct);
+        let grain = if direct { self.to.grain } else { 1 };
+        let kept = Kept::default();
+        let (main, mut edges) = match self.origin.is_stream() {
+            true => (vec![self.head(hash, &kept, grain)?], Vec::new()),
+            false => {
+                let parts = self.runs.iter().map(|run| middle(*run, grain));
+                let (main, edges): (Vec<_>, Vec<_>) = parts.unzip();
+                (main, edges.into_flattened())
+            }
+        };
+        edges.retain(|edge| edge.0 < edge.1);
+        let rung = self.walk(main, grain, hash, &kept)?;
+        self.clear_holes()?;
+        for edge in &edges {
+            let mut bytes = vec![0; (edge.1 - edge.0) as usize];
+            self.origin.copy_out(self.from(edge.0), &mut bytes)?;
+            self.write_edge(edge.0, &bytes)?;
+        }
+        for (at, bytes) in lock(&kept).drain(..) {
+            self.write_edge(at, &bytes)?;
+            edges.push((at, at + bytes.len() as u64));
+        }
+        if self.origin.is_stream() {
+            if let Some(error) = self.origin.missing() {
+                return Err(error);
+            }
+            self.to.ends_at(self.at + self.origin.came())?;
+        }
+        // A hole at the end hides that the origin was truncated: no read has reached its end.
+        if let Some(error) = self.origin.cut_short(self.origin.start) {
+            return Err(error);
+        }
+        Ok((rung, edges))
+    }
+
+    /// Takes the bytes of a stream that precede the first whole block of the target; returns the range of
+    /// what follows.
+    fn head(&self, hash: Passing<'_>, kept: &Kept, grain: u64) -> Result<FileRange> {
+        let start = self.at.next_multiple_of(grain);
+        // Whole blocks, of which the last may be short.
+        let end = match self.origin.bytes {
+            Some(bytes) => (self.at + bytes).max(start),
+            None => i64::MAX as u64,
+        };
+        let head = start - self.at;
+        if head > 0 {
+            let page = crate::sys::map::page_size();
+            let room = head.next_multiple_of(page);
+            let memory = crate::sys::map::Mapping::anon(room as usize, page as usize)
+                .map_err(|errno| Error::os("cannot make a ring to write from", errno))?;
+            let block = Block {
+                ring: &memory.region(),
+                at: 0,
+                room,
+            };
+            let got = self
+                .origin
+                .fill(&block, self.origin.start, head, self.cancel)?;
+            if let Some(hash) = hash {
+                hash(&block, self.origin.start, got)?;
+            }
+            let mut bytes = vec![0; got as usize];
+            block.ring.copy_out(0, &mut bytes);
+            self.to.reserve_ahead(self.at + got)?;
+            lock(kept).push((self.at, bytes));
+        }
+        Ok((start, end))
+    }
+
+    /// Tries the methods in order; returns the last one.
+    pub(super) fn walk(
+        &self,
+        mut left: Vec<FileRange>,
+        grain: u64,
+        hash: Passing<'_>,
+        kept: &Kept,
+    ) -> Result<Rung> {
+        let mut rungs = self.plan.ladder.iter().copied().peekable();
+        let mut tried = self.plan.first();
+        left.retain(|range| range.0 < range.1);
+        if left.is_empty() {
+            return Ok(tried);
+        }
+        while let Some(rung) = rungs.next() {
+            tried = rung;
+            let block = self.plan.block_of(rung);
+            let base = self.at.wrapping_sub(self.origin.start);
+            let cut = Cut {
+                block,
+                // A buffered method may have to write all of it.
+                align: if rung.direct { grain } else { 1 },
+                base,
+                // Blocks end where those of the target do.
+                phase: base % block,
+                capacity: u64::MAX,
+            };
+            let fit = Fit::of(self.origin, (self.to, self.at), rung.direct);
+            if let Some(parts) = self
+                .origin
+                .parts()
+                .filter(|_| rung.method != Method::Bounce)
+            {
+                left = parts.split(&left, fit, self.plan.ring_block_of(rung));
+            }
+            let feed = Feed::new(left, [], cut, None);
+            let job = Job {
+                plan: self.plan,
+                rung,
+                origin: self.origin,
+                to: self.to,
+                fit,
+                feed: &feed,
+                meter: self.meter,
+                cancel: self.cancel,
+                hash,
+                kept,
+            };
+            let done = write::run(&job);
+            if let Some(error) = feed.error() {
+                return Err(error);
+            }
+            let (error, not_direct) = match done {
+                Ok(()) => break,
+                Err(Stop::Failed(error)) => return Err(error),
+                Err(Stop::Refused(error)) => (error, false),
+                Err(Stop::NotDirect(error)) => (error, true),
+            };
+            if self.origin.is_stream() && feed.stopped() {
+                // The stream has ended, and all of it is written.
+                break;
+            }
+            while not_direct && rungs.next_if(|next| next.direct).is_some() {}
+            let Some(next) = rungs.peek() else {
+                return Err(error);
+            };
+            self.log
+                .add("method", next, message![format!("{rung} ended: "), &error]);
+            left = feed.left();
+        }
+        Ok(tried)
+    }
+
+    /// In place, writes zeros where the origin has holes.
+    fn clear_holes(&self) -> Result<()> {
+        if self.origin.is_stream() {
+            return Ok(());
+        }
+        let mut done = self.at;
+        let end = self.at + self.origin.bytes.unwrap_or(0);
+        for run in self.runs.iter().chain([&(end, end)]) {
+            self.to.clear(done, run.0)?;
+            done = run.1;
+        }
+        Ok(())
+    }
+
+    /// Writes a part of a block, after all whole blocks around it: the page cache and direct writes must
+    /// not access one page at the same time.
+    fn write_edge(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        if self.cancel.is_set() {
+            return Err(self.cancelled());
+        }
+        let (start, len) = (self.meter.now(), bytes.len() as u64);
+        file::pwrite_all(self.to.buffered(), bytes, at)
+            .map_err(|errno| self.to.failed(at, errno))?;
+        self.meter.add(Phase::Copy, start);
+        self.meter.copied(len);
+        Ok(())
+    }
+
+    /// The requested checksum.
+    fn check(&self) -> Option<Check> {
+        let verify = self.verify?;
+        Some(Check {
+            file: self.to.path().to_path_buf(),
+            range: (0, 0),
+            algorithm: verify.algorithm,
+            expected: verify.expected.clone(),
+            by_name: false,
+        })
+    }
+
+    fn judge(&self, check: Option<Check>, digest: Option<String>) -> Result<Option<Verified>> {
+        let pair = check.zip(digest);
+        pair.map(|(check, digest)| check.judge(digest)).transpose()
+    }
+
+    fn cancelled(&self) -> Error {
+        Error::save_cancelled(self.to.place(0))
+    }
+}
+
+/// Signals that the checksum is not needed any more.
+pub(super) struct Over<'a>(pub(super) &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::save::Origin;
+    use std::io::Write;
+
+    /// ext4, XFS and block devices refuse unaligned direct writes, as other file systems refuse every
+    /// first direct write.
+    #[test]
+    fn a_refused_direct_write_falls_back_to_buffered() {
+        const LEN: usize = 3_000_001;
+        let dir = crate::source::folder_on_disk();
+        let to = dir.path().join("to");
+        let bytes: Vec<u8> = (0..LEN as u32)
+            .map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8)
+            .collect();
+        let file = dir.path().join("from");
+        std::fs::write(&file, &bytes).unwrap();
+        for ((method, kind), registered) in [
+            (Method::Uring, "memfd"),
+            (Method::Threads, "memfd"),
+            (Method::Bounce, "memfd"),
+            (Method::Bounce, "file"),
+            (Method::Bounce, "pipe"),
+        ]
+        .into_iter()
+        .flat_map(|way| [(way, true), (way, false)])
+        {
+            let what = format!("{method} of a {kind}, registered: {registered}");
+            let mut writer = None;
+            let origin = match kind {
+                "memfd" => {
+                    let fd = crate::sys::memfd::create("test", false).unwrap();
+                    std::fs::File::from(fd.try_clone().unwrap())
+                        .write_all(&bytes)
+                        .unwrap();
+                    Origin::fd(fd, 0)
+                }
+                "file" => Origin::File(file.clone()),
+                _ => {
+                    let (read, mut write) = std::io::pipe().unwrap();
+                    let bytes = bytes.clone();
+                    writer = Some(std::thread::spawn(move || write.write_all(&bytes)));
+                    Origin::Stream(std::sync::Arc::new(read.into()))
+                }
+            };
+            let (clock, log) = (Clock::start(), Reasons::default());
+            let mut save = Save::new(origin, &to).method(method);
+            let mut decided = save.prepare(&clock, &log).unwrap();
+            if let Err(why) = decided.to.direct() {
+                eprintln!("SKIP: {why}");
+                return;
+            }
+            // Unaligned, so that the disk cannot write directly.
+            decided.to.grain = 1;
+            decided.plan.set_block(100_001);
+            let ladder = &mut decided.plan.ladder;
+            ladder.retain(|rung| registered || !rung.registered);
+            let report = save.carry_out(decided, &clock, &log).unwrap();
+            let whys: Vec<_> = report.reasons.iter().map(ToString::to_string).collect();
+            // Once: no other direct fallback is tried after it.
+            let refusals = whys.iter().filter(|why| why.contains("EINVAL")).count();
+            assert_eq!(refusals, 1, "{what}: {whys:?}");
+            assert_eq!(
+                (report.io, report.bytes_direct),
+                (Io::Buffered, 0),
+                "{what}"
+            );
+            assert!(std::fs::read(&to).unwrap() == bytes, "{what}: wrong bytes");
+            if let Some(writer) = writer {
+                writer.join().unwrap().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn only_whole_blocks_are_written_directly() {
+        let all = |run, grain| {
+            let (middle, [head, tail]) = middle(run, grain);
+            [head, middle, tail]
+        };
+        assert_eq!(all((0, 8192), 4096), [(0, 0), (0, 8192), (8192, 8192)]);
+        assert_eq!(
+            all((1, 8193), 4096),
+            [(1, 4096), (4096, 8192), (8192, 8193)]
+        );
+        // Less than a block, inside one block and across two.
+        assert_eq!(all((5, 100), 4096), [(5, 100), (100, 100), (100, 100)]);
+        assert_eq!(
+            all((4000, 5000), 4096),
+            [(4000, 4096), (4096, 4096), (4096, 5000)]
+        );
+    }
+}

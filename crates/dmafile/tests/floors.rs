@@ -1,0 +1,193 @@
+//! The modules of the engine (folders and top-level files of `src`) only use modules below them, and only
+//! those listed here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Each module and the modules that it may use, which all come before it in this list: so there is no
+/// cycle.
+const ROOMS: &[(&str, &[&str])] = &[
+    // Texts, errors, what a caller holds of a load, the log of choices.
+    ("message", &[]),
+    ("error", &["message"]),
+    ("control", &[]),
+    ("open_files", &[]),
+    ("sync", &[]),
+    ("reasons", &["message", "sync"]),
+    ("folder", &["error"]),
+    ("device", &["error", "message"]),
+    // The request and its source.
+    ("options", &["device", "error", "message"]),
+    ("request", &["error", "message", "options"]),
+    ("source", &["error", "sync"]),
+    ("format", &["error"]),
+    ("exporter", &["error", "message", "options"]),
+    ("verify", &["error", "message", "source"]),
+    // Extents and timing of a transfer.
+    ("flow", &["control", "error", "sync"]),
+    // Look.
+    (
+        "facts",
+        &[
+            "error", "exporter", "message", "options", "reasons", "request", "source",
+        ],
+    ),
+    // Decide.
+    (
+        "plan",
+        &[
+            "error", "exporter", "facts", "message", "options", "reasons", "request",
+        ],
+    ),
+    // Make and move: memory and methods do not use each other.
+    (
+        "buffer",
+        &[
+            "device", "error", "exporter", "message", "options", "plan", "reasons", "sync",
+        ],
+    ),
+    (
+        "method",
+        &[
+            "control", "error", "exporter", "flow", "message", "options", "plan", "source", "sync",
+        ],
+    ),
+    // The destination of bytes that do not stay in memory.
+    ("sink", &["device", "error", "message", "sync"]),
+    (
+        "transfer",
+        &[
+            "buffer", "control", "error", "facts", "flow", "message", "method", "options", "plan",
+            "reasons", "sink", "source", "sync", "verify",
+        ],
+    ),
+    // Complete operations.
+    (
+        "load",
+        &[
+            "buffer", "control", "device", "error", "exporter", "facts", "flow", "message",
+            "options", "plan", "reasons", "request", "sink", "source", "transfer", "verify",
+        ],
+    ),
+    (
+        "save",
+        &[
+            "control", "error", "exporter", "facts", "flow", "folder", "message", "method",
+            "options", "plan", "reasons", "request", "source", "sync", "verify",
+        ],
+    ),
+    (
+        "model",
+        &[
+            "buffer", "error", "format", "load", "message", "options", "request", "source",
+            "verify",
+        ],
+    ),
+    (
+        "doctor",
+        &["device", "error", "exporter", "facts", "options", "plan"],
+    ),
+];
+
+/// The code of a file without comments and tests.
+fn code_of(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap();
+    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    let lines = text.lines().map(str::trim_start);
+    let code = lines.filter(|line| !line.starts_with("//"));
+    code.collect::<Vec<_>>().join("\n")
+}
+
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => files.extend(files_below(&path)),
+            false => files.push(path),
+        }
+    }
+    files
+}
+
+/// The word after each `crate::`: a module, or a name that the root of the crate re-exports.
+fn named_in(code: &str) -> BTreeSet<String> {
+    let word = |text: &str| {
+        let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
+        text[..end.unwrap_or(text.len())].to_string()
+    };
+    code.match_indices("crate::")
+        .map(|(at, found)| word(&code[at + found.len()..]))
+        .collect()
+}
+
+/// Each module and the other modules that it uses.
+fn arrows() -> BTreeMap<String, BTreeSet<String>> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut arrows = BTreeMap::<String, BTreeSet<String>>::new();
+    for path in files_below(&src) {
+        let inside = path.strip_prefix(&src).unwrap();
+        let first = inside.iter().next().unwrap().to_str().unwrap();
+        let room = first.trim_end_matches(".rs").to_string();
+        let is_tests = path.file_name().is_some_and(|name| name == "tests.rs");
+        if room == "lib" || room == "internal" || is_tests {
+            continue;
+        }
+        let code = code_of(&path);
+        // The `super` of a top-level file, or of a module's mod.rs, is the crate root.
+        let is_top =
+            inside.iter().count() == 1 || inside.ends_with(Path::new(&room).join("mod.rs"));
+        let climbs = if is_top { "super::" } else { "super::super::" };
+        assert!(!code.contains(climbs), "{} uses {climbs}", inside.display());
+        let mut used = named_in(&code);
+        used.remove(&room);
+        // The crate below this one.
+        used.remove("sys");
+        // Macros name what the root re-exports.
+        used.remove("Message");
+        arrows.entry(room).or_default().extend(used);
+    }
+    arrows
+}
+
+#[test]
+fn modules_use_only_what_the_list_allows() {
+    let allowed: BTreeMap<_, _> = ROOMS.iter().copied().collect();
+    for (room, used) in arrows() {
+        let allowed = allowed.get(room.as_str());
+        let allowed = allowed.unwrap_or_else(|| panic!("{room} is not in the list"));
+        for other in used {
+            assert!(
+                allowed.contains(&other.as_str()),
+                "crates/dmafile/src/{room} uses crate::{other}, which the list does not allow"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_list_has_no_cycle_and_no_unused_entry() {
+    let arrows = arrows();
+    let mut above = BTreeSet::new();
+    for (room, allowed) in ROOMS {
+        let used = arrows.get(*room);
+        let used = used.unwrap_or_else(|| panic!("there is no module {room}"));
+        for other in *allowed {
+            assert!(
+                above.contains(other),
+                "{room}: {other} does not come before it"
+            );
+            assert!(used.contains(*other), "{room} no longer uses {other}");
+        }
+        assert!(above.insert(room), "{room} is listed twice");
+    }
+}
+
+#[test]
+fn every_form_of_use_is_found() {
+    let code =
+        "use crate::error::{self, Error};\nlet a = crate::flow::feed::Feed::new();\ncrate::Load";
+    let want = ["Load", "error", "flow"].map(str::to_string);
+    assert_eq!(named_in(code), BTreeSet::from(want));
+}

@@ -1,0 +1,308 @@
+//! Loads files for a hold.
+
+use super::identity::FileIdentity;
+use super::protocol::{Digest, HeldInfo, LONGEST_NAMES, MOST_FILES};
+use super::set::{Member, Set, now};
+use dmafile::Buffer;
+use dmafile::Load;
+use dmafile::Model;
+use dmafile::Verify;
+use dmafile::internal::Builder;
+use dmafile::internal::ProgressFn;
+use dmafile::internal::Reach;
+use dmafile::internal::Source;
+use dmafile::internal::{Check, Hasher};
+use dmafile::message;
+use dmafile::{CancelToken, Progress};
+use dmafile::{Error, Result};
+use dmafile::{Kind, Pages};
+use dmafile::{Names, Opt, unlisted};
+use dmafile_sys::{Errno, file, host};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+type EachFn = Box<dyn Fn(Load) -> Load + Send>;
+
+/// What to load, and how.
+pub(super) struct Wanted {
+    pub paths: Vec<PathBuf>,
+    pub kind: Kind,
+    pub pages: Pages,
+    pub verify: Option<Verify>,
+    pub writable: bool,
+    pub each: EachFn,
+    pub cancel: CancelToken,
+    pub progress: Option<Arc<ProgressFn>>,
+    pub names: &'static dyn Names,
+}
+
+/// A file that is open to be loaded.
+pub(super) struct Open {
+    pub path: PathBuf,
+    pub identity: FileIdentity,
+    fd: OwnedFd,
+    /// Its tensors that do not count.
+    superseded: Vec<String>,
+}
+
+impl Wanted {
+    pub(super) fn new(paths: Vec<PathBuf>) -> Self {
+        Self {
+            paths,
+            kind: Kind::Memfd,
+            pages: Pages::Auto,
+            verify: None,
+            writable: false,
+            each: Box::new(|load| load),
+            cancel: CancelToken::new(),
+            progress: None,
+            names: &Builder,
+        }
+    }
+
+    /// Checks everything that does not depend on files.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.paths.is_empty() {
+            return Err(Error::usage("paths", "name a file or a model to hold"));
+        }
+        match &self.kind {
+            Kind::Anon => Err(Error::usage(
+                Opt::To,
+                message![
+                    "private memory has no descriptor to hand out: use ",
+                    Opt::To.set(Kind::Memfd)
+                ],
+            )),
+            Kind::Pinned(_) => Err(Error::usage(
+                Opt::To,
+                message![
+                    "a process that takes memory pins it itself: hold ",
+                    Opt::To.set(Kind::Memfd),
+                    ", writable"
+                ],
+            )),
+            Kind::Fd { .. } => Err(Error::usage(
+                Opt::To,
+                "a hold allocates separate memory for each file",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens the files, in the order in which they will be held.
+    pub(super) fn open(&self) -> Result<Vec<Open>> {
+        let mut all: Vec<Open> = Vec::new();
+        let mut names = BTreeMap::new();
+        let mut paths = Vec::new();
+        for path in &self.paths {
+            paths.extend(files(path)?);
+        }
+        // All are open at first; each is read by two descriptors and leaves one of memory.
+        let _ = host::room_for_files(2 * paths.len() as u64);
+        for (path, superseded) in paths {
+            let place = || path.display().to_string();
+            let failed = |errno| Error::os("cannot open", errno).at(place());
+            // Resolved now: later, a link may point elsewhere and a folder may be replaced.
+            let path =
+                std::path::absolute(&path).map_err(|error| failed(dmafile_sys::errno(error)))?;
+            let fd = file::open(&path, false).map_err(failed)?;
+            let identity = match FileIdentity::settled(fd.as_fd(), &self.cancel) {
+                Err(Errno::CANCELED) => return Err(Error::cancelled(place())),
+                settled => settled.map_err(failed)?,
+            };
+            let name = path.file_name().unwrap_or_default().to_owned();
+            if let Some(why) = unlisted(&name.to_string_lossy()) {
+                return Err(Error::new("cannot hold", format!("its name {why}"))
+                    .with_errno(Errno::INVAL)
+                    .at(place())
+                    .with_remedy("hold it under another name, by a link"));
+            }
+            if let Some(other) = names.insert(name, path.clone()) {
+                let why = format!("it has the same name as {}", other.display());
+                return Err(Error::new("cannot hold", why)
+                    .with_errno(Errno::EXIST)
+                    .at(place())
+                    .with_remedy("hold them under two names"));
+            }
+            if superseded.iter().map(String::len).sum::<usize>() > LONGEST_NAMES {
+                let why = format!(
+                    "another file replaces {} of its tensors, which are too many to list",
+                    superseded.len()
+                );
+                return Err(Error::new("cannot hold", why)
+                    .with_errno(Errno::TOOBIG)
+                    .at(place())
+                    .with_remedy("save the model again, without the old copies"));
+            }
+            all.push(Open {
+                path,
+                identity,
+                fd,
+                superseded,
+            });
+        }
+        if all.len() > MOST_FILES {
+            let why = format!("{} files are more than {MOST_FILES}", all.len());
+            return Err(Error::new("cannot hold", why).with_errno(Errno::TOOBIG));
+        }
+        if self
+            .verify
+            .as_ref()
+            .is_some_and(|verify| verify.expected.is_some())
+            && all.len() > 1
+        {
+            let why = "a digest can be compared for one file only, but there are several";
+            return Err(Error::usage(Opt::Verify, why));
+        }
+        Ok(all)
+    }
+
+    /// Loads the files, each into separate memory, and calls `keep` with each one after sealing
+    /// it.
+    pub(super) fn load(
+        &mut self,
+        files: Vec<Open>,
+        mut keep: impl FnMut(Buffer, HeldInfo),
+    ) -> Result<Vec<Member>> {
+        let total: u64 = files.iter().map(|file| file.identity.size).sum();
+        let tell = self.progress.clone();
+        let before = Arc::new(AtomicU64::new(0));
+        let mut members = Vec::new();
+        for file in files {
+            let Open {
+                path,
+                identity,
+                fd,
+                superseded,
+            } = file;
+            if self.cancel.is_set() {
+                return Err(Error::cancelled(path.display().to_string()));
+            }
+            let source = Arc::new(Source::of(&path, fd)?);
+            let load = Load::of(Arc::clone(&source), Reach::Asked)
+                .names(self.names)
+                .to(self.kind.clone())
+                .pages(self.pages)
+                // Programs that read it as a file would not expect bytes after its end.
+                .exact_size(true);
+            let mut load = (self.each)(load).cancel(self.cancel.clone());
+            if let Some(verify) = &self.verify {
+                load = load.verify(verify.clone());
+            }
+            if let Some(tell) = &tell {
+                let (tell, before) = (Arc::clone(tell), Arc::clone(&before));
+                load = load.progress(move |progress| {
+                    let done = before.load(Ordering::Relaxed) + progress.done;
+                    tell(Progress::new(done, total));
+                });
+            }
+            let mut loaded = load.run_to_seal()?;
+            if FileIdentity::of(source.buffered(0).0) != Ok(identity) {
+                return Err(changed("cannot hold", &path));
+            }
+            before.fetch_add(identity.size, Ordering::Relaxed);
+            let digest = loaded.report.verify.first().map(Digest::of);
+            let (buffer, pages) = (&mut loaded.buffer, &loaded.report.pages);
+            let mut member = Member::new(path, identity, buffer, pages, digest, self.writable)?;
+            member.info.superseded = superseded;
+            keep(loaded.buffer, member.info.clone());
+            members.push(member);
+        }
+        Ok(members)
+    }
+
+    /// Takes over memory that contains the bytes of the files, and calls `keep` with each one
+    /// after sealing it.
+    pub(super) fn adopt(
+        &self,
+        files: Vec<Open>,
+        memory: Vec<OwnedFd>,
+        mut keep: impl FnMut(Buffer, HeldInfo),
+    ) -> Result<Vec<Member>> {
+        let mut members = Vec::new();
+        let mut memory = memory.into_iter();
+        for file in files {
+            let Open {
+                path,
+                identity,
+                fd,
+                superseded,
+            } = file;
+            let failed = |errno| Error::os("cannot share", errno).at(path.display().to_string());
+            let own: Vec<_> = memory.next().into_iter().collect();
+            let kind = Kind::Memfd.to_string();
+            let mut buffer = Buffer::of_peer_to_seal(own, &kind, (0, identity.size))
+                .map_err(|why| failed(Errno::PROTO).with_why(why))?;
+            if FileIdentity::at(&path) != Ok(identity) {
+                return Err(changed("cannot share", &path));
+            }
+            let source = Source::of(&path, fd)?;
+            let digest = self.digest(&source, &buffer)?;
+            let pages = "existing";
+            let mut member =
+                Member::new(path, identity, &mut buffer, pages, digest, self.writable)?;
+            member.info.superseded = superseded;
+            keep(buffer, member.info.clone());
+            members.push(member);
+        }
+        Ok(members)
+    }
+
+    /// The digest of a buffer with all bytes of a source, if one is requested.
+    fn digest(&self, source: &Source, buffer: &Buffer) -> Result<Option<Digest>> {
+        let Some(verify) = &self.verify else {
+            return Ok(None);
+        };
+        let checks = Check::all(verify, source, 0, source.size())?;
+        let check = checks.first().expect("it has bytes");
+        let mut hasher = Hasher::new(check.algorithm, source.size());
+        let access = buffer.access()?;
+        let mut piece = vec![0; 64 << 10];
+        for at in (0..source.size()).step_by(piece.len()) {
+            if self.cancel.is_set() {
+                return Err(Error::cancelled(check.file.display().to_string()));
+            }
+            let some = (source.size() - at).min(piece.len() as u64) as usize;
+            access.read_at(at, &mut piece[..some])?;
+            hasher.update(&piece[..some]);
+        }
+        Ok(Some(Digest::of(&check.judge(hasher.hex())?)))
+    }
+
+    /// Loads the files as a set.
+    pub(super) fn set(&mut self, name: &str) -> Result<Set> {
+        let files = self.open()?;
+        // Only descriptors are served: nothing stays mapped here.
+        let members = self.load(files, |_, _| {})?;
+        Ok(Set {
+            name: name.to_string(),
+            members,
+            since: now(),
+        })
+    }
+}
+
+/// The error for a file of which no state is in memory.
+fn changed(what: &str, path: &Path) -> Error {
+    Error::os(what, Errno::STALE)
+        .at(path.display().to_string())
+        .with_why("the file changed during the load")
+        .with_remedy("try again")
+}
+
+/// The files that a path stands for, and the tensors in each that do not count.
+fn files(path: &Path) -> Result<Vec<(PathBuf, Vec<String>)>> {
+    if !Model::is_collection(path) {
+        return Ok(vec![(path.to_path_buf(), Vec::new())]);
+    }
+    let model = Model::open(path)?;
+    let shards = model.shards().into_iter().enumerate();
+    let described = shards.map(|(number, shard)| {
+        let superseded = model.superseded(number).map(str::to_string).collect();
+        (shard.file, superseded)
+    });
+    Ok(described.collect())
+}

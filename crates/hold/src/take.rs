@@ -1,0 +1,523 @@
+//! Takes files that another process holds.
+
+use super::holder::Holder;
+use super::name;
+use super::place;
+use super::protocol::{Answer, HeldInfo, LONGEST_ANSWER, Op, Request, VERSION};
+use dmafile::Buffer;
+use dmafile::CancelToken;
+use dmafile::{Error, Result};
+use dmafile_sys::socket::{self, Credentials};
+use dmafile_sys::{Errno, file, sandbox};
+use rustix::process::{Pid, PidfdFlags};
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a holder may take to answer.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait for an answer if the process that created the socket has ended: another process may have
+/// inherited it and serve it.
+pub(super) const DOUBT: Duration = Duration::from_millis(500);
+/// Interval at which the holder and the token are checked.
+const STEP: Duration = Duration::from_millis(10);
+
+/// A builder for a take: the name, the socket, and how long to wait.
+#[must_use = "nothing is taken before `run`"]
+pub struct Take {
+    name: String,
+    at: Option<PathBuf>,
+    wait: Duration,
+    cancel: CancelToken,
+}
+
+/// Files in memory that another process loaded, taken from its holder.
+///
+/// The memory exists for as long as any process has it, even if the holder ends. Until this is dropped the
+/// holder counts this process as a taker.
+#[derive(Debug)]
+pub struct Held {
+    name: String,
+    files: Vec<HeldFile>,
+    from: From,
+}
+
+/// One of these files.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct HeldFile {
+    /// Its name, without a folder.
+    pub name: String,
+    /// The memory.
+    pub buffer: Buffer,
+    /// Its description by the holder.
+    pub info: HeldInfo,
+    /// Whether this process maps its huge pages as such, if it has any: None if it has none, or if that cannot
+    /// be found out.
+    pub huge: Option<bool>,
+    /// Keeps the connection to the holder, or this process's own service, for as long as the memory is in use.
+    _from: Arc<Kept>,
+}
+
+/// The source of the memory.
+#[derive(Clone, Debug)]
+struct From {
+    at: PathBuf,
+    who: Credentials,
+}
+
+/// What must exist for as long as the memory is in use here.
+pub(super) enum Kept {
+    /// The holder counts the connection.
+    Connection { socket: OwnedFd },
+    /// This process passes it on.
+    Serving { _holder: Holder },
+}
+
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Connection { .. } => "Connection",
+            Self::Serving { .. } => "Serving",
+        })
+    }
+}
+
+impl Held {
+    /// Takes the files that are held under a name.
+    ///
+    /// ```no_run
+    /// use dmafile_hold::Held;
+    /// use std::time::Duration;
+    ///
+    /// let held = Held::take("llama").wait(Duration::from_secs(60)).run()?;
+    /// for file in held.files() {
+    ///     println!("{}: {} bytes", file.name, file.buffer.len());
+    /// }
+    /// # Ok::<(), dmafile::Error>(())
+    /// ```
+    pub fn take(name: impl Into<String>) -> Take {
+        Take {
+            name: name.into(),
+            at: None,
+            wait: Duration::ZERO,
+            cancel: CancelToken::new(),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its files, in the order in which the holder loaded them.
+    pub fn files(&self) -> &[HeldFile] {
+        &self.files
+    }
+
+    /// Only the files.
+    pub fn into_files(self) -> Vec<HeldFile> {
+        self.files
+    }
+
+    /// A second descriptor of the connection to the holder, to be inherited by programs that this process
+    /// executes: the holder then counts them as takers. None if this process serves the memory itself.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn inherited_connection(&self) -> Result<Option<OwnedFd>> {
+        let failed = |errno| Error::os("cannot pass the connection on", errno);
+        let Some(Kept::Connection { socket }) = self.files.first().map(|file| &*file._from) else {
+            return Ok(None);
+        };
+        let twin = file::twin(socket.as_fd()).map_err(failed)?;
+        file::inherit(twin.as_fd()).map_err(failed)?;
+        Ok(Some(twin))
+    }
+
+    /// The path of the socket that it was taken from.
+    pub fn at(&self) -> &Path {
+        &self.from.at
+    }
+
+    /// The process that served it, and its user; process 0 means another PID namespace.
+    pub fn holder(&self) -> (u32, u32) {
+        (self.from.who.pid, self.from.who.uid)
+    }
+
+    /// Files that this process has loaded itself.
+    pub(super) fn own(name: String, files: Vec<(Buffer, HeldInfo)>, holder: Holder) -> Self {
+        let from = From {
+            at: holder.at().to_path_buf(),
+            who: Credentials {
+                pid: std::process::id(),
+                uid: place::user(),
+                gid: rustix::process::getegid().as_raw(),
+            },
+        };
+        let kept = Arc::new(Kept::Serving { _holder: holder });
+        let files = files.into_iter();
+        let files = files.map(|(buffer, info)| HeldFile::new(buffer, info, Arc::clone(&kept)));
+        Self {
+            name,
+            files: files.collect(),
+            from,
+        }
+    }
+
+    /// The same, served by this process from now on.
+    pub(super) fn passed_on(mut self, holder: Holder) -> Self {
+        let kept = Arc::new(Kept::Serving { _holder: holder });
+        for file in &mut self.files {
+            file._from = Arc::clone(&kept);
+        }
+        self
+    }
+}
+
+impl HeldFile {
+    fn new(buffer: Buffer, info: HeldInfo, from: Arc<Kept>) -> Self {
+        Self {
+            name: info.name.clone(),
+            huge: match info.pages.contains("thp") {
+                true => buffer.has_huge_mapping(),
+                false => None,
+            },
+            buffer,
+            info,
+            _from: from,
+        }
+    }
+}
+
+impl Take {
+    /// The path of the socket; default: the name's socket of this user, or else of root.
+    pub fn at(mut self, socket: impl Into<PathBuf>) -> Self {
+        self.at = Some(socket.into());
+        self
+    }
+
+    /// How long to wait until something is held there; default: not at all.
+    pub fn wait(mut self, most: Duration) -> Self {
+        self.wait = most.min(super::LONGEST);
+        self
+    }
+
+    /// Lets `token` end the wait, for a holder or for its answer.
+    pub fn cancel(mut self, token: CancelToken) -> Self {
+        self.cancel = token;
+        self
+    }
+
+    /// Takes the files: maps their memory, and reads nothing.
+    ///
+    /// The holder is not trusted: its memory must be of the kind that it claims, must not be able to shrink,
+    /// and must contain the bytes of each file.
+    ///
+    /// # Errors
+    /// ENOENT or ECONNREFUSED if nothing is held under that name after `wait`; EACCES if this user may not use
+    /// the socket; EPERM if another user could have put it there; EPROTO for an invalid answer; ETIMEDOUT for
+    /// no answer within 10 seconds; EMFILE if this process has too many open descriptors.
+    pub fn run(self) -> Result<Held> {
+        name::check(&self.name)?;
+        let places = match &self.at {
+            Some(at) => vec![at.clone()],
+            None => {
+                let folders = place::folders().into_iter();
+                folders.map(|folder| folder.join(&self.name)).collect()
+            }
+        };
+        let until = Instant::now() + self.wait;
+        loop {
+            let mut first = None;
+            for (at, next) in places.iter().zip(1..) {
+                match take(at, &self.name, until, &self.cancel) {
+                    Ok(held) => return Ok(held),
+                    Err(error)
+                        if is_absent(&error) || (next < places.len() && is_barred(&error)) =>
+                    {
+                        first = first.or(Some(error));
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            let error = first.expect("there is a place to look at");
+            if self.cancel.is_set() {
+                return Err(Error::cancelled_while("take", &self.name));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(error);
+            }
+            std::thread::sleep(STEP.min(left));
+        }
+    }
+}
+
+/// Whether nothing is held there, yet or any more.
+fn is_absent(error: &Error) -> bool {
+    [
+        libc::ENOENT,
+        libc::ECONNREFUSED,
+        libc::ECONNRESET,
+        libc::EPIPE,
+        libc::EUSERS,
+    ]
+    .map(Some)
+    .contains(&error.raw_os_error())
+}
+
+/// Whether this user cannot use the folder, or what is in it. `$XDG_RUNTIME_DIR` may be that of another user
+/// (su(1)); root's folder is looked at nevertheless.
+pub(super) fn is_barred(error: &Error) -> bool {
+    [libc::EACCES, libc::EPERM, libc::ENOTDIR, libc::ELOOP]
+        .map(Some)
+        .contains(&error.raw_os_error())
+}
+
+/// Makes one attempt.
+fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) -> Result<Held> {
+    let talk = Talk::begin("cannot take", at, until, cancel)?;
+    talk.request(Op::Take, Some(name), 0)?;
+    receive(talk, name)
+}
+
+/// Takes the files from a holder that has been asked for the first ones.
+pub(super) fn receive(talk: Talk, name: &str) -> Result<Held> {
+    let at = talk.at.clone();
+    let mut files: Vec<(Buffer, HeldInfo)> = Vec::new();
+    loop {
+        let (answer, fds) = talk.answer()?;
+        let mut fds = fds.into_iter();
+        let count = answer.files.len();
+        for info in answer.files {
+            let own: Vec<_> = fds.by_ref().take(info.descriptors).collect();
+            if own.len() != info.descriptors {
+                return Err(talk.unsound("it came with too few descriptors"));
+            }
+            let buffer = Buffer::of_peer(own, &info.kind, (info.offset, info.bytes), info.sealed)
+                .map_err(|why| {
+                talk.unsound(&why)
+                    .at(format!("{}, {}", at.display(), info.name))
+            })?;
+            files.push((buffer, info));
+        }
+        if fds.next().is_some() {
+            return Err(talk.unsound("it came with too many descriptors"));
+        }
+        if count == 0 || files.len() > answer.total {
+            return Err(talk.unsound("it has no files, or not as many as it claims"));
+        }
+        if files.len() == answer.total {
+            break;
+        }
+        talk.request(Op::Take, Some(name), files.len())?;
+    }
+    let mut names = BTreeSet::new();
+    for (_, info) in &mut files {
+        if !info.complete() || !names.insert(info.file_name()) {
+            let why = format!("{:?} is not a valid file name, or appears twice", info.name);
+            return Err(talk.unsound(&why));
+        }
+    }
+    let from = From { at, who: talk.who };
+    let kept = Arc::new(Kept::Connection {
+        socket: talk.socket,
+    });
+    let files = files.into_iter();
+    let files = files.map(|(buffer, info)| HeldFile::new(buffer, info, Arc::clone(&kept)));
+    Ok(Held {
+        name: name.to_string(),
+        files: files.collect(),
+        from,
+    })
+}
+
+/// Whether a process has ended; false for one in another PID namespace (0).
+pub(super) fn has_ended(pid: u32) -> bool {
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
+    match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+        // A pidfd is readable when its process has ended, even before it is reaped (pidfd_open(2)).
+        Ok(process) => file::wait_readable(process.as_fd(), Duration::ZERO) == Ok(true),
+        Err(errno) => errno == Errno::SRCH,
+    }
+}
+
+/// A connection to a holder.
+pub(super) struct Talk {
+    socket: OwnedFd,
+    at: PathBuf,
+    pub who: Credentials,
+    until: Instant,
+    cancel: CancelToken,
+    what: &'static str,
+}
+
+impl Talk {
+    /// Connects. `what` names the operation in errors. The last answer must arrive by `until`, or in reasonable
+    /// time, unless `cancel` ends the wait.
+    pub(super) fn begin(
+        what: &'static str,
+        at: &Path,
+        until: Instant,
+        cancel: &CancelToken,
+    ) -> Result<Self> {
+        let until = until.max(Instant::now() + PATIENCE);
+        loop {
+            match Self::at_once(what, at, until, cancel) {
+                // The queue of connections is full.
+                Err(error)
+                    if error.raw_os_error() == Some(libc::EAGAIN)
+                        && Instant::now() < until
+                        && !cancel.is_set() =>
+                {
+                    std::thread::sleep(STEP);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// As [`Talk::begin`], but EAGAIN if too many others wait to be connected. Answers must arrive by `until`.
+    pub(super) fn at_once(
+        what: &'static str,
+        at: &Path,
+        until: Instant,
+        cancel: &CancelToken,
+    ) -> Result<Self> {
+        let socket = place::connect(what, at)?;
+        let who = socket::credentials(socket.as_fd())
+            .map_err(|errno| place::cannot_connect(what, errno, at))?;
+        Ok(Self {
+            socket,
+            at: at.to_path_buf(),
+            who,
+            until,
+            cancel: cancel.clone(),
+            what,
+        })
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Sends a request, and waits for the answer.
+    pub(super) fn ask(
+        &mut self,
+        op: Op,
+        name: Option<&str>,
+        from: usize,
+    ) -> Result<(Answer, Vec<OwnedFd>)> {
+        self.request(op, name, from)?;
+        self.answer()
+    }
+
+    /// Sends a request.
+    pub(super) fn request(&self, op: Op, name: Option<&str>, from: usize) -> Result<()> {
+        let request = Request {
+            v: VERSION,
+            op,
+            name: name.map(str::to_string),
+            from,
+        };
+        let bytes =
+            serde_json::to_vec(&request).map_err(|error| self.unsound(&error.to_string()))?;
+        let sent = socket::send(self.socket.as_fd(), &bytes, &[], false);
+        sent.map_err(|errno| self.failed(errno))
+    }
+
+    fn failed(&self, errno: Errno) -> Error {
+        let error = Error::os(self.what, errno).at(self.at.display().to_string());
+        let error = error.of_calls(&[sandbox::SENDMSG, sandbox::RECVMSG]);
+        match errno {
+            Errno::MFILE => error.with_why("not all of its descriptors could be received"),
+            Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => {
+                error.with_why("its holder has ended")
+            }
+            Errno::TIMEDOUT => error
+                .with_why("its holder does not answer")
+                .with_remedy("check whether it is still running"),
+            _ => error,
+        }
+    }
+
+    /// Waits for the answer.
+    fn answer(&self) -> Result<(Answer, Vec<OwnedFd>)> {
+        let mut bytes = vec![0; LONGEST_ANSWER + 1];
+        let asked = Instant::now();
+        let failed = |errno| self.failed(errno);
+        let (got, fds) = loop {
+            match socket::receive_up_to(self.socket.as_fd(), &mut bytes, false) {
+                Err(Errno::AGAIN) => {}
+                Err(Errno::MSGSIZE) => return Err(self.unsound("it is too long")),
+                done => break done.map_err(failed)?,
+            }
+            if self.cancel.is_set() {
+                let what = self.what.trim_start_matches("cannot ");
+                return Err(Error::cancelled_while(what, self.at.display().to_string()));
+            }
+            let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(failed(Errno::TIMEDOUT));
+            }
+            if !file::wait_readable(self.socket.as_fd(), left.min(STEP)).map_err(failed)?
+                && asked.elapsed() >= DOUBT
+                && has_ended(self.who.pid)
+            {
+                // A process that the holder forked keeps the socket open, and never answers.
+                return Err(failed(Errno::CONNREFUSED));
+            }
+        };
+        if got == 0 {
+            return Err(failed(Errno::CONNRESET));
+        }
+        let answer = Answer::parse(&bytes[..got]).map_err(|why| self.unsound(&why))?;
+        if let Some(refusal) = answer.error {
+            let errno = Errno::from_raw_os_error(refusal.errno.clamp(1, 4095));
+            return Err(Error::new(self.what, refusal.why)
+                .with_errno(errno)
+                .at(self.at.display().to_string()));
+        }
+        Ok((answer, fds))
+    }
+
+    pub(super) fn unsound(&self, why: &str) -> Error {
+        Error::new(
+            self.what,
+            format!("the holder's answer is not valid: {why}"),
+        )
+        .with_errno(Errno::PROTO)
+        .at(self.at.display().to_string())
+    }
+}
+
+#[cfg(fuzzing)]
+#[path = "../../../fuzz/inside/taker.rs"]
+pub(super) mod fuzz;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_without_files_is_refused() {
+        let (ours, theirs) = socket::pair().unwrap();
+        let answer = serde_json::to_vec(&Answer::empty()).unwrap();
+        socket::send(theirs.as_fd(), &answer, &[], false).unwrap();
+        let talk = Talk {
+            who: socket::credentials(ours.as_fd()).unwrap(),
+            socket: ours,
+            at: PathBuf::from("/x"),
+            until: Instant::now() + PATIENCE,
+            cancel: CancelToken::new(),
+            what: "cannot take",
+        };
+        let error = receive(talk, "x").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPROTO));
+    }
+}

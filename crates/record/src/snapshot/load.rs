@@ -1,0 +1,261 @@
+//! Loads a snapshot: opens all of its files, then loads each.
+
+use super::folder::{DAMAGED, Folder};
+use super::manifest::{self, Entry, Manifest};
+use super::report::{
+    LoadedSnapshot, LoadedSource, SnapshotLoadPlan, SnapshotLoadReport, SourceLoadPlan,
+    SourceLoadReport,
+};
+use super::tally::Tally;
+use dmafile::Buffer;
+use dmafile::Kind;
+use dmafile::Plan;
+use dmafile::internal::Builder;
+use dmafile::internal::Clock;
+use dmafile::internal::ProgressFn;
+use dmafile::internal::Reach;
+use dmafile::internal::Source;
+use dmafile::internal::sync::lock;
+use dmafile::message;
+use dmafile::{CancelToken, Progress};
+use dmafile::{Error, Result};
+use dmafile::{Load, Loaded};
+use dmafile::{Names, Opt};
+use dmafile_sys::Errno;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+type EachFn = Box<dyn Fn(&str, Load) -> Load + Send>;
+type PlanFn = Box<dyn FnMut(&str, &Plan) + Send>;
+
+/// A builder for loading a snapshot: a folder, and how to load its sources.
+///
+/// Each source gets a separate buffer, which is checked against the size and the digest in the manifest
+/// before it is returned. If another snapshot replaces this one during the load, either the old or the new
+/// one is loaded, completely.
+#[must_use = "nothing is loaded before `run`"]
+pub struct SnapshotLoad {
+    path: PathBuf,
+    each: EachFn,
+    cancel: CancelToken,
+    progress: Option<ProgressFn>,
+    on_plan: Option<PlanFn>,
+    names: &'static dyn Names,
+}
+
+/// A snapshot whose files are open: it can be loaded even if the folder changes.
+type Open = (Manifest, Vec<Option<Source>>);
+
+impl SnapshotLoad {
+    /// Loads the snapshot in the folder `path`, each source into a memfd; the plan chooses everything else.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            each: Box::new(|_, load| load),
+            cancel: CancelToken::new(),
+            progress: None,
+            on_plan: None,
+            names: &Builder,
+        }
+    }
+
+    /// Whether a folder contains a snapshot, intact or damaged: a manifest.
+    pub fn is_snapshot(path: &Path) -> bool {
+        path.join(manifest::NAME).symlink_metadata().is_ok()
+    }
+
+    /// Calls `with` with the name and the load of each source, to set its options. The snapshot's own
+    /// options (`verify`, `cancel`, `progress`) are set afterwards.
+    pub fn each(mut self, with: impl Fn(&str, Load) -> Load + Send + 'static) -> Self {
+        self.each = Box::new(with);
+        self
+    }
+
+    /// Lets `token` cancel the load.
+    pub fn cancel(mut self, token: CancelToken) -> Self {
+        self.cancel = token;
+        self
+    }
+
+    /// As [`Load::progress`], for all sources together.
+    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
+    }
+
+    /// Sets how messages name options; default: as this crate does.
+    pub fn names(mut self, names: &'static dyn Names) -> Self {
+        self.names = names;
+        self
+    }
+
+    /// Calls `show` with the name of each source and its plan, when that is made.
+    pub fn on_plan(mut self, show: impl FnMut(&str, &Plan) + Send + 'static) -> Self {
+        self.on_plan = Some(Box::new(show));
+        self
+    }
+
+    /// Returns what would be done, and why. Opens the files and probes the machine; reads nothing, except
+    /// one block of each file if that is the only way to find out whether direct I/O works.
+    ///
+    /// # Errors
+    /// As [`SnapshotLoad::run`], as far as they can be foreseen.
+    pub fn plan(self) -> Result<SnapshotLoadPlan> {
+        let (manifest, files) = open(&self.path)?;
+        let loads = self.loads(&manifest, files, None)?;
+        let plan = |(entry, load): (&Entry, Option<Load>)| {
+            Ok(SourceLoadPlan {
+                name: entry.name.clone(),
+                bytes: entry.bytes,
+                plan: load.map(Load::plan).transpose()?,
+            })
+        };
+        let sources = manifest.sources.iter().zip(loads).map(plan);
+        Ok(SnapshotLoadPlan {
+            sources: sources.collect::<Result<_>>()?,
+            from: self.path,
+            generation: manifest.generation,
+        })
+    }
+
+    /// Loads all sources, one after another.
+    ///
+    /// # Errors
+    /// As [`Load::run`], for each of them; ENOENT if the folder has no snapshot, EBADMSG for a damaged
+    /// manifest or file, EOPNOTSUPP for a manifest of another version. Nothing is left behind, except in an
+    /// `fd:N` that was being filled.
+    pub fn run(mut self) -> Result<LoadedSnapshot> {
+        let clock = Clock::start();
+        let (manifest, files) = open(&self.path)?;
+        let tally = self.progress.take().map(|tell| {
+            let totals = manifest.sources.iter().map(|entry| entry.bytes);
+            Tally::new(tell, totals)
+        });
+        let show = self.on_plan.take().map(|show| Arc::new(Mutex::new(show)));
+        let loads = self.loads(&manifest, files, tally.as_ref())?;
+        let mut sources = Vec::new();
+        let mut reports = Vec::new();
+        for (entry, load) in manifest.sources.iter().zip(loads) {
+            if self.cancel.is_set() {
+                return Err(Error::cancelled(self.path.display().to_string()));
+            }
+            let (buffer, report) = match load {
+                None => (Buffer::empty()?, None),
+                Some(load) => {
+                    let Loaded { buffer, report, .. } = run_one(load, entry, show.as_ref())?;
+                    (buffer, Some(report))
+                }
+            };
+            sources.push(LoadedSource {
+                name: entry.name.clone(),
+                buffer,
+            });
+            reports.push(SourceLoadReport {
+                name: entry.name.clone(),
+                bytes: entry.bytes,
+                saved_from: entry.kind.clone(),
+                saved_page: entry.page,
+                report,
+            });
+        }
+        Ok(LoadedSnapshot {
+            sources,
+            report: SnapshotLoadReport {
+                bytes: manifest.sources.iter().map(|entry| entry.bytes).sum(),
+                seconds: clock.begin.elapsed().as_secs_f64(),
+                from: self.path,
+                generation: manifest.generation,
+                cpu: clock.cpu(),
+                sources: reports,
+            },
+        })
+    }
+
+    /// The load of each source; None for an empty one.
+    fn loads(
+        &self,
+        manifest: &Manifest,
+        files: Vec<Option<Source>>,
+        tally: Option<&Arc<Tally>>,
+    ) -> Result<Vec<Option<Load>>> {
+        let mut filled = Vec::new();
+        let mut load_of = |number, entry: &Entry, file: Option<Source>| {
+            let Some(file) = file else {
+                return Ok(None);
+            };
+            let load = Load::of(Arc::new(file), Reach::Asked).names(self.names);
+            let mut load = (self.each)(&entry.name, load)
+                .verify(manifest.expected(entry)?)
+                .cancel(self.cancel.clone());
+            load.check()?;
+            if !load.is_whole() {
+                let why = "sources of a snapshot are loaded whole";
+                return Err(Error::usage(message![Opt::Offset, ", ", Opt::Length], why));
+            }
+            if let Kind::Fd { number, .. } = load.kind() {
+                if filled.contains(number) {
+                    let why = format!("fd:{number} cannot take more than one source");
+                    return Err(Error::usage(Opt::To, why));
+                }
+                filled.push(*number);
+            }
+            if let Some(tally) = tally {
+                let tally = Arc::clone(tally);
+                load = load.progress(move |progress| tally.set(number, progress));
+            }
+            Ok(Some(load))
+        };
+        let sources = manifest.sources.iter().zip(files).enumerate();
+        sources
+            .map(|(number, (entry, file))| load_of(number, entry, file))
+            .collect()
+    }
+}
+
+fn run_one(load: Load, entry: &Entry, show: Option<&Arc<Mutex<PlanFn>>>) -> Result<Loaded> {
+    let load = match show {
+        Some(show) => {
+            let (show, name) = (Arc::clone(show), entry.name.clone());
+            load.on_plan(move |plan| lock(&show)(&name, plan))
+        }
+        None => load,
+    };
+    load.run().map_err(|error| match error.raw_os_error() {
+        Some(libc::EBADMSG) => error.with_remedy(DAMAGED),
+        _ => error,
+    })
+}
+
+/// Opens a snapshot. If another one replaces it during this and removes its files, the new one is opened.
+fn open(path: &Path) -> Result<Open> {
+    /// Only an attacker replaces it more often in a row.
+    const MOST_TRIES: u32 = 100;
+    let folder = Folder::open(path)?;
+    let read = || {
+        folder.manifest()?.ok_or_else(|| {
+            Error::os("cannot load a snapshot", Errno::NOENT)
+                .at(path.display().to_string())
+                .with_why(format!("the folder has no {}", manifest::NAME))
+                .with_remedy("name a folder with a snapshot")
+        })
+    };
+    let mut manifest = read()?;
+    for _ in 0..MOST_TRIES {
+        let files = manifest.sources.iter();
+        let files = files.map(|entry| folder.open_source(entry));
+        match files.collect::<Result<Vec<_>>>() {
+            Ok(files) => return Ok((manifest, files)),
+            Err(error) => {
+                let now = read()?;
+                if error.raw_os_error() != Some(libc::ENOENT) || now == manifest {
+                    return Err(error);
+                }
+                manifest = now;
+            }
+        }
+    }
+    let error = Error::os("cannot load a snapshot", Errno::AGAIN);
+    Err(error
+        .at(path.display().to_string())
+        .with_why("it is replaced faster than it can be opened"))
+}
