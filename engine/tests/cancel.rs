@@ -6,13 +6,7 @@ use common::{cold, dir};
 use dmafile::{CancelToken, ErrorKind, Load, Method, Progress};
 use std::sync::{Arc, Mutex};
 
-const METHODS: [Method; 5] = [
-    Method::Auto,
-    Method::Threads,
-    Method::Read,
-    Method::Mmap,
-    Method::Sendfile,
-];
+const METHODS: [Method; 4] = [Method::Auto, Method::Uring, Method::Threads, Method::Bounce];
 
 #[test]
 fn a_cancelled_load_is_an_error() {

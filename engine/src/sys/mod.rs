@@ -20,7 +20,6 @@ pub(crate) mod memfd;
 pub(crate) mod netlink;
 pub(crate) mod numa;
 pub(crate) mod pagemap;
-pub(crate) mod pipe;
 pub(crate) mod place;
 pub(crate) mod process;
 pub(crate) mod sandbox;
