@@ -1,6 +1,6 @@
 //! Whatever a peer requests, the holder answers in order and within its limits. Part of the engine in a build for fuzzing.
 
-use super::{Answer, Around, InFlight, LONGEST_ANSWER, Op, Peer, PeerRequest, NextStep, FileWatch};
+use super::{Answer, Around, FileWatch, InFlight, LONGEST_ANSWER, NextStep, Op, Peer, PeerRequest};
 use crate::fuzz_descriptors as descriptors;
 use crate::identity::FileIdentity;
 use crate::set::{Member, Set};
@@ -169,7 +169,14 @@ impl Client {
         assert!(fds.len() <= 16 || answer.files.len() == 1);
         assert_eq!((answer.total, answer.takers, answer.since), (files, 5, 7));
         self.has_all = takes && end == files;
-        assert_eq!(step, if self.has_all { NextStep::Took } else { NextStep::Stay });
+        assert_eq!(
+            step,
+            if self.has_all {
+                NextStep::Took
+            } else {
+                NextStep::Stay
+            }
+        );
         self.got = Some((request.op, end));
     }
 }

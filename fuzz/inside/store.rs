@@ -1,7 +1,7 @@
 //! What the service manager has kept is not used, or its descriptors are what the table says. Part of the engine in a
 //! build for fuzzing.
 
-use super::{FileIdentity, Member, Set, HoldOptions, find, own, roots};
+use super::{FileIdentity, HoldOptions, Member, Set, find, own, roots};
 use crate::fuzz_descriptors as descriptors;
 use crate::take::fuzz::buffer;
 use crate::{name, protocol::MOST_FILES};

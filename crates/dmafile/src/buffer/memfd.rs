@@ -138,8 +138,7 @@ impl Filling for Memfd {
 
 impl Finish for Memfd {
     fn finish(self: Box<Self>) -> Result<Box<dyn Filled>, Errno> {
-        // Direct sendfile and splice write whole blocks, which may have extended it.
-        if self.tactic.grain() == page_size() || self.len != self.final_size {
+        if self.len != self.final_size {
             memfd::resize(self.fd.as_fd(), self.final_size)?;
         }
         // Receivers can rely on its size, and udmabuf requires F_SEAL_SHRINK.

@@ -8,11 +8,8 @@ mod copy_file_range;
 mod fill;
 mod heap_read;
 mod ko;
-mod mmap;
 mod pool;
 mod premap;
-mod sendfile;
-mod splice;
 mod uring;
 mod windows;
 
@@ -112,11 +109,7 @@ pub(crate) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
         Method::Uring => uring::run(job),
         Method::Premap => premap::run(job),
         Method::Threads => pool::run(job, job.plan.workers(job.rung)),
-        Method::Read => pool::run(job, 1),
-        Method::Mmap => mmap::run(job),
         Method::Bounce => bounce::run(job),
-        Method::Sendfile => sendfile::run(job),
-        Method::Splice => splice::run(job),
         Method::Module => ko::run(job),
         Method::CopyFileRange => copy_file_range::run(job),
         Method::HeapRead => {

@@ -1,5 +1,5 @@
-//! `threads` and `read`: pread(2) by one or several workers; and the copy lane, which copies from
-//! the page cache what is there.
+//! `threads`: pread(2) by one or several workers; and the copy lane, which copies from the page cache
+//! what is there.
 
 use super::fill::{read_buffered, read_direct};
 use super::{ReadJob, Stop, bounce, work};

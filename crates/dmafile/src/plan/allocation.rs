@@ -20,10 +20,6 @@ pub(super) fn allocation(
     bytes: u64,
     fuses: bool,
 ) -> (Allocation, &'static str) {
-    let into_descriptor = matches!(
-        first.method,
-        Method::Sendfile | Method::Splice | Method::CopyFileRange
-    );
     if request.allocation != Allocation::Auto {
         (request.allocation, "requested")
     } else if matches!(target.kind, Kind::Caller) {
@@ -53,7 +49,7 @@ pub(super) fn allocation(
             Allocation::Ahead,
             "huge pages are zeroed one chunk ahead of the reads",
         )
-    } else if into_descriptor {
+    } else if first.method == Method::CopyFileRange {
         (
             Allocation::InRead,
             "the kernel allocates pages as it writes them, without zeroing",
@@ -79,7 +75,7 @@ pub(super) fn allocation(
 /// On Btrfs, a direct read into memory whose first page is not present silently goes through the
 /// page cache (seen with Linux 7.3, which takes the fault for a refusal).
 fn needs_pages(file: &File, first: Rung) -> bool {
-    let into_mapping = matches!(first.method, Method::Uring | Method::Threads | Method::Read);
+    let into_mapping = matches!(first.method, Method::Uring | Method::Threads);
     first.direct && into_mapping && file.file_system == "btrfs"
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn decide(
             && matches!(request.allocation, Allocation::Auto | Allocation::Ahead),
         capacity,
     };
-    let (mut ladder, not_mapped) = ladder::ladder(request, file, host, target, pages, wanted, log)?;
+    let (mut ladder, not_mapped) = ladder::ladder(request, file, host, target, wanted, log)?;
     let first = ladder[0];
     // One call reads with one I/O mode.
     let (to_copy, to_read) = match first.moves_in_one_call() && first.direct {

@@ -73,7 +73,6 @@ pub(super) fn ladder(
     file: &File,
     host: &Host,
     target: &MemoryTarget,
-    pages: Pages,
     wanted: WantedRange,
     log: &Reasons,
 ) -> Result<(Vec<Rung>, Option<Message>)> {
@@ -154,9 +153,6 @@ pub(super) fn ladder(
         Method::Threads => vec![rung(asked, true, false), rung(asked, false, false)],
         Method::Bounce if request.io == Io::Buffered => vec![rung(asked, false, false)],
         Method::Bounce => vec![bounce[0], bounce[1], rung(Method::Threads, false, false)],
-        // Baselines do what their names say: they use the page cache, unless direct I/O is requested.
-        _ if request.io == Io::Direct => vec![rung(asked, true, false)],
-        _ => vec![rung(asked, false, false)],
     };
     let by_others = target.ko().is_some() || target.copies || (target.heap_reads() && whole);
     if request.io == Io::Auto && asked == Method::Auto && to_read == 0 && !by_others {
@@ -183,7 +179,7 @@ pub(super) fn ladder(
                     Err("a heap reads whole files, without holes, while it allocates".into())
                 }
                 _ if rung.method == Method::Premap => maps_once(file, target),
-                _ => serves(rung, target, pages),
+                _ => serves(rung, target),
             },
         );
         match why {
@@ -411,15 +407,11 @@ impl PinnedBytes {
 }
 
 /// Whether a method works with a kind of memory and an I/O mode at all; otherwise why not.
-fn serves(rung: Rung, target: &MemoryTarget, pages: Pages) -> Result<(), Message> {
+fn serves(rung: Rung, target: &MemoryTarget) -> Result<(), Message> {
     match rung.method {
         Method::Bounce if !rung.direct => {
             Err("reads through the page cache need no bounce ring".into())
         }
-        Method::Mmap if rung.direct => {
-            Err("a mapping of a file always goes through the page cache".into())
-        }
-        Method::Sendfile | Method::Splice => writes_into(target, pages),
         Method::CopyFileRange if matches!(target.kind, Kind::Anon | Kind::Caller) => {
             Err("there is no descriptor to copy into".into())
         }
@@ -436,18 +428,6 @@ fn serves(rung: Rung, target: &MemoryTarget, pages: Pages) -> Result<(), Message
     }
 }
 
-/// sendfile and splice need a descriptor that supports write.
-fn writes_into(target: &MemoryTarget, pages: Pages) -> Result<(), Message> {
-    match (&target.kind, pages) {
-        _ if target.dma_buf.is_some() => {
-            Err("a dma-buf cannot be written through its descriptor".into())
-        }
-        (Kind::Anon | Kind::Caller, _) => Err("there is no descriptor to write into".into()),
-        (_, Pages::Huge) => Err("hugetlb memory cannot be written through its descriptor".into()),
-        _ => Ok(()),
-    }
-}
-
 /// The reason for choosing a method.
 pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
     let what = match (rung.method, rung.direct, rung.registered) {
@@ -459,14 +439,9 @@ pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
             "one pread after another, copied from the page cache"
         }
         (Method::Threads, false, _) => "a pool of preads, copied from the page cache",
-        (Method::Read, true, _) => "one direct pread after another",
-        (Method::Read, false, _) => "one pread after another, copied from the page cache",
-        (Method::Mmap, ..) => "copied from a mapping of the file",
         (Method::Premap, ..) => "the disk writes into memory that is mapped for it once, no copy",
         (Method::Bounce, _, true) => "the disk writes into a registered ring, one copy from there",
         (Method::Bounce, ..) => "a pool of direct preads, one copy from there",
-        (Method::Sendfile, ..) => "copied inside the kernel",
-        (Method::Splice, ..) => "copied inside the kernel, through a pipe",
         (Method::Module | Method::CopyFileRange, true, _) => {
             "the disk writes into the buffer's own pages, in one call"
         }

@@ -560,14 +560,6 @@ fn auto_selects_the_largest_available_pages() {
         ..Asked::default()
     };
     assert_eq!(pages(&exact, &pool, GIB), Pages::Thp);
-    // hugetlbfs does not support write, which these need.
-    for method in [Method::Sendfile, Method::Splice] {
-        let request = Asked {
-            method,
-            ..Asked::default()
-        };
-        assert_eq!(pages(&request, &pool, GIB), Pages::Thp);
-    }
     assert_eq!(pages(&Asked::default(), &host(), 4 * MIB), Pages::Small);
     let never = Host {
         thp: Some("never".to_string()),
@@ -901,7 +893,7 @@ fn a_bounce_ring_fits_into_a_low_pin_limit() {
 
 #[test]
 fn requested_direct_reads_into_an_unpinnable_dma_buf_are_refused() {
-    for method in [Method::Uring, Method::Threads, Method::Read] {
+    for method in [Method::Uring, Method::Threads] {
         let request = Asked {
             dma_buf: Some(DmaBufFacts {
                 unpinnable: Some(rustix::io::Errno::FAULT),
@@ -1273,24 +1265,14 @@ fn a_plan_has_only_the_sizes_that_will_be_used() {
             "1M 2 null null 2 null",
         ),
         (
-            asked(Method::Read, Io::Direct, auto),
+            asked(Method::Threads, Io::Direct, in_read),
             false,
-            "4M 1 128M 512 null 2",
+            "4M 64 null 512 null null",
         ),
         (
-            asked(Method::Read, Io::Direct, in_read),
+            asked(Method::Threads, Io::Direct, Allocation::Before),
             false,
-            "4M 1 null 512 null null",
-        ),
-        (
-            asked(Method::Read, Io::Direct, Allocation::Before),
-            false,
-            "4M 1 null 512 null 2",
-        ),
-        (
-            asked(Method::Mmap, Io::Auto, in_read),
-            false,
-            "1M 1 null null null null",
+            "4M 64 null 512 null 2",
         ),
         (
             asked(Method::Uring, Io::Buffered, in_read),

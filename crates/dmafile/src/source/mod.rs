@@ -268,11 +268,6 @@ impl Source {
         }
     }
 
-    /// The end of the file at an offset.
-    pub fn end_at(&self, at: u64) -> u64 {
-        self.part(at).0.end()
-    }
-
     /// The size, when it was opened, of the file at an offset.
     pub fn size_at(&self, at: u64) -> u64 {
         self.part(at).0.file.size()
