@@ -269,7 +269,7 @@ fn invalid_messages_are_refused() {
         ),
         (message(0, 8192), Some(plain.as_fd()), "not a memfd"),
         (message(0, 8193), sealed, "outside"),
-        (message(u64::MAX, 2), sealed, "no end"),
+        (message(u64::MAX, 2), sealed, "overflows"),
         (message(8192, 0), sealed, "empty"),
         (
             b"something else, 24 bytes".to_vec(),

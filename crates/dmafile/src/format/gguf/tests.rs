@@ -166,7 +166,7 @@ fn invalid_tensors_are_refused() {
     let mut many = tensor("a", &[1, 1, 1], 24, 0);
     many[9..13].fill(0xff);
     let text = refusal(&file(&[], &[many], 64));
-    assert!(text.contains("4294967295 dimensions claimed"), "{text}");
+    assert!(text.contains("4294967295 dimensions announced"), "{text}");
 }
 
 /// ggml has room for 4 dimensions and names of 63 bytes. The format has no such limits, and other programs
