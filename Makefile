@@ -1,12 +1,14 @@
 # All targets work on a fresh Debian 12 with Rust and Python. Python packages are installed in .venv only. scripts/need
 # installs missing Debian packages as root, and otherwise names them.
 
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
 DMAFILE := $(TARGET)/release/dmafile
 PAGES   := $(TARGET)/release/man
 SHELLS  := $(TARGET)/release/completions
 PYTHON  := .venv/bin/python
 PIP     := $(PYTHON) -m pip --disable-pip-version-check
+MAKEFLAGS += --no-print-directory
 
 # Where `make install` installs, by the variables of the GNU coding standards; DESTDIR is a prefix for packages.
 PREFIX      ?= /usr/local
@@ -24,7 +26,7 @@ DESTDIR     ?=
 UNIT        := dmafile-hold@.service
 # As an absolute path, because the C library's make runs in another folder.
 STAGE = $(if $(DESTDIR),$(abspath $(DESTDIR)))
-CAPI = $(MAKE) --no-print-directory -C crates/capi ARCHIVE=$(abspath $(TARGET))/release/libdmafile_capi.a \
+CAPI = $(MAKE) -C crates/capi ARCHIVE=$(abspath $(TARGET))/release/libdmafile_capi.a \
 	PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) INCLUDEDIR=$(INCLUDEDIR) DESTDIR=$(STAGE)
 
 # make(1) splits names at spaces, so the parts would name other folders.
@@ -33,230 +35,42 @@ $(foreach place,$(PLACES),$(if $(word 2,$($(place))),$(error $(place) contains a
 $(foreach place,$(filter-out DESTDIR PREFIX,$(PLACES)),$(if $(filter /%,$($(place))),,\
 	$(error $(place) is not an absolute path: '$($(place))'; only DESTDIR may be relative)))
 
-# What is fuzzed (fuzz/README.md), and how long each. The inputs found are kept in $(FUZZ)/corpus.
-FUZZED  := safetensors gguf manifest recording holder taker store mark
-SECONDS ?= 8
-FUZZ    := $(TARGET)/fuzz
-HOST     = $(shell rustc -vV | sed -n 's/^host: //p')
-# The flags of cargo-fuzz, without those that need a nightly compiler.
-SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-args=-sanitizer-coverage-, \
-	level=4 inline-8bit-counters pc-table trace-compares)
-
 # The folders that ruff, mypy and pytest check.
 SCRIPTS := attacks bench demo kernel python scripts tests vm
-# Of these, the folders whose tests boot virtual machines.
-BOOTING := vm tests/vm kernel/tests/vm bench/instructions
 # A virtual machine uses one CPU, so two run at a time. Tests of a file run one after the other.
-VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+PYTEST   = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-# Each test takes minutes, so each idle process takes the next one.
-KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
+# The Rust tests of `make test`: all but those that take longest. `make test-all PARTS=rust` runs all.
+CARGO_TEST  = cargo test --workspace --exclude dmafile-interference --locked
+SLOW_TESTS := these_tests_run_with_a_real_driver holes_are_zero_at_every_position unusual_blocks \
+	every_method_kind_and_mode_loads_every_range every_method_loads_shards memory_is_at_most_a_small_multiple \
+	only_the_given_part_of_a_memfd a_killed_recorder the_documented_reader a_torn_tail saving_in_place_changes_only \
+	a_kill_leaves the_next_save_removes_what_a_kill_left
 
-# The virtual environments of `make loaders-test`, 1.4 and 1.9 GB.
-LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
-LOADER_TESTS := python/tests/loaders
+.PHONY: help demo build install uninstall test lint test-all fuzz kernel-lint kernel-test bench gpu-kit gpu-bench docs \
+	deb wheels crates release built compiled extension need-rust need-rust-tools need-test-tools
 
-.PHONY: help demo test interference-test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-kit gpu-bench fuzz fuzz-planted vm-bench bench save-bench lint docs install uninstall build built extension \
-	deb deb-test wheels wheels-test crates sbom licences msrv release release-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
-	need-rust need-rust-tools need-test-tools
+help: ## this list
+	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } \
+		/^[a-z0-9 -]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+## Use it
 
-demo: build .venv/demo ## load two models into shareable memory, compare with plain read(), and compare checksums
-	@echo "demo: a real model and a generated one, from disk into a memfd (under 3 minutes)"
+demo: build .venv/demo ## load two models into shareable memory, beside read(), and compare checksums (3 minutes)
 	@scripts/need util-linux-extra command -v fincore
 	@$(PYTHON) -m demo.demo --dmafile $(DMAFILE) $(ARGS)
 
-# Prints the next step of a target, and the time so far: $(call step,the next step).
-BEGAN := $(shell date +%s)
-step = @s=$$(($$(date +%s) - $(BEGAN))); printf '%s: %s (after %d:%02d)\n' $@ '$1' $$((s / 60)) $$((s % 60))
+build: need-rust ## build the command, its man pages and completions, and the C library
+	cargo build --release --locked
+	@mkdir -p $(PAGES) $(SHELLS)
+	@rm -f $(PAGES)/*.1
+	@$(DMAFILE) man $(PAGES)
+	@$(DMAFILE) completions bash > $(SHELLS)/dmafile.bash
+	@$(DMAFILE) completions zsh > $(SHELLS)/_dmafile
+	@$(DMAFILE) completions fish > $(SHELLS)/dmafile.fish
+	@$(CAPI) all
 
-test: ## lint, then run all tests, with progress
-	$(call step,1/7 tools and packages)
-	@$(MAKE) --no-print-directory need-rust-tools need-test-tools .venv/dev .venv/demo
-	$(call step,2/7 lint)
-	@$(MAKE) --no-print-directory lint
-	$(call step,3/7 compiling)
-	cargo test --workspace --locked --no-run
-	@$(MAKE) --no-print-directory extension
-	$(call step,4/7 Rust)
-	cargo test --workspace --locked
-	$(call step,5/7 Python of $(filter-out kernel tests vm,$(SCRIPTS)))
-	$(PYTHON) -m pytest --quiet -rs --ignore=bench/instructions $(filter-out kernel tests vm,$(SCRIPTS))
-	$(call step,6/7 virtual machines: $(BOOTING))
-	$(VM_TESTS) $(BOOTING)
-	$(call step,7/7 fuzzing)
-	@if command -v c++ >/dev/null; then $(MAKE) --no-print-directory fuzz; else echo "test: no c++ compiler; fuzzing is skipped"; fi
-	$(call step,all passed)
-
-consumers-test: need-rust need-test-tools extension .venv/consumers ## let third-party programs use loaded memory: llama.cpp, OpenVINO, Vulkan (250 MB, once)
-	@echo "consumers-test: on this machine and in two virtual machines (5 minutes)"
-	CI=true $(PYTHON) -m pytest --quiet -rs python/tests/test_paths.py python/tests/test_consumers.py \
-		python/tests/test_takers.py $(ARGS)
-	CONSUMERS=1 $(VM_TESTS) tests/vm/test_vulkan.py $(ARGS)
-
-arm64-test: need-rust need-test-tools ## tests of the command, the C library and the engine on Debian's arm64 kernels, pages of 4 and 16 KiB (an hour; 250 MB, once)
-	@echo "arm64-test: compiles for aarch64, then boots a machine for each test, without KVM"
-	rustup target add aarch64-unknown-linux-gnu
-	ARM64=1 $(VM_TESTS) tests/vm/test_arm64.py $(ARGS)
-
-gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memory, with a test double of the driver (100,000 schedules) and with a real one if there is one (half an hour)
-	@echo "gpu-test: with the test double of the driver, in $(LOADERS)/torch"
-	DMAFILE_SCHEDULES=100000 cargo test --locked -p dmafile --test through --test device --test pinned --test pool
-	cargo test --locked -p dmafile --test device -- --ignored
-	cargo test --locked -p dmafile-capi --test install -- a_stream a_device
-	@$(PIP) install --quiet --no-deps --upgrade --target $(TARGET)/cuda nvidia-cuda-runtime==13.5.37
-	cc -fsyntax-only -I$(TARGET)/cuda/nvidia/cu13/include tests/double/prototypes.c
-	@rm -rf $(TARGET)/hip && mkdir -p $(TARGET)/hip && cd $(TARGET)/hip && apt-get download -qq libamdhip64-dev && \
-		dpkg-deb --extract libamdhip64-dev_*.deb . || { echo "gpu-test: AMD's header is in Debian's package" \
-		"libamdhip64-dev, which cannot be downloaded" >&2; exit 1; }
-	cc -fsyntax-only -Wno-deprecated-declarations -I$(TARGET)/hip/usr/include tests/double/prototypes_hip.c
-	@VIRTUAL_ENV=$(LOADERS)/torch .venv/bin/maturin develop --quiet --locked
-	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_cuda.py python/tests/test_torch_device.py \
-		python/tests/test_torch.py python/tests/test_stream.py $(ARGS)
-	@echo "gpu-test: with a real driver, and PyTorch of $${GPU_PYTHON:-python3} (GPU_PYTHON names another Python)"
-	@$(PYTHON) -m scripts.gpu_kit python/dmafile $(TARGET)/gpu-test
-	@$(TARGET)/gpu-test/run --check; case $$? in 0) \
-		DMAFILE_GPU=real cargo test --locked -p dmafile --test device --test pinned && \
-		$(TARGET)/gpu-test/run --rounds 0 --json $(TARGET)/gpu-test.json;; 3) ;; *) exit 1;; esac
-
-# For any machine with a GPU, so it is linked like the wheels of a release.
-KIT = dmafile-gpu-$(VERSION)-$(MACHINE)
-MACHINE ?= $(shell uname -m)
-
-gpu-kit: need-rust .venv/release licences ## build one archive, in target, that tests and measures loads on a machine with a GPU, which needs only Python (for another machine: MACHINE=aarch64)
-	@echo "gpu-kit: a wheel, tests, and other loaders (38 MB to download) to $(TARGET)/$(KIT).tar.gz"
-	@rm -rf $(TARGET)/gpu-kit
-	@[ $(MACHINE) = $$(uname -m) ] || $(call need-target,$(MACHINE))
-	$(WHEEL) --target $(MACHINE)-unknown-linux-gnu --out $(TARGET)/gpu-kit
-	@$(PYTHON) -m scripts.wheels $(MANYLINUX) $(TARGET)/gpu-kit/*.whl
-	@$(PYTHON) -m scripts.gpu_kit --others $(MACHINE) $(TARGET)/gpu-kit/*.whl $(TARGET)/gpu-kit/$(KIT)
-	tar -C $(TARGET)/gpu-kit -czf $(TARGET)/$(KIT).tar.gz $(KIT)
-
-gpu-bench: ## on a machine with a GPU: run `make gpu-kit` if Rust is there, and in any case its archive (under 10 minutes without the build)
-	@! command -v cargo >/dev/null || $(MAKE) --no-print-directory gpu-kit
-	@[ -e $(TARGET)/$(KIT).tar.gz ] || { echo "gpu-bench: there is neither Rust nor $(TARGET)/$(KIT).tar.gz here:" \
-		"type 'make gpu-kit' on another machine, and copy the archive" >&2; exit 1; }
-	@rm -rf $(TARGET)/gpu-bench
-	@mkdir -p $(TARGET)/gpu-bench
-	tar -C $(TARGET)/gpu-bench -xzf $(TARGET)/$(KIT).tar.gz
-	$(TARGET)/gpu-bench/$(KIT)/run --json $(TARGET)/dmafile-gpu.json $(ARGS)
-
-# Runs $$target, built in the folder $1, from small files that are valid, or nearly.
-fuzzer = TMPDIR=$(abspath $1)/tmp $1/$(HOST)/release/$$target -max_total_time=$(SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=512 \
-	-print_final_stats=1 -artifact_prefix=$1/$$target- $(ARGS) $1/corpus/$$target fuzz/corpus/$$target
-planted = cat fuzz/planted/*.patch | patch --quiet --strip=1
-
-fuzz: need-rust ## fuzz the readers of files and messages, 8 seconds each (SECONDS=600 for longer)
-	@echo "fuzz: an instrumented build (about a minute, once), then $(SECONDS) seconds for each of $(words $(FUZZED)) readers"
-	@scripts/need build-essential command -v c++
-	@$(planted) --dry-run --force || { echo "fuzz: the patches in fuzz/planted no longer apply" >&2; exit 1; }
-	@RUSTFLAGS="$(SANCOV)" cargo build --release --locked --manifest-path fuzz/Cargo.toml \
-		--target $(HOST) --target-dir $(FUZZ)
-	@for target in $(FUZZED); do \
-		rm -rf $(FUZZ)/tmp; \
-		mkdir -p $(FUZZ)/tmp $(FUZZ)/corpus/$$target; \
-		case $$target in safetensors | gguf) more=attacks;; *) more=;; esac; \
-		$(call fuzzer,$(FUZZ)) $$more 2>$(FUZZ)/$$target.log || { tail -n 60 $(FUZZ)/$$target.log >&2; exit 1; }; \
-		awk -v target=$$target '/number_of_executed_units/ { print "fuzz: " target ", " $$2 " inputs" }' $(FUZZ)/$$target.log; \
-	done
-
-fuzz-planted: need-rust ## check that each fuzz target finds a bounds error that is planted in its reader (10 minutes)
-	@echo "fuzz-planted: builds a copy of the engine with the patches in fuzz/planted"
-	@scripts/need build-essential command -v c++
-	@rm -rf $(FUZZ)/planted/tree $(FUZZ)/planted/corpus
-	@mkdir -p $(FUZZ)/planted/tree
-	@cp -R --preserve=timestamps Cargo.toml Cargo.lock crates fuzz $(FUZZ)/planted/tree
-	@$(planted) --directory=$(FUZZ)/planted/tree
-	@RUSTFLAGS="$(SANCOV)" cargo build --release --locked --manifest-path $(FUZZ)/planted/tree/fuzz/Cargo.toml \
-		--target $(HOST) --target-dir $(FUZZ)/planted
-	@for target in $(FUZZED); do \
-		rm -rf $(FUZZ)/planted/tmp; \
-		mkdir -p $(FUZZ)/planted/tmp $(FUZZ)/planted/corpus/$$target; \
-		if $(call fuzzer,$(FUZZ)/planted) 2>$(FUZZ)/planted/$$target.log || ! grep -q "panicked at" $(FUZZ)/planted/$$target.log; then \
-			echo "fuzz-planted: $$target did not find it in $(SECONDS) seconds" >&2; exit 1; fi; \
-		awk -v target=$$target '/number_of_executed_units/ { print "fuzz-planted: " target " found it, " $$2 " inputs" }' \
-			$(FUZZ)/planted/$$target.log; \
-	done
-fuzz-planted: SECONDS = 120
-
-# How many points `make interference-test` draws; there are some 200,000.
-POINTS ?= 6000
-
-interference-test: need-rust ## let a second process act between any two system calls of dmafile, at 6,000 of 200,000 points (as root; 20 minutes; another program: ARGS="--dmafile PATH")
-	@echo "interference-test: $(POINTS) points in folders in /tmp; each FAULT comes with the command that shows it again"
-	cargo test --quiet --locked -p dmafile-interference -- --sample $(POINTS) $(ARGS)
-
-vm-test: need-rust need-test-tools extension ## test loads, and vm/run itself, on Debian's 6.12, 6.1 and newest kernels in QEMU
-	@echo "vm-test: boots some 120 virtual machines, two at a time, without KVM (two and a half hours on two idle cores)"
-	MATRIX=1 $(VM_TESTS) $(BOOTING) --durations=0 --durations-min=5 $(ARGS)
-
-loaders-test: need-rust .venv/dev $(LOADERS)/torch/ready $(LOADERS)/vllm/ready ## test with the real PyTorch, transformers, checkpoints and vLLM (20 minutes; 1.3 GB to download, once)
-	@echo "loaders-test: PyTorch and vLLM in $(LOADERS), without CUDA"
-	@scripts/need iproute2 command -v ip
-	@scripts/need e2fsprogs command -v /sbin/mke2fs
-	@scripts/need e2fsprogs command -v /sbin/debugfs
-	@for name in torch vllm; do VIRTUAL_ENV=$(LOADERS)/$$name .venv/bin/maturin develop --quiet --locked || exit 1; done
-	KILLS=30 $(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_torch.py python/tests/test_stream.py \
-		python/tests/test_dropin_torch.py \
-		$(LOADER_TESTS)/test_transformers.py $(LOADER_TESTS)/test_checkpoint.py $(LOADER_TESTS)/test_ranks.py \
-		$(LOADER_TESTS)/test_docs.py $(ARGS)
-	$(LOADERS)/vllm/bin/python -m pytest --quiet -rs $(LOADER_TESTS)/test_vllm.py $(ARGS)
-
-dropin-test: need-rust .venv/dev $(LOADERS)/torch/ready ## run the test suite of safetensors with its imports changed (2 minutes; 0.3 MB to download, once)
-	@echo "dropin-test: dmafile instead of safetensors, with PyTorch in $(LOADERS), without CUDA"
-	@VIRTUAL_ENV=$(LOADERS)/torch .venv/bin/maturin develop --quiet --locked
-	$(LOADERS)/torch/bin/python $(LOADER_TESTS)/dropin.py $(LOADERS) --quiet $(ARGS)
-
-loaders-contract: ## check whether the newest vllm, sglang, transformers and torch still have what dmafile relies on (1 GB to download)
-	python3 $(LOADER_TESTS)/contract.py $(ARGS)
-
-$(LOADERS)/%/ready: $(LOADER_TESTS)/requirements-%.txt $(LOADER_TESTS)/cuda_stubs.py
-	@scripts/need python3-venv python3 -c "import ensurepip, venv"
-	@scripts/need binutils command -v readelf
-	rm -rf $(@D)
-	python3 -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile --requirement $<
-	python3 $(LOADER_TESTS)/cuda_stubs.py $(@D)/lib/python3*/site-packages/torch/lib
-	@touch $@
-
-vm-bench: need-rust .venv/dev ## count the instructions of every method of loading, in QEMU (10 minutes)
-	@echo "vm-bench: one virtual machine; results in .bench (ARGS=--keep: in bench/results and docs)"
-	@$(PYTHON) -m bench.instructions stock $(ARGS)
-
-bench: build .venv/dev ## compare methods of loading on this machine (3 minutes; other tables: ARGS="--table limit")
-	@echo "bench: on the disk of this folder; files and results in .bench (ARGS=--report: also an HTML report)"
-	@scripts/need fio command -v fio
-	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
-	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) $(ARGS)
-
-save-bench: build .venv/dev ## compare saves and recorders with fio, the page cache and other writers (as root; 10 minutes)
-	@echo "save-bench: on the disk of this folder, which needs room for 8 GiB; results in .bench (ARGS='--keep saves': in bench/results and docs)"
-	@scripts/need fio command -v fio
-	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
-	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) --table saves $(ARGS)
-
-lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and types
-	@echo "lint: rustfmt, clippy, rustdoc, ruff, mypy"
-	cargo fmt --all --check
-	cargo fmt --manifest-path fuzz/Cargo.toml --check
-	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
-	cargo clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
-	$(PYTHON) -m ruff check conftest.py $(SCRIPTS)
-	$(PYTHON) -m ruff format --check conftest.py $(SCRIPTS)
-	$(PYTHON) -m mypy
-
-docs: build extension .venv/docs ## build the site of the documentation, the man pages and shell completions under target/
-	@echo "docs: man pages and completions to $(TARGET)/docs, the site to $(TARGET)/site/index.html"
-	@mkdir -p $(TARGET)/docs
-	cp $(PAGES)/*.1 $(SHELLS)/* $(TARGET)/docs
-	cargo doc --workspace --no-deps --locked
-	rm -rf $(TARGET)/site
-	$(PYTHON) -m scripts.site $(DMAFILE) $(TARGET)/doc $(abspath $(TARGET))/site
-
-install: built ## install the command, its man pages and completions, the unit of dmafile hold and the C library (PREFIX=/usr/local DESTDIR=)
+install: built ## install these, and the unit of dmafile hold (PREFIX=/usr/local DESTDIR=)
 	@echo "install: under $(STAGE)$(PREFIX)"
 	install -d $(addprefix $(STAGE),$(BINDIR) $(MANDIR)/man1 $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR))
 	install -m 755 $(DMAFILE) $(STAGE)$(BINDIR)/dmafile
@@ -276,242 +90,90 @@ uninstall: ## remove what `make install` installed (same PREFIX and DESTDIR)
 	@$(CAPI) uninstall
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
-# Debian packages. Their timestamps are that of the last commit, so that each build gives the same files.
-DEB = $(abspath $(TARGET))/deb
-EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0)
+## Test it
 
-deb: build licences ## build Debian packages of the command, the C library and the module (DKMS) in target/deb
-	@scripts/need debhelper command -v dh
-	@scripts/need dh-dkms command -v dh_dkms
-	@echo "deb: to $(TARGET)/deb"
-	@rm -rf $(DEB)
-	@mkdir -p $(DEB)/dmafile
-	@cp -R packaging/debian $(DEB)/dmafile/debian
-	@sed -e '1,2d' -e 's/^$$/./' -e 's/^/ /' LICENSE-MIT | sed -i -e '/@MIT@/ { r /dev/stdin' -e 'd }' $(DEB)/dmafile/debian/copyright
-	@sed -e 's/@VERSION@/$(VERSION)/' -e "s/@DATE@/$$(date --utc --rfc-email --date=@$(EPOCH))/" \
-		packaging/debian/changelog.in > $(DEB)/dmafile/debian/changelog
-	@cp CHANGELOG.md $(DEB)/dmafile/changelog
-	@cp $(LICENCES) $(DEB)/dmafile
-	@cp -R crates/capi/examples $(DEB)/dmafile/examples
-	@cp kernel/dkms/sysusers.conf $(DEB)/dmafile/debian/dmafile-dkms.sysusers
-	cd $(DEB)/dmafile && SOURCE=$(CURDIR) SOURCE_DATE_EPOCH=$(EPOCH) CARGO_TARGET_DIR=$(abspath $(TARGET)) MAKEFLAGS= MAKELEVEL= \
-		dpkg-buildpackage --build=binary --no-sign --no-check-builddeps
-	@rm -rf $(DEB)/dmafile
+# Prints the next step, and the time so far: $(call step,the next step).
+BEGAN := $(shell date +%s)
+step = @s=$$(($$(date +%s) - $(BEGAN))); printf '%s: %s (after %d:%02d)\n' $@ '$1' $$((s / 60)) $$((s % 60))
 
-deb-test: deb ## install these packages into clean roots of Debian 12 and 13, and test them there
-	@scripts/need lintian command -v lintian
-	@scripts/need mmdebstrap command -v mmdebstrap
-	lintian --fail-on error $(DEB)/*.changes
-	packaging/test $(DEB)/*.deb
+test: ## lint, and the tests of every part that take least (8 minutes on two idle CPUs, from a fresh clone)
+	$(call step,1/5 tools and packages)
+	@$(MAKE) need-rust-tools need-test-tools .venv/dev .venv/demo
+	$(call step,2/5 lint)
+	@$(MAKE) lint
+	$(call step,3/5 compiling)
+	@$(MAKE) compiled
+	$(call step,4/5 Rust)
+	QUICK=1 $(CARGO_TEST) -- $(SLOW_TESTS:%=--skip %)
+	$(call step,5/5 Python, C, and a virtual machine: $(SCRIPTS))
+	$(PYTEST) -m "not slow" $(SCRIPTS)
+	$(call step,all passed)
 
-# No path of this machine goes into a binary: otherwise two machines would build different files. If several prefixes
-# match, rustc uses the last.
-REMAP = --remap-path-prefix=$(CURDIR)=/dmafile --remap-path-prefix=$(abspath $(TARGET))=/dmafile/target \
-	--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src=/crates
-deb wheels gpu-kit: export RUSTFLAGS := $(REMAP)
-deb wheels sbom: export SOURCE_DATE_EPOCH := $(EPOCH)
+lint: need-rust-tools .venv/dev ## check formatting, lints and types
+	cargo fmt --all --check
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
+	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(PYTHON) -m ruff check conftest.py $(SCRIPTS)
+	$(PYTHON) -m ruff format --check conftest.py $(SCRIPTS)
+	$(PYTHON) -m mypy
 
-# The oldest glibc with preadv2 (2.26) and statx (2.28).
-MANYLINUX := manylinux_2_28
-WHEELS    := $(TARGET)/wheels
-MATURIN    = PATH="$(CURDIR)/.venv/bin:$$PATH" maturin
-# Rust's library for another architecture: $(call need-target,ARCHITECTURE).
-need-target = rustup --quiet target add $1-unknown-linux-gnu || \
-	{ echo "$@: Rust's library is missing; type: rustup target add $1-unknown-linux-gnu" >&2; exit 1; }
-WHEEL      = $(MATURIN) build --release --locked --zig --compatibility $(MANYLINUX)
+test-all: need-rust ## all other tests, each with the time that it takes (PARTS=list names them; PARTS="fuzz vm" runs these)
+	@python3 -m scripts.parts $(PARTS)
 
-wheels: need-rust .venv/release sbom licences ## build wheels for x86-64 and aarch64, and an sdist, in target/wheels (10 minutes)
-	@echo "wheels: to $(WHEELS)"
-	@$(call need-target,aarch64)
-	@rm -rf $(WHEELS)
-	for machine in x86_64 aarch64; do \
-		$(WHEEL) --target $$machine-unknown-linux-gnu \
-			--sbom-include $(SBOM)/dmafile-python-$(VERSION).cdx.json --out $(WHEELS) || exit 1; \
-	done
-	$(MATURIN) sdist --out $(WHEELS)
-	$(PYTHON) -m scripts.wheels $(MANYLINUX) $(WHEELS)/*.whl
+fuzz: need-rust ## fuzz the readers of files and messages, 8 seconds each (SECONDS=600 for longer)
+	@fuzz/run $(ARGS)
 
-wheels-test: wheels ## install those wheels into clean roots of Debian 12 and 13 (aarch64: under qemu), build the sdist, use all
-	@scripts/need mmdebstrap command -v mmdebstrap
-	@scripts/need qemu-user-static command -v qemu-aarch64-static
-	packaging/test-wheels $(WHEELS)
-	CARGO_TARGET_DIR=$(abspath $(TARGET))/sdist packaging/test-sdist $(WHEELS)/dmafile-$(VERSION).tar.gz
+kernel-lint kernel-test: ## check or test the kernel code; `make -C kernel` lists its other targets
+	@$(MAKE) -C kernel $(@:kernel-%=%)
 
-CRATES := dmafile-sys dmafile dmafile-hold dmafile-record dmafile-pins dmafile-cli
+## Measure it
 
-crates: need-rust ## package the crates for crates.io in target/package, build their documentation, use the command (5 minutes)
-	@echo "crates: to $(TARGET)/package"
-	@rm -rf $(TARGET)/package
-	cargo publish --dry-run --locked $(CRATES:%=--package=%)
-	cargo package --quiet --no-verify --locked $(CRATES:%=--package=%)
-	CARGO_TARGET_DIR=$(abspath $(TARGET))/crates packaging/test-crates $(CRATES:%=$(TARGET)/package/%-$(VERSION).crate)
+bench: build ## compare dmafile with read() on this machine, in about a minute (bench/README.md has more)
+	@mkdir -p .bench
+	@$(DMAFILE) bench --dir=.bench $(ARGS)
 
-# cargo-cyclonedx writes beside each Cargo.toml, so it gets a copy of the crates.
-SBOM      := $(TARGET)/sbom
-CYCLONEDX := 0.5.9
-TOOLS     := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/cyclonedx-$(CYCLONEDX)
+gpu-kit: ## build one archive that tests and measures loads on a machine with a GPU and Python (MACHINE=aarch64 for another)
+	@$(MAKE) -f packaging/Makefile kit
 
-sbom: need-rust $(TOOLS)/bin/cargo-cyclonedx ## list the crates in each binary (CycloneDX), in target/sbom
-	@echo "sbom: to $(SBOM)"
-	@rm -rf $(SBOM)
-	@mkdir -p $(SBOM)/tree
-	@cp -R Cargo.toml Cargo.lock crates python $(SBOM)/tree
-	@$(TOOLS)/bin/cargo-cyclonedx cyclonedx --quiet --format json --manifest-path $(SBOM)/tree/Cargo.toml
-	@for part in dmafile dmafile-cli dmafile-capi dmafile-python; do \
-		sed 's|$(abspath $(SBOM))/tree|/dmafile|g' $(SBOM)/tree/*/$$part.cdx.json >$(SBOM)/$$part-$(VERSION).cdx.json || exit 1; \
-	done
-	@rm -rf $(SBOM)/tree
+gpu-bench: ## on a machine with a GPU: build this archive if Rust is there, and run it (10 minutes without the build)
+	@$(MAKE) -f packaging/Makefile kit-bench
 
-# It runs for seconds: optimising it would take longer.
-$(TOOLS)/bin/cargo-cyclonedx:
-	cargo install --quiet --debug --locked --root $(TOOLS) cargo-cyclonedx@$(CYCLONEDX)
+## Publish it
 
-# At the root, where pyproject.toml takes LICENSE-* from: a wheel and an sdist have it too.
-LICENCES      := LICENSE-THIRD-PARTY
-ABOUT_VERSION := 0.9.3
-ABOUT         := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/about-$(ABOUT_VERSION)
+docs: build extension .venv/docs ## build the site of the documentation, the man pages and completions under target/
+	@mkdir -p $(TARGET)/docs
+	cp $(PAGES)/*.1 $(SHELLS)/* $(TARGET)/docs
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+	rm -rf $(TARGET)/site
+	$(PYTHON) -m scripts.site $(DMAFILE) $(TARGET)/doc $(abspath $(TARGET))/site
 
-licences: need-rust $(ABOUT)/bin/cargo-about ## collect the licences of the crates in the binaries, in LICENSE-THIRD-PARTY
-	@cargo fetch --quiet --locked
-	@python3 -m scripts.licences $(ABOUT)/bin/cargo-about $(LICENCES)
+release: ## build all packages of the last commit, with source, SBOMs, licences and checksums (half an hour)
+	@$(MAKE) -f packaging/Makefile release
 
-# Without optimisation it would run for minutes.
-$(ABOUT)/bin/cargo-about:
-	cargo install --quiet --locked --root $(ABOUT) --features cli cargo-about@$(ABOUT_VERSION)
+deb wheels crates: ## build one kind of package (`make -f packaging/Makefile` lists the parts)
+	@$(MAKE) -f packaging/Makefile $@
 
-RELEASE = $(abspath $(TARGET))/release-files
-
-release: ## build all packages of the last commit, with source, SBOMs, licences and checksums, in target/release-files (half an hour)
-	@[ -z "$$(git status --porcelain)" ] || { echo "release: commit or remove first:" >&2; git status --short >&2; exit 1; }
-	@echo "release: to $(RELEASE)"
-	@rm -rf $(RELEASE)
-	@for part in deb wheels crates; do $(MAKE) --no-print-directory $$part || exit 1; done
-	@mkdir -p $(RELEASE)
-	@cp $(DEB)/*.deb $(WHEELS)/* $(CRATES:%=$(TARGET)/package/%-$(VERSION).crate) $(SBOM)/*.json $(LICENCES) $(RELEASE)
-	@git archive --prefix=dmafile-$(VERSION)/ --output=$(RELEASE)/dmafile-source-$(VERSION).tar.gz HEAD
-	@cd $(RELEASE) && sha256sum * >SHA256SUMS && cat SHA256SUMS
-
-release-test: release deb-test wheels-test ## install the packages of a release and use them, build it again in another folder, and compare (an hour)
-	@rm -rf $(TARGET)/again
-	git clone --quiet . $(TARGET)/again
-	@ln -s $(CURDIR)/.venv $(TARGET)/again
-	$(MAKE) --no-print-directory -C $(TARGET)/again CARGO_TARGET_DIR=target release
-	cmp $(RELEASE)/SHA256SUMS $(TARGET)/again/target/release-files/SHA256SUMS
-
-# The kernel part. It's built in a copy: kbuild leaves its objects beside the sources.
-KDIR    ?= /lib/modules/$(shell uname -r)/build
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
-# The folders of DKMS and systemd, which do not depend on PREFIX.
-DKMS    := $(STAGE)/usr/src/dmafile-$(VERSION)
-SYSTEM  := $(STAGE)/usr/lib
-HEADER  := $(STAGE)$(INCLUDEDIR)/linux/dmafile.h
-
-module: need-headers ## build dmafile.ko for this kernel, or for the one whose headers are in KDIR
-	@echo "module: for $(KDIR)"
-	@mkdir -p $(TARGET)/module
-	@cp -R --preserve=timestamps kernel/core kernel/module kernel/uapi $(TARGET)/module
-	@$(MAKE) --no-print-directory -C $(TARGET)/module/module KDIR=$(abspath $(KDIR))
-	@cp $(TARGET)/module/module/dmafile.ko $(TARGET)/dmafile.ko
-	@echo "module: $(TARGET)/dmafile.ko"
-
-base base-debug base-kcsan: ## build a small 6.12 kernel for vm/run: plain, with KASAN, lockdep and kmemleak, or with KCSAN (10 to 15 minutes on two idle cores, once)
-	@python3 -m vm.small $@
-
-series series-debug series-unpinned: ## the same kernels with the series of kernel/linux-6.12 (10 to 15 minutes; less after a change of the series)
-	@python3 -m vm.small $@
-
-kernel-lint: ## check the kernel code: warnings of gcc and sparse on Debian's kernels, and checkpatch
-	@python3 -m kernel.lint
-
-kernel-test: kernel-lint need-test-tools .venv/dev ## test the kernel code on 6.12, 6.1, the newest, base-debug and the series in QEMU
-	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug and more first (10 to 15 minutes each, once)"
-	@scripts/need dkms command -v dkms
-	MATRIX=1 CI=true $(KERNEL_TESTS) kernel/tests/vm tests/vm/test_module_loads.py bench/instructions --durations=0 --durations-min=5 $(ARGS)
-
-kernel-overlap: need-rust .venv/dev ## measure how much allocation dmafile.ko overlaps with reads, by disk speed (half an hour)
-	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"
-	@$(PYTHON) -m bench.overlap --keep $(ARGS)
-
-series-cost: need-rust .venv/dev ## count instructions with the series: small writes, and loads into a dma-buf (20 minutes)
-	@echo "series-cost: three virtual machines; to bench/results and docs/series.md; builds base and series first"
-	@$(PYTHON) -m bench.instructions series --keep $(ARGS)
-
-premap-cost: need-rust .venv/dev ## count the instructions that mapping a buffer only once saves (10 minutes)
-	@echo "premap-cost: five virtual machines; to bench/results and docs/series.md; builds base and series first"
-	@$(PYTHON) -m bench.instructions premap --keep $(ARGS)
-
-save-cost: need-rust .venv/dev ## count the instructions of saves from a dma-buf and a memfd (5 minutes)
-	@echo "save-cost: one virtual machine; to bench/results and docs/saving.md"
-	@$(PYTHON) -m bench.instructions saves --keep $(ARGS)
-
-pins-cost: need-rust .venv/dev ## count the instructions that tracking pins costs, on and off (5 minutes)
-	@echo "pins-cost: three virtual machines; to bench/results and docs/series.md; builds series and series-unpinned first"
-	@$(PYTHON) -m bench.instructions pins --keep $(ARGS)
-
-kernel-install: ## as root: install dmafile.ko by DKMS, its header and its group (PREFIX=/usr/local; with DESTDIR only copy)
-	@echo "kernel-install: $(DKMS), built and loaded unless DESTDIR is set"
-ifeq ($(DESTDIR),)
-	@scripts/need dkms command -v dkms
-	@$(MAKE) --no-print-directory need-headers
-endif
-	install -d $(DKMS) $(SYSTEM)/udev/rules.d $(SYSTEM)/sysusers.d $(SYSTEM)/modules-load.d $(dir $(HEADER))
-	cp -R kernel/core kernel/module kernel/uapi $(DKMS)
-	sed 's/@VERSION@/$(VERSION)/' kernel/dkms/dkms.conf.in > $(DKMS)/dkms.conf
-	install -m 644 kernel/dkms/60-dmafile.rules $(SYSTEM)/udev/rules.d/60-dmafile.rules
-	install -m 644 kernel/dkms/sysusers.conf $(SYSTEM)/sysusers.d/dmafile.conf
-	install -m 644 kernel/dkms/modules-load.conf $(SYSTEM)/modules-load.d/dmafile.conf
-	install -m 644 kernel/uapi/dmafile.h $(HEADER)
-ifeq ($(DESTDIR),)
-	getent group dmafile >/dev/null || groupadd --system dmafile
-	@! command -v udevadm >/dev/null || udevadm control --reload || true
-	@! dkms status dmafile/$(VERSION) | grep -q . || dkms remove dmafile/$(VERSION) --all
-	dkms install dmafile/$(VERSION)
-	@modprobe dmafile || echo "kernel-install: dmafile.ko is not loaded; see docs/kernel.md on Secure Boot" >&2
-endif
-
-kernel-uninstall: ## remove what `make kernel-install` installed, except the group
-	@echo "kernel-uninstall: $(DKMS), the header and the configuration files"
-ifeq ($(DESTDIR),)
-	@! lsmod | grep -q '^dmafile ' || modprobe -r dmafile
-	@! command -v dkms >/dev/null || ! dkms status dmafile/$(VERSION) | grep -q . || dkms remove dmafile/$(VERSION) --all
-endif
-	rm -rf $(DKMS)
-	rm -f $(SYSTEM)/udev/rules.d/60-dmafile.rules $(SYSTEM)/sysusers.d/dmafile.conf \
-		$(SYSTEM)/modules-load.d/dmafile.conf $(HEADER)
-
-kernel-version:
-	@echo $(VERSION)
-
-need-headers:
-	@[ -e $(KDIR)/Makefile ] || { echo "make: no kernel headers in $(KDIR);" \
-		"on Debian, as root, type: apt-get install linux-headers-$$(uname -r)" >&2; exit 1; }
-
-build: need-rust
-	cargo build --release --locked
-	@mkdir -p $(PAGES) $(SHELLS)
-	@rm -f $(PAGES)/*.1
-	@$(DMAFILE) man $(PAGES)
-	@$(DMAFILE) completions bash > $(SHELLS)/dmafile.bash
-	@$(DMAFILE) completions zsh > $(SHELLS)/_dmafile
-	@$(DMAFILE) completions fish > $(SHELLS)/dmafile.fish
-	@$(CAPI) all
+# What the targets above need.
 
 # `sudo make install` after `make build` builds nothing: root rarely has Rust, and files of root in target/ would break
 # the user's next build.
 built:
 	@if [ -e $(SHELLS)/dmafile.fish ] && [ -e $(TARGET)/release/c/libdmafile.so ] && \
 		{ [ ! -O $(DMAFILE) ] || ! command -v cargo >/dev/null; }; then exit 0; fi; \
-	$(MAKE) --no-print-directory build
+	$(MAKE) build
 
-# Installs the Python package in .venv (editable), from the crates that `cargo test` has built.
+# Compiles what `make test` runs, and puts the Python extension that this built where .venv finds it. `maturin develop`
+# would compile all crates again, with other features of their dependencies.
+compiled: need-rust .venv/dev
+	$(CARGO_TEST) --no-run
+	@install -m 755 $(TARGET)/debug/lib_dmafile.so python/dmafile/_dmafile.abi3.so
+	@$(PYTHON) -c "import pathlib, site; \
+		pathlib.Path(site.getsitepackages()[0], 'dmafile.pth').write_text('$(CURDIR)/python\n')"
+
+# Installs the Python package in .venv (editable).
 extension: need-rust .venv/dev
 	VIRTUAL_ENV=.venv .venv/bin/maturin develop --quiet --locked
-
-MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-
-msrv: need-rust ## check that the workspace compiles with the oldest Rust that Cargo.toml names
-	rustup toolchain install --profile minimal $(MSRV)
-	cargo +$(MSRV) check --workspace --all-targets --locked --target-dir $(TARGET)/msrv
 
 need-rust:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust, see https://rustup.rs" >&2; exit 1; }
@@ -523,15 +185,14 @@ need-rust-tools: need-rust
 	@cargo clippy --version >/dev/null 2>&1 || rustup component add clippy || \
 		{ echo "clippy is missing; type: rustup component add clippy" >&2; exit 1; }
 
-# Rust tests are skipped if a tool is missing. With CI=true a missing tool is an error.
+# Tests are skipped if a tool is missing. With CI=true a missing tool is an error.
 need-test-tools:
 	@scripts/need util-linux-extra command -v fincore
-	@for wanted in build-essential:c++ fuse3:fusermount3 fuse2fs:fuse2fs squashfs-tools:mksquashfs pkg-config:pkg-config valgrind:valgrind \
-		systemd:systemd-socket-activate qemu-system-x86:qemu-system-x86_64 kmod:/sbin/modprobe busybox-static:busybox file:file \
-		xfsprogs:/sbin/mkfs.xfs btrfs-progs:/sbin/mkfs.btrfs f2fs-tools:/sbin/mkfs.f2fs dmsetup:/sbin/dmsetup; do \
+	@for wanted in fuse3:fusermount3 fuse2fs:fuse2fs squashfs-tools:mksquashfs pkg-config:pkg-config \
+		systemd:systemd-socket-activate qemu-system-x86:qemu-system-x86_64 kmod:/sbin/modprobe busybox-static:busybox \
+		file:file; do \
 		scripts/need $${wanted%:*} command -v $${wanted#*:} || [ "$$CI" != true ] || exit 1; \
 	done
-	@scripts/need libc6-dbg valgrind --quiet true || [ "$$CI" != true ]
 
 # On Debian ensurepip is in a separate package; without it a venv is created without pip. So the target is pip.
 .venv/bin/pip:

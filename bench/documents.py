@@ -1,65 +1,33 @@
 """Writes tables of results into the documents: `python -m bench.documents`.
 
-A document has `<!-- table: RUN/NAME -->` and `<!-- end -->` around a table. The table is made from
-the samples of the run in bench/results/DATE-RUN, and is also written there as NAME.csv. `RUN/about`
-stands for a description of the measurement.
+A document has `<!-- table: RUN/NAME -->` and `<!-- end -->` around a table, which is NAME.csv in
+results/DATE-RUN. `RUN/about` stands for a description of the measurement.
 """
 
+import json
 import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
-from bench import dropping, holding, loading_weights, overlap, ranks, ring, runs
-from bench.instructions import pins, premap, saves, series
-from bench.instructions import tables as stock
-from bench.instructions.measure import Measured
-from bench.runs import RESULTS, ROOT, Rows, Run
-from bench.seconds import run as seconds
+from bench import runs
+from bench.runs import KEPT, MACHINE, RAW, RESULTS, ROOT, Rows, Run
 from bench.words import table, with_tables
 
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-MAKERS = {
-    "seconds": seconds.tables,
-    "instructions": stock.tables,
-    "series": series.tables,
-    "by-size": series.tables_by_size,
-    "premap": premap.tables,
-    "pins": pins.tables,
-    "saves": saves.tables,
-    "holding": holding.tables,
-    "overlap": overlap.tables,
-    "dropping": dropping.tables,
-    "ranks": ranks.tables,
-    "weights": loading_weights.tables,
-    "ring": ring.tables,
-}
-"""Functions that make the tables, by `bench` of a run's machine.json."""
-SENTENCES = {"premap": premap.about, "pins": pins.about}
-"""Functions for `RUN/about`, for benchmarks that do not only measure loads."""
-
-
-def rows_of(name: str) -> Rows:
-    """The table of that name, made from the samples."""
-    folder, wanted = name.split("/")
-    run = Run.read(runs.kept(folder))
-    rows = MAKERS[run.machine["bench"]](run).get(wanted)
-    assert rows is not None, f"{name}: no such table"
-    return rows
-
-
-def about(folder: str) -> str:
-    run = Run.read(runs.kept(folder))
-    if said := SENTENCES.get(run.machine["bench"]):
-        return said(run)
-    ways = [one for one in run.samples if one.get("part", "ways") == "ways"]
-    return stock.about(Measured.of(run.machine["machine"], ways))
+PLACES = ("docs", "kernel/docs")
+DOCUMENTS = (
+    ROOT / "README.md",
+    *(page for place in PLACES for page in sorted((ROOT / place).glob("*.md"))),
+)
 
 
 def made(name: str) -> str:
     """The text for that name in a document."""
     folder, wanted = name.split("/")
     if wanted == "about":
-        return about(folder)
-    return table(*rows_of(name))
+        said: str = json.loads((runs.kept(folder) / MACHINE).read_text())["about"]
+        return said
+    return table(*runs.read_csv(path_of(name)))
 
 
 def quoted() -> list[str]:
@@ -79,32 +47,47 @@ def path_of(name: str) -> Path:
 
 
 def update() -> None:
-    """Writes all tables, to the documents and as CSV next to the samples."""
-    names = quoted()
-    for name in names:
-        runs.write_csv(path_of(name), rows_of(name))
-    shown = {path_of(name) for name in names}
-    for path in RESULTS.glob("*/*.csv"):
-        if path not in shown:
-            path.unlink()
+    """Writes all tables to the documents, and deletes those that none shows."""
+    shown = {path_of(name) for name in quoted()}
+    for folder in KEPT:
+        for path in folder.glob("*/*.csv"):
+            if path not in shown:
+                path.unlink()
     for document in DOCUMENTS:
         document.write_text(with_tables(document.read_text(), made))
 
 
-def keep(folder: Path, date: str, name: str) -> Path:
-    """Copies the run in a folder to the results, and updates the documents."""
-    return written(Run.read(folder), date, name, shown=True)
+def keep(folder: Path, date: str, name: str, results: Path = RESULTS) -> Path:
+    """Copies a run to the results without its samples, replaces an older one of that name, and
+    updates the documents."""
+    for old in results.iterdir():
+        if runs.named(old) == name:
+            shutil.rmtree(old)
+    place = results / f"{date}-{name}"
+    place.mkdir()
+    for path in (folder / MACHINE, *folder.glob("*.csv")):
+        shutil.copy(path, place)
+    update()
+    return place
 
 
-def written(run: Run, date: str, name: str, shown: bool) -> Path:
-    """Writes a run to the results and updates the documents, or writes it to .bench."""
-    if shown:
-        folder = runs.keep(run, date, name)
-        update()
-    else:
-        folder = ROOT / ".bench" / f"{date}-{name}"
-        run.write(folder)
-    return folder
+def finish(
+    run: Run,
+    name: str,
+    tables: Mapping[str, Rows],
+    *,
+    kept: bool,
+    results: Path = RESULTS,
+) -> None:
+    """Prints the tables of a run, and writes it to .bench, and to the results if it is KEPT."""
+    for title, rows in tables.items():
+        print(f"\n{title}\n\n{table(*rows)}")
+    date = run.machine["machine"]["date"][:10]
+    folder = RAW / f"{date}-{name}"
+    run.write(folder, tables)
+    print(f"\nAll runs: {folder}")
+    if kept:
+        print(f"Kept: {keep(folder, date, name, results)}")
 
 
 if __name__ == "__main__":

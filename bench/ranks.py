@@ -9,29 +9,80 @@ installed:
 """
 
 import importlib.metadata
+import json
 import os
 import random
 import socket
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import runs
-from bench.__main__ import folders, parser_of, program
+from bench import documents
+from bench.arguments import add_keep, add_place, folders, parser_of, program
 from bench.runs import Rows, Run
 from bench.seconds import facts
 from bench.seconds.commands import script
 from bench.seconds.files import MIB, cached, evict
 from bench.seconds.programs.rank import WAYS
-from bench.waiting import Waiting, load_at_once
 from bench.words import compared, ratio, spread
 
 OURS = next(iter(WAYS))
 SHARDS = 4
 TENSOR = 16
 """Size of a tensor in MiB."""
+
+
+class Waiting:
+    """A process that waits for a line on its standard input."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+        pipe = subprocess.PIPE
+        self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ)
+
+    def line(self) -> str:
+        """The next line that it prints. Raises RuntimeError if it ends instead."""
+        assert self.child.stdout is not None
+        text = self.child.stdout.readline()
+        if not text:
+            raise RuntimeError(f"{self.child.args!r} ended with {self.child.wait()}")
+        return text
+
+    def go(self) -> None:
+        assert self.child.stdin is not None
+        self.child.stdin.write("\n")
+        self.child.stdin.flush()
+
+    def pss(self) -> int:
+        """Its proportional share of the memory that it maps, in bytes."""
+        lines = Path(f"/proc/{self.child.pid}/smaps_rollup").read_text().splitlines()
+        return 1024 * next(int(one.split()[1]) for one in lines if one.startswith("Pss:"))
+
+
+def load_at_once(processes: Sequence[Waiting]) -> tuple[list[dict[str, Any]], float, int]:
+    """Starts all loads; returns their results, the seconds until the last one has finished, and the
+    increase of memory of all."""
+    try:
+        for one in processes:
+            one.line()
+        before = sum(one.pss() for one in processes)
+        started = time.perf_counter()
+        for one in processes:
+            one.go()
+        said = [json.loads(one.line()) for one in processes]
+        seconds = time.perf_counter() - started
+        memory = sum(one.pss() for one in processes) - before
+        for one in processes:
+            one.go()
+            one.child.wait()
+    finally:
+        for one in processes:
+            one.child.kill()
+            one.child.wait()
+    return said, seconds, memory
 
 
 def rank(way: str, files: Sequence[Path], number: int, count: int, port: int) -> Waiting:
@@ -46,7 +97,6 @@ def rank(way: str, files: Sequence[Path], number: int, count: int, port: int) ->
 
 def model(folder: Path, mib: int) -> list[Path]:
     """Makes the shards of a model of MIB, or a little less."""
-    # bench.documents must work without these packages.
     import safetensors.torch
     import torch
 
@@ -144,17 +194,19 @@ def tables(run: Run) -> dict[str, Rows]:
 
 
 def main() -> None:
-    parser = parser_of("ranks", __doc__)
+    parser = parser_of("bench.ranks", __doc__)
     parser.add_argument("--mib", type=int, default=2048, help="size of the model [2048]")
     parser.add_argument("--ranks", type=int, default=4, help="number of ranks [4]")
+    add_place(parser)
+    add_keep(parser)
     args = parser.parse_args()
-    with folders(args) as (place, scratch), tempfile.TemporaryDirectory() as run_dir:
+    with folders(args.dir) as (place, scratch), tempfile.TemporaryDirectory() as run_dir:
         os.environ["XDG_RUNTIME_DIR"] = run_dir
         described = facts.described(program(args.program), place, scratch)
         about = {**described, "mib": args.mib, "ranks": args.ranks}
         samples = measure(model(place, args.mib), args.ranks, args.rounds, random.Random(args.seed))
     run = Run({"bench": "ranks", "machine": about, "seed": args.seed}, samples)
-    runs.finish(run, tables(run), args.keep)
+    documents.finish(run, "ranks", tables(run), kept=args.keep)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench import gpu, ring
+from bench import gpu
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -248,6 +248,14 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "kit"
 
 
+def driver(folder: Path) -> None:
+    """Builds the double of CUDA's driver, with one GPU, into a folder."""
+    name = "libcuda.so.1"
+    build = ["cc", "-O2", "-shared", "-fPIC", "-pthread", "-DVISIBLE=1", f"-Wl,-soname,{name}"]
+    source = ROOT / "tests" / "double" / "driver.c"
+    subprocess.run([*build, str(source), "-o", str(folder / name)], check=True)
+
+
 def python3() -> str:
     """The system's Python, which has no packages: not the one that runs the tests."""
     found = "/usr/bin/python3"
@@ -257,10 +265,11 @@ def python3() -> str:
     return found
 
 
+@pytest.mark.slow
 def test_the_kit_runs_without_anything_else(kit: Path, tmp_path: Path) -> None:
     """With the double as the driver of the machine, with one GPU, and no test that controls it."""
     file, report = tmp_path / "all.json", tmp_path / "report"
-    ring.driver(tmp_path, "VISIBLE=1")
+    driver(tmp_path)
     env = ["env", "-i", "PATH=/usr/bin:/bin", f"LD_LIBRARY_PATH={tmp_path}"]
     env += [f"GPU_PYTHON={python3()}", f"DOUBLE_REPORT={report}"]
     options = [f"--dir={tmp_path}", "--gib=0.07", "--rounds=1", f"--json={file}", "--minutes=60"]

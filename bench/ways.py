@@ -18,7 +18,9 @@ def build(folder: Path, profile: str = "release") -> Path:
     built = TARGET / ("debug" if profile == "dev" else profile)
     program = folder / SOURCE.stem
     # The system libraries that the archive needs, as in crates/capi/dmafile.pc.
-    system = re.search(r"^SYSTEM *:= (.*)$", (ROOT / "crates/capi/Makefile").read_text(), re.MULTILINE)
+    system = re.search(
+        r"^SYSTEM *:= (.*)$", (ROOT / "crates/capi/Makefile").read_text(), re.MULTILINE
+    )
     assert system is not None
     command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'crates/capi/include'}"]
     command += ["-o", str(program), str(SOURCE)]

@@ -13,6 +13,10 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{middle:.{digits}f} [{least:.{digits}f}–{most:.{digits}f}]"
 
 
+def ratio_text(values: Sequence[float]) -> str:
+    return spread(values, digits=3)
+
+
 def thousands(values: Sequence[float]) -> str:
     """The median of thousands of instructions, with the digits that are significant."""
     middle = statistics.median(values)

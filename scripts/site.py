@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md")
+PAGES = ("*.md", "docs/*.md", "kernel/**/*.md", "vm/*.md", "tests/vm/*.md")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 API = {"rust": "dmafile/index.html", "python": "dmafile.html"}
 """The start page of each API, in the folder api/NAME of the site."""

@@ -139,7 +139,9 @@ def test_a_kit_is_run_without_rust(tree: Tree, tmp_path: Path) -> None:
     how = {"CARGO_TARGET_DIR": str(tree.target), "PATH": str(tree.bin), "MACHINE": "any"}
     with pytest.raises(AssertionError, match="there is neither Rust nor"):
         make("gpu-bench", **how)
-    name = make("--eval=kit: ; @echo $(KIT)", "kit", MACHINE="any").strip()
+    name = make(
+        "-f", "packaging/Makefile", "--eval=it: ; @echo $(KIT)", "it", MACHINE="any"
+    ).strip()
     assert name.startswith("dmafile-gpu-") and name.endswith("-any")
     (tmp_path / name).mkdir()
     Tree.program(tmp_path / name / "run", 'echo "it has run with $*"')
@@ -169,6 +171,12 @@ def test_install_does_not_rebuild_what_another_user_has_built(tree: Tree) -> Non
     before = tree.built()
     tree.make("install", "PREFIX=/usr")
     assert tree.built() == before
+
+
+def test_the_slow_tests_exist() -> None:
+    names = make("--eval=it: ; @echo $(SLOW_TESTS)", "it").split()
+    text = "".join(path.read_text() for path in (ROOT / "crates").glob("*/tests/*.rs"))
+    assert names and all(f"fn {name}" in text for name in names), names
 
 
 def test_the_kernel_module_has_the_version_of_the_project() -> None:

@@ -10,7 +10,6 @@ import pytest
 from vm import kernels, machine
 from vm.host import ROOT, Unavailable
 
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
 FILE_SYSTEMS = ("ext4", "xfs", "btrfs", "f2fs", "overlayfs", "tmpfs")
 MOUNTS = ("/mnt", *(f"/mnt{number}" for number in range(2, len(FILE_SYSTEMS) + 1)))
 
@@ -34,6 +33,17 @@ def ready() -> None:
 
 
 @pytest.fixture(scope="session")
+def ready_for_one() -> None:
+    """The same for one kernel and one file system: less to fetch and to install."""
+    try:
+        machine.prepare(("ext4",))
+        kernels.virtme_run()
+        kernels.find("6.12")
+    except Unavailable as error:
+        missing(error)
+
+
+@pytest.fixture(scope="session")
 def counting(ready: None, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The same for tests that count instructions."""
     try:
@@ -46,12 +56,6 @@ def missing(error: Unavailable) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(str(error))
     pytest.skip(f"cannot boot a virtual machine: {error}")
-
-
-def build(*words: str) -> str:
-    """Builds the whole workspace, as `make test` does; a single crate would get other features."""
-    command = ["cargo", "test", "--no-run", "--quiet", "--locked", "--workspace", *words]
-    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def vm(*words: str | Path) -> Result:

@@ -29,7 +29,7 @@ LARGEST_MDTS = 11
 INSIDE = "/run/dmafile"
 """Where the guest mounts the folder that it shares with this program."""
 
-# The group that may open /dev/dmafile; on the host the udev rule of `make kernel-install` sets it.
+# The group that may open /dev/dmafile; on the host the udev rule of the module sets it.
 MEMBERS = "2000"
 
 # The plugin that counts instructions, in this run's folder; the file that it writes the marks of

@@ -13,7 +13,7 @@ from vm.debian import Package
 from vm.fixtures import FILE_SYSTEMS, PATIENCE, vm
 from vm.host import ROOT, Unavailable
 
-thorough = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+thorough = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make test-all PARTS=matrix")
 
 # Output and exit status
 

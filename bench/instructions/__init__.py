@@ -1,1 +1,1 @@
-"""Benchmarks in instructions, counted in QEMU: `make vm-bench`, `make series-cost`, and others."""
+"""Benchmarks in instructions, counted in QEMU."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from bench import ways
 from bench.runs import ROOT, Run
+from bench.words import size_text
 
 STEPS = ("create", "fill", "close")
 """The steps between the marks of ways.c: START to CREATED, and so on."""
@@ -103,7 +104,18 @@ class Measured:
 
 
 def as_run(bench: str, measured: Measured) -> Run:
-    return Run({"bench": bench, "machine": measured.about}, list(measured.samples()))
+    about = about_text(measured.about, measured.rounds, size_text(measured.size))
+    return Run(
+        {"bench": bench, "machine": measured.about, "about": about}, list(measured.samples())
+    )
+
+
+def about_text(of: Mapping[str, Any], rounds: int, size: str = "") -> str:
+    """Describes a measurement."""
+    return (
+        f"{of['date']}, Linux {of['guest']} in QEMU {of['qemu']}, dmafile {of['dmafile']}, "
+        f"{size and f'{size}, '}{rounds} rounds."
+    )
 
 
 INSIDE = """
@@ -133,7 +145,7 @@ def measure(
     The file is on ext4; with RAW it is a disk of that size without a file system.
     """
     # Before the run, because the sources may change during it.
-    ours = output_of("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+    ours = version()
     # Room for the file's contents to compare with, the page cache and the buffer, and for a pool of
     # huge pages as large as two files.
     mib = -(-size // MIB)
@@ -156,13 +168,23 @@ def measure(
         every = pair(lines, result.stdout.splitlines(), marks.read_text().splitlines())
     guest = re.search(r"^about (.*)$", result.stderr, re.MULTILINE)
     assert guest is not None, result.stderr
-    about = {
+    return Measured(size, machine(guest[1], ours), every)
+
+
+def version() -> str:
+    """The version of this tree."""
+    return output_of("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+
+
+def machine(guest: str, ours: str) -> dict[str, str]:
+    """What a measurement ran on: the release of the guest's kernel, and the version of this tree
+    before the run."""
+    return {
         "date": datetime.date.today().isoformat(),
-        "guest": guest[1],
+        "guest": guest,
         "qemu": output_of("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
         "dmafile": ours,
     }
-    return Measured(size, about, every)
 
 
 def output_of(*command: str) -> str:

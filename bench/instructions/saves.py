@@ -4,9 +4,8 @@ import statistics
 
 from bench.candidates import FROM_MEMORY, FROM_MODULE, TO_DISK_GOAL
 from bench.instructions.measure import MIB, Measured, as_run, measure, step
-from bench.instructions.tables import ratio_text
 from bench.runs import Rows, Run
-from bench.words import thousands
+from bench.words import ratio_text, thousands
 
 NAME = "save-instructions"
 

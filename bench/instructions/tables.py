@@ -13,6 +13,7 @@ from bench.candidates import (
     KINDS,
     MEMORY,
     MODULE,
+    MODULE_GATES,
     NORMAL,
     PAGES,
     POOL_MADE,
@@ -34,7 +35,7 @@ from bench.instructions.measure import (
     whole,
 )
 from bench.runs import Rows, Run
-from bench.words import size_text, spread, thousands
+from bench.words import ratio_text, thousands
 
 STOCK, NEWEST = "instructions", "instructions-newest"
 """Names of the runs on Debian's 6.12 and on the newest kernel. The tables of the first have a
@@ -59,23 +60,20 @@ def above_zeroing(measured: Measured, line: str, against: str) -> list[float]:
     return measured.ratios(line, against, lambda run: int(whole(run) - floor))
 
 
-def ratio_text(values: Sequence[float]) -> str:
-    return spread(values, digits=3)
-
-
-def about(measured: Measured) -> str:
-    """Describes the measurement."""
-    of = measured.about
-    return (
-        f"{of['date']}, Linux {of['guest']} in QEMU {of['qemu']}, dmafile {of['dmafile']}, "
-        f"{size_text(measured.size)}, {measured.rounds} rounds."
-    )
-
-
 class Tables:
-    """The tables of docs/instructions.md and docs/kernel.md."""
+    """The tables of docs/instructions.md and kernel/docs/module.md."""
 
-    NAMES = ("memory", "loads", "heaps", "blocks", "module", "goals", "gates", "refused")
+    NAMES = (
+        "memory",
+        "loads",
+        "heaps",
+        "blocks",
+        "module",
+        "goals",
+        "gates",
+        "module-gates",
+        "refused",
+    )
 
     def __init__(self, measured: Measured, newest: Measured | None = None) -> None:
         self.measured = measured
@@ -202,6 +200,13 @@ class Tables:
         ]
         return ["", "below", *self.head("measured here")], rows
 
+    def module_gates(self) -> Rows:
+        rows = []
+        for gate in MODULE_GATES:
+            limits = [f"{one:.4g}" for one in (gate.limit, gate.newest or gate.limit)]
+            rows.append([gate.name, *limits, *self.ratio(gate.candidate, gate.against)])
+        return ["", "below", "on the newest", *self.head("measured here")], rows
+
     def refused(self) -> Rows:
         why: dict[str, list[str]] = {}
         for line in on_stock():
@@ -219,10 +224,8 @@ class Tables:
 
 
 def tables(run: Run) -> dict[str, Rows]:
-    """The tables of a run, by name; the newest kernel is a column."""
+    """The tables of a run, by name; a run on the newest kernel in .bench is a column."""
     measured = measured_of(run)
-    newest = None
-    if release(measured).startswith("6.12.") and runs.is_kept(NEWEST):
-        newest = measured_of(Run.read(runs.kept(NEWEST)))
-    found = Tables(measured, newest)
-    return {name: getattr(found, name)() for name in Tables.NAMES}
+    newest = runs.latest(NEWEST) if release(measured).startswith("6.12.") else None
+    found = Tables(measured, measured_of(newest) if newest else None)
+    return {name: getattr(found, name.replace("-", "_"))() for name in Tables.NAMES}

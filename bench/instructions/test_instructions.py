@@ -1,38 +1,36 @@
 """The instructions of a load, compared with other methods in the same machine.
 
 The limits are ratios; docs/instructions.md shows their spread. If a load changes for a good reason,
-measure again (`make vm-bench ARGS=--keep`); a limit may change then.
+measure again (`.venv/bin/python -m bench.instructions stock --keep`); a limit may change then.
 """
 
 import json
 import os
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 
 import pytest
 
 from bench import runs
 from bench.candidates import (
     ALLOC_READ,
+    FROM_MEMORY,
+    FROM_MODULE,
     GATES,
-    HEAP_OURS,
-    HEAP_SIZES,
+    MODULE,
     MODULE_GATES,
     NORMAL,
     READ_INTO_ITS_MAPPING,
     RW,
     TO_DISK_GOAL,
     Gate,
-    by_size,
     load,
-    on_series,
     on_stock,
 )
-from bench.instructions import pins, saves
+from bench.instructions import saves
 from bench.instructions.measure import MIB, Candidate, Measured, measure, pair, step
-from bench.instructions.series import measured_by_size, tables_by_size
 from bench.instructions.tables import Tables, above_zeroing, release
 from bench.runs import Run
 from vm import kernels
@@ -113,38 +111,62 @@ def limit(gate: Gate, measured: Measured) -> float:
     return gate.limit if line in kernels.STOCK or gate.newest is None else gate.newest
 
 
-def shown(name: str, **only: str) -> Measured:
-    """The measurement that the documents show."""
-    run = Run.read(runs.kept(name))
-    lines = [one for one in run.samples if only.items() <= one.items()]
-    return Measured.of(run.machine["machine"], lines)
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [
+        ("instructions/gates", [gate.name for gate in GATES]),
+        ("instructions/module-gates", [gate.name for gate in MODULE_GATES]),
+        ("instructions/module", list(MODULE)),
+        ("save-instructions/module", list(FROM_MODULE)),
+        ("save-instructions/memory", list(FROM_MEMORY)),
+    ],
+)
+def test_every_candidate_was_measured(table: str, names: list[str]) -> None:
+    assert [row[0] for row in shown(table)] == names
 
 
-def test_every_candidate_was_measured() -> None:
-    assert set(on_stock()) <= set(shown("instructions").candidates)
-    assert set(on_series()) <= set(shown("series", part="ways").candidates)
-    by = Run.read(runs.kept("series-by-size")).samples
-    assert {(one["candidate"], one["size"]) for one in by} == set(product(by_size(), HEAP_SIZES))
+def shown(table: str) -> Sequence[Sequence[str]]:
+    """The rows of a table that documents show."""
+    folder, name = table.split("/")
+    _, rows = runs.read_csv(runs.kept(folder) / f"{name}.csv")
+    return rows
+
+
+def counted(lines: Sequence[str], rounds: int = 2) -> Measured:
+    """A measurement with arbitrary counts, each different."""
+    every = {}
+    for number, line in enumerate(lines, 1):
+        counts = [[(number, 10_000_000 + number + at)] * 3 for at in range(rounds)]
+        every[line] = Candidate(line, runs=[[*run] for run in counts])
+    return Measured(64 * MIB, {"guest": "6.12.117+deb12-amd64"}, every)
 
 
 def test_the_newest_kernel_has_its_own_column() -> None:
-    here = shown("instructions")
+    here = counted(on_stock())
     newest = replace(
         here,
-        about={**here.about, "guest": "7.3.4+deb13-amd64"},
-        candidates={**here.candidates, RW: Candidate(RW, refused="no")},
+        about={"guest": "7.3.4+deb13-amd64"},
+        candidates={**here.candidates, RW: Candidate(RW, refused="dmafile: no; load it")},
     )
     head, rows = Tables(here, newest).goals()
     assert list(head) == ["", "at most", "measured here", "on Linux 7.3.4"]
     assert [there for *_, one, there in rows[:-1] if there != one] == []
     assert rows[-1][-1] == "refused"
-    for name in Tables.NAMES:
+    assert Tables(newest).refused()[1] == [["no", "dmafile", "rw direct", "1"]]
+    for name in (name.replace("-", "_") for name in Tables.NAMES):
         (head, rows), (before, _) = (
             getattr(Tables(here, newest), name)(),
             getattr(Tables(here), name)(),
         )
-        assert {len(row) for row in rows} == {len(head)}
+        assert {len(row) for row in rows} <= {len(head)}
         assert len(head) - len(before) == (name not in ("blocks", "refused")), name
+
+
+def test_a_table_of_saves_ends_with_its_baseline() -> None:
+    found = saves.tables(Run({"machine": {}}, list(counted(saves.lines()).samples())))
+    assert found["module"][1][-1][1:] == ["156", "1.000 [1.000–1.000]"]
+    [goal] = found["goal"][1]
+    assert goal[1:] == ["1/16", "1.000 [1.000–1.000]", "no"]
 
 
 def test_a_measurement_is_written_and_read_back() -> None:
@@ -159,28 +181,15 @@ def test_a_measurement_is_written_and_read_back() -> None:
     assert again.per_mib(lines[0], step("fill")) == [7 / 3000, 7 / 3000]
 
 
-@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
-@pytest.mark.usefixtures("counting")
-def test_published_rows_run_at_their_sizes() -> None:
-    """On a stock kernel, which refuses the rows of the patched heap."""
-    run = measured_by_size(rounds=2, seed=1, sizes=HEAP_SIZES[:2], kernel="6.12")
-    head, rows = tables_by_size(run)["published"]
-    assert head == ["", "512 KiB", "published", "8 MiB", "published"]
-    first, *others = rows
-    assert first == ["normal: heap, mmap, read()", *["1.00"] * 4]
-    for name, small, _, large, _ in others:
-        stock = name in ("udmabuf, read(), buffered", "udmabuf, read(), direct", *HEAP_OURS)
-        assert ("refused" not in (small, large)) == stock, (name, small, large)
-
-
 @pytest.mark.parametrize("gate", [*GATES, *MODULE_GATES], ids=lambda gate: gate.name)
 def test_limits_are_slightly_above_the_measured_ratios(gate: Gate) -> None:
-    kept = [shown("instructions")]
-    if gate.newest is not None:
-        kept.append(shown("instructions-newest"))
-    for measured in kept:
-        ratios = measured.ratios(gate.candidate, gate.against)
-        assert max(ratios) < limit(gate, measured) < 1.25 * statistics.median(ratios), ratios
+    """On the newest kernel, too, if it has a limit of its own."""
+    every = [*shown("instructions/gates"), *shown("instructions/module-gates")]
+    *_, here, newest = next(row for row in every if row[0] == gate.name)
+    for limit, text in ((gate.limit, here), (gate.newest, newest)):
+        if limit is not None:
+            middle, _, most = map(float, re.findall(r"[\d.]+", text))
+            assert most < limit < 1.25 * middle
 
 
 def test_marks_are_matched_to_their_runs() -> None:
@@ -198,83 +207,3 @@ def test_marks_are_matched_to_their_runs() -> None:
 def test_marks_that_do_not_match_are_an_error(marks: list[str]) -> None:
     with pytest.raises(AssertionError, match=r"marks|more marks than runs"):
         pair(["make to=one"], ["ran 0 1"], marks)
-
-
-PINNING = ["register page", "gup PIN_FAST 4k 1"]
-
-
-@pytest.fixture
-def two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pins, "JOBS", {job: [job] for job in PINNING})
-
-
-@pytest.mark.usefixtures("two_jobs")
-def test_pins_are_counted_by_marks_and_by_the_clock() -> None:
-    """Per operation, for each round except the first."""
-    warm = ["timed gup PIN_FAST 4k 1 10 90", "marked register page 4 2"]
-    later = ["marked register page 4 3", "timed gup PIN_FAST 4k 1 10 75"]
-    counted = [(0, 400), (10, 410), *((at, at + each) for at, each in ((20, 8), (30, 4), (40, 80)))]
-    marks = ["254 0 0"]
-    for begin, end in counted:
-        marks += [f"0 {begin} 5", f"1 {end} 5"]
-    assert list(pins.paired([*warm, *later], [*marks, "255 9 9"])) == [
-        {"job": "register page", "round": 1, "instructions": 2},
-        {"job": "gup PIN_FAST 4k 1", "round": 1, "instructions": 7.5},
-    ]
-
-
-@pytest.mark.usefixtures("two_jobs")
-@pytest.mark.parametrize(
-    ("said", "marks", "why"),
-    [
-        (["marked register page 1 1"], ["0 1 1", "1 1 1"], "PIN_FAST"),
-        (["marked register page 1 1"], ["1 1 1", "0 1 1"], "register page"),
-        (["marked register pages 1 1"], ["0 1 1", "1 1 1"], "register pages"),
-        (["timed gup PIN_FAST 4k 1 1 1"], ["0 1 1", "1 1 1"], "more marks than runs"),
-    ],
-)
-def test_pin_counts_that_do_not_match_are_an_error(
-    said: list[str], marks: list[str], why: str
-) -> None:
-    with pytest.raises(AssertionError, match=why):
-        list(pins.paired(said, marks))
-
-
-def test_the_memory_of_the_tracker_is_read_from_the_kernel() -> None:
-    log = "[    0.06] allocated 12582912 bytes of page_ext\n"
-    on = {"total": 100, "described": 44, "page_ext": 12288}
-    assert pins.memory(pins.ON, "machine on 100 11", log) == on
-    assert pins.memory(pins.OFF, "machine off 100 11", "") == {**on, "page_ext": 0}
-    for state, tracked in ((pins.ON, "off"), (pins.OFF, "on"), (pins.WITHOUT, "on")):
-        with pytest.raises(AssertionError, match=f"{state}: tracking of pins is {tracked}"):
-            pins.memory(state, f"machine {tracked} 100 11", log)
-
-
-def test_every_pinning_operation_was_measured() -> None:
-    run = Run.read(runs.kept("pins"))
-    found = {(one["state"], one.get("job")) for one in run.samples}
-    assert found == set(product(pins.STATES, [None, *pins.JOBS]))
-
-
-@pytest.mark.parametrize("limit", pins.LIMITS, ids=lambda one: f"{one.state}, {one.what}")
-def test_pin_costs_are_within_limits_or_a_known_miss(limit: pins.Limit) -> None:
-    run = Run.read(runs.kept("pins"))
-    here = pins.ratio(run, limit.state, limit.job)
-    assert here <= limit.allowed
-    assert limit.missed is None or limit.most < here, "the limit is met by now"
-
-
-@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
-@pytest.mark.usefixtures("counting")
-def test_the_cost_of_tracking_pins_is_within_its_limits() -> None:
-    """Compared with the same kernel with the tracker off, so that no other kernel is needed. The
-    location of memory changes a read by up to 1 % from boot to boot."""
-    run = pins.measured(rounds=3, seed=1, states=(pins.OFF, pins.ON))
-    ratios = {
-        one.what: (pins.ratio(run, pins.ON, one.job, pins.OFF), one.allowed)
-        for one in pins.LIMITS
-        if one.state == pins.ON
-    }
-    assert [what for what, (here, most) in ratios.items() if here > 1.01 * most] == [], ratios
-    [off, on] = [one["page_ext"] for one in run.samples if "page_ext" in one]
-    assert (off, on) == (0, pins.MEMORY * 1024 // 4 * 24 // 1024)

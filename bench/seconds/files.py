@@ -1,6 +1,7 @@
 """Files of noise, in a known state of the page cache."""
 
 import ctypes
+import math
 import mmap
 import os
 import random
@@ -10,6 +11,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from bench.seconds.process import Slow
 
 MIB = 1 << 20
 PAGE = mmap.PAGESIZE
@@ -31,8 +34,11 @@ def noise(total: int) -> Iterator[memoryview]:
         yield memoryview(block)[: total - start]
 
 
-def make_file(path: Path, head: bytes, body: int) -> None:
-    """Makes a file of `head` and `body` bytes of noise, on disk and atomically."""
+def make_file(path: Path, head: bytes, body: int, seconds: float = math.inf) -> None:
+    """Makes a file of `head` and `body` bytes of noise, on disk and atomically.
+
+    Raises Slow if it takes longer than SECONDS.
+    """
     size = len(head) + body
     if path.exists() and path.stat().st_size == size:
         return
@@ -44,13 +50,20 @@ def make_file(path: Path, head: bytes, body: int) -> None:
             "make room or choose another folder"
         )
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(head)
-        for piece in noise(body):
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
+    end = time.monotonic() + seconds
+    try:
+        with partial.open("wb") as file:
+            file.write(head)
+            for piece in noise(body):
+                if time.monotonic() > end:
+                    raise Slow(f"writing {path} was ended after {seconds:.0f} s")
+                file.write(piece)
+                # Piece by piece, so that no long wait is left for the end.
+                file.flush()
+                os.fsync(file.fileno())
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def file_system(path: Path) -> str:

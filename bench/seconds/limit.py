@@ -7,17 +7,16 @@ from collections.abc import Iterable
 from bench.candidates import ALLOCATION, FIO, LIMIT
 from bench.seconds.commands import fio, way
 from bench.seconds.files import MIB
-from bench.seconds.quick import ROUNDS, file_of, refusals, room, seconds
-from bench.seconds.rounds import Cell, Measured, Sample
-from bench.seconds.tables import Bars, Job, Place, Result
+from bench.seconds.rounds import Cell, Measured, Sample, seconds
+from bench.seconds.tables import ROUNDS, Job, Place, Result
 from bench.words import compared, size_text, spread
 
 SIZES = tuple(4096 * MIB >> shift for shift in range(10))
 
 
 def job(place: Place, rounds: int | None) -> Job:
-    size = next((size for size in SIZES if size <= room(place)), SIZES[-1])
-    file = file_of(place, size)
+    size = next((size for size in SIZES if size <= place.room()), SIZES[-1])
+    file = place.file_of(size)
     every = [way(place.ways, name, file, line) for name, line in {**LIMIT, **ALLOCATION}.items()]
     missing = []
     if shutil.which("fio"):
@@ -54,12 +53,10 @@ def result(measured: Measured, size: int) -> Result:
             ]
         )
     title = f"The limits, {size_text(size)}, cold"
-    rates = [(name, [size / one / 1e9 for one in seconds(runs)]) for name, runs in every.items()]
     return Result(
         "limit",
         title,
         ["", "seconds", "GB/s", "CPU s/GB", "share of fio's speed"],
         lines,
-        [*refusals(measured, size), *measured.missing],
-        [Bars(title, "GB/s", rates)] if rates else [],
+        [*measured.refusals(size), *measured.missing],
     )

@@ -5,6 +5,7 @@ vocabulary is 1/4. The file is written without the library, which needs all byte
 """
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -57,6 +58,6 @@ def header(shape: Shape) -> tuple[bytes, int]:
     return len(text).to_bytes(8, "little") + text, end
 
 
-def make_model(path: Path, shape: Shape) -> None:
-    """Writes the model unless it exists."""
-    make_file(path, *header(shape))
+def make_model(path: Path, shape: Shape, seconds: float = math.inf) -> None:
+    """Writes the model unless it exists. Raises Slow if it takes longer than SECONDS."""
+    make_file(path, *header(shape), seconds)

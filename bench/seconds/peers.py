@@ -14,9 +14,8 @@ from bench.seconds.commands import Candidate, script
 from bench.seconds.files import MIB
 from bench.seconds.model import Shape, header, make_model
 from bench.seconds.programs.peer import WAYS, Way
-from bench.seconds.quick import ROUNDS, refusals, room, seconds
-from bench.seconds.rounds import Cell, Measured, Sample
-from bench.seconds.tables import Bars, Job, Place, Result
+from bench.seconds.rounds import Cell, Measured, Sample, seconds
+from bench.seconds.tables import ROUNDS, Job, Place, Result
 from bench.words import compared, ratio, spread
 
 OURS = "dmafile"
@@ -57,7 +56,7 @@ def model(place: Place) -> Path:
         )
         path = place.folder / f"llama-style-{hidden}.safetensors"
         # The model is written in four formats.
-        if path.exists() or 5 * header(shape)[1] <= room(place):
+        if path.exists() or 5 * header(shape)[1] <= place.room():
             break
     make_model(path, shape)
     return path
@@ -130,7 +129,7 @@ def result(measured: Measured, warm: bool) -> Result:
     title = f"Tensors, {state}"
     notes = list(measured.missing)
     for size in {size for _, size in measured.refused}:
-        notes += refusals(measured, size)
+        notes += measured.refusals(size)
     head = ["", "seconds", "GB/s", "CPU s", "extra MiB", "MiB cached after"]
     return Result(
         f"peers-{'warm' if warm else 'cold'}",
@@ -138,17 +137,4 @@ def result(measured: Measured, warm: bool) -> Result:
         [*head, "dmafile is faster", "dmafile's CPU to its"],
         lines,
         notes,
-        [
-            Bars(
-                title, "seconds", [(n, seconds(r)) for n, r in runs.items()], more_is_better=False
-            ),
-            Bars(
-                f"{title}: CPU",
-                "CPU seconds",
-                [(n, [one.own_cpu for one in r]) for n, r in runs.items()],
-                more_is_better=False,
-            ),
-        ]
-        if runs
-        else [],
     )

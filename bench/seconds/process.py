@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import time
@@ -26,6 +27,10 @@ class Failed(Exception):
     """A command failed; the message is its error output or its exit status."""
 
 
+class Slow(Failed):
+    """Something took longer than it may."""
+
+
 def reset_peak() -> None:
     """Resets this process's peak memory, with which its children's peak begins.
 
@@ -35,10 +40,10 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def run(command: Sequence[str], out: Path | None = None) -> Run:
+def run(command: Sequence[str], out: Path | None = None, seconds: float | None = None) -> Run:
     """Runs a command. Its output goes to `out`, its errors to a file next to `out`.
 
-    Raises Failed if it cannot be started, or fails.
+    Raises Failed if it cannot be started, or fails, and Slow if it runs longer than SECONDS.
     """
     # Flush, so that this program's output comes before the command's, in a pipe, too.
     sys.stdout.flush()
@@ -55,8 +60,10 @@ def run(command: Sequence[str], out: Path | None = None) -> Run:
     except OSError as error:
         raise Failed(f"{command[0]}: {error.strerror}") from None
     try:
+        if seconds is not None and not ends(pid, seconds):
+            raise Slow(f"{command[0]} was ended after {max(0, seconds):.0f} s")
         _, status, usage = os.wait4(pid, 0)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Slow):
         # A process that still moves bytes must not remain.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -68,3 +75,12 @@ def run(command: Sequence[str], out: Path | None = None) -> Run:
         code = os.waitstatus_to_exitcode(status)
         raise Failed(said or f"{' '.join(command)}: exit status {code}")
     return Run(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
+def ends(pid: int, seconds: float) -> bool:
+    """Whether a child ends in SECONDS."""
+    process = os.pidfd_open(pid)
+    try:
+        return bool(select.select([process], [], [], max(0, seconds))[0])
+    finally:
+        os.close(process)

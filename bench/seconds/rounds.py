@@ -72,10 +72,22 @@ class Measured:
         """The sizes that ran, the largest first."""
         return sorted({one.size for one in self.samples}, reverse=True)
 
+    def refusals(self, size: int) -> list[str]:
+        """The candidates that cannot run at this size, with the reasons."""
+        by_reason: dict[str, list[str]] = {}
+        for (name, bytes), why in self.refused.items():
+            if bytes == size:
+                by_reason.setdefault(why, []).append(name)
+        return [f"Cannot run here: {'; '.join(names)}: {why}" for why, names in by_reason.items()]
+
     def of(self, name: str, size: int, *, warm: bool = False) -> list[Sample]:
         return [
             one for one in self.samples if (one.candidate, one.size, one.warm) == (name, size, warm)
         ]
+
+
+def seconds(runs: Sequence[Sample]) -> list[float]:
+    return [one.seconds for one in runs]
 
 
 def as_run(machine: Mapping[str, str], seed: int, tables: Mapping[str, Measured]) -> Run:

@@ -10,9 +10,8 @@ from bench.candidates import BY_PAGE_CACHE, FIO_TO_DISK, RECORDS, TO_DISK
 from bench.seconds.commands import Candidate, fio_to_disk, saved, script
 from bench.seconds.files import MIB
 from bench.seconds.programs.save import WAYS, Way
-from bench.seconds.quick import ROUNDS, file_of, refusals, room, seconds
-from bench.seconds.rounds import Cell, Measured, Sample
-from bench.seconds.tables import Bars, Job, Place, Result
+from bench.seconds.rounds import Cell, Measured, Sample, seconds
+from bench.seconds.tables import ROUNDS, Job, Place, Result
 from bench.words import compared, ratio, size_text, spread
 
 SIZES = tuple(4096 * MIB >> shift for shift in range(8))
@@ -23,9 +22,9 @@ SMALLEST = 64 * MIB
 def job(place: Place, rounds: int | None) -> Job:
     # Room for the file that is read, and the one that is written.
     disk = shutil.disk_usage(place.folder).free // 2 - 512 * MIB
-    there = min(room(place), disk)
+    there = min(place.room(), disk)
     size = next((size for size in SIZES if size <= there), SMALLEST)
-    noise = file_of(place, max(size, SMALLEST))
+    noise = place.file_of(max(size, SMALLEST))
     size = noise.stat().st_size
     every = [saved(place.ways, name, noise, line) for name, line in {**TO_DISK, **RECORDS}.items()]
     to = every[0].file
@@ -62,7 +61,7 @@ def results(measured: Measured) -> list[Result]:
     others = [
         name for name in measured.candidates if name not in (*TO_DISK, *RECORDS, *FIO_TO_DISK)
     ]
-    notes = [*refusals(measured, size), *measured.missing]
+    notes = [*measured.refusals(size), *measured.missing]
     return [
         result("saves", "Saves", measured, size, [*TO_DISK, *rivals, *others], notes),
         result("records", "Recorders", measured, size, [*records, *rivals]),
@@ -100,7 +99,6 @@ def result(
             ]
         )
     head = ["", "seconds", "GB/s", "CPU s/GB", "MiB cached after", "share of fio's speed"]
-    rates = [(one, [size / taken / 1e9 for taken in seconds(runs)]) for one, runs in every.items()]
     title = f"{title}, {size_text(size)}, to the disk"
     return Result(
         name,
@@ -108,7 +106,6 @@ def result(
         [*head, *([f"CPU, to {BY_PAGE_CACHE}"] if cached else [])],
         lines,
         notes,
-        [Bars(title, "GB/s", rates)] if rates else [],
     )
 
 

@@ -4,13 +4,21 @@ import sys
 from pathlib import Path
 
 from bench.seconds.files import MIB, cached, evict, fill_cache
-from bench.seconds.memory import meminfo, touch_memory
+from bench.seconds.memory import TOUCH_SECONDS, meminfo, touch_memory
 
 WARM_TRIES = 5
 
 
-def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> bool:
-    """Right before each run: brings the page cache into its state, and touches memory.
+def prepare(
+    path: Path,
+    size: int,
+    *,
+    warm: bool = False,
+    memory: int = 0,
+    seconds: float = TOUCH_SECONDS,
+) -> bool:
+    """Right before each run: brings the page cache into its state, and touches memory for SECONDS
+    at most.
 
     Returns whether allocation is as fast as the fastest so far.
     """
@@ -25,7 +33,7 @@ def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> bo
     if warm:
         return warm_up(path, size)
     evict(path)
-    quick = touch_memory(memory)
+    quick = touch_memory(memory, seconds)
     if cached(path):
         sys.exit(f"{path} was read into the page cache just before a run; stop what else uses it")
     return quick

@@ -5,7 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.seconds.files import make_file
+from bench.seconds.memory import room
 from bench.seconds.rounds import Cell
+
+ROUNDS = 5
+"""Unless the command line says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -21,34 +26,29 @@ class Place:
     scratch: Path
     most: int | None = None
     """The maximum size of a file, in bytes."""
-    more: Mapping[str, str] = field(default_factory=dict)
-    """Additional candidates by name, each a line of ways.c."""
 
+    def room(self) -> int:
+        """The maximum size of a file."""
+        there = room(self.folder)
+        return there if self.most is None else min(there, self.most)
 
-@dataclass(frozen=True)
-class Bars:
-    """A chart: one bar for each row, with its spread, or bars stacked from parts."""
-
-    title: str
-    unit: str
-    rows: Sequence[tuple[str, Sequence[float]]]
-    """Names, and the values of all rounds."""
-    parts: Sequence[tuple[str, Sequence[float]]] = ()
-    """For stacked bars: parts by name, with a value for each row."""
-    more_is_better: bool = True
+    def file_of(self, size: int) -> Path:
+        """The file of that size, made unless it exists."""
+        file = self.folder / f"{size // 1024}KiB.noise"
+        make_file(file, b"", size)
+        return file
 
 
 @dataclass(frozen=True)
 class Result:
-    """A table, its charts and notes."""
+    """A table and its notes."""
 
     name: str
-    """The name of its files."""
+    """The name of its file."""
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
-    charts: Sequence[Bars] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

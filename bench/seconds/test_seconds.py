@@ -1,6 +1,5 @@
-"""`make bench`: the parts that could silently mislead, and whole runs with small files."""
+"""The parts that could silently mislead, and whole runs with small files."""
 
-import html
 import importlib.util
 import math
 import os
@@ -13,19 +12,22 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bench import ways
-from bench.__main__ import program
-from bench.candidates import BY_PAGE_CACHE, QUICK, READ, RECORDS, TO_DISK
+from bench.arguments import program
+from bench.candidates import BY_PAGE_CACHE, LIMIT, RECORDS, TO_DISK
 from bench.runs import MACHINE, ROOT, RUNS, Run
 from bench.seconds import memory
 from bench.seconds.commands import Output, bare, baseline, script, way
 from bench.seconds.files import MIB, cached, evict, file_system, fill_cache, make_file
-from bench.seconds.process import Failed, run
+from bench.seconds.process import Failed, Slow, run
 from bench.seconds.programs.save import POOL
-from bench.seconds.run import tables
+from bench.seconds.rounds import Cell
+from bench.seconds.run import TABLES, run_all, tables
+from bench.seconds.tables import Job, Place
 from bench.words import decided, ratios, spread, table
 
 
@@ -98,6 +100,16 @@ def test_slow_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.touch_memory(MIB)
 
 
+def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "TOUCH", "import time; time.sleep(3600)")
+    assert not memory.touch_memory(MIB, 0.1)
+    with pytest.raises(Slow, match="was ended"):
+        run(["sleep", "3600"], seconds=0.1)
+    with pytest.raises(Slow, match="was ended"):
+        make_file(tmp_path / "file", b"", MIB, seconds=-1)
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_failed_run_says_why() -> None:
     with pytest.raises(Failed, match="exit status 3"):
         run(["sh", "-c", "exit 3"])
@@ -149,85 +161,50 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ways.build(tmp_path_factory.mktemp("ways"), "dev")
 
 
+@pytest.mark.slow
 def test_results_have_every_run(folder: Path) -> None:
-    done = bench(folder, "--seed=7", "--candidate=small pages=to=memfd pages=4k")
+    done = bench(folder, "limit", "peers", "--seed=7")
     assert done.returncode == 0, done.stderr
     out = folder / "out"
     kept = Run.read(out)
     assert kept.machine["seed"] == 7
     samples = [one for one in kept.samples if "refused" not in one]
-    runs = Counter((one["candidate"], one["warm"]) for one in samples)
-    assert runs["dmafile, memfd", False] == runs[READ, True] == runs["small pages", True] == 5, runs
+    runs = Counter((one["candidate"], one["size"], one["warm"]) for one in samples)
+    assert set(runs.values()) == {5}, runs
     # Each candidate runs once per round.
-    orders = [
-        [one["candidate"] for one in samples if one["round"] == number and not one["warm"]]
-        for number in range(1, 6)
-    ]
+    every = [one for one in samples if one["table"] == "limit"]
+    orders = [[one["candidate"] for one in every if one["round"] == n] for n in range(1, 6)]
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
     assert any(order != orders[0] for order in orders), orders
-    lines = kept.machine["tables"]["quick"]["candidates"]
-    assert lines["dmafile, memfd"] == QUICK["dmafile, memfd"]
-    assert lines["small pages"] == "load to=memfd pages=4k"
-    for one in samples:
-        direct = not lines[one["candidate"]].startswith("copy ")
-        assert one["cached_after"] == 0 or one["warm"] or not direct, one
+    lines = kept.machine["tables"]["limit"]["candidates"]
+    assert lines["dmafile, memfd"] == LIMIT["dmafile, memfd"]
+    for one in every:
+        assert one["cached_after"] == 0, one
         assert 0 < one["seconds"] < one["wall"], one
-    # Only data; the tables are computed from the samples.
+    ours = [one for one in samples if one["candidate"].startswith("dmafile ") and not one["warm"]]
+    assert ours and all(one["cached_after"] < MIB for one in ours)
     made = tables(kept)
     assert {path.name for path in out.iterdir()} == {
         MACHINE,
         RUNS,
         *(f"{name}.csv" for name in made),
     }
-    assert len(made) == 2
+    assert list(made) == ["limit", "peers-cold", "peers-warm"]
     for head, rows in made.values():
         assert table(head, rows) in done.stdout
+    for row in (*LIMIT, "allocation alone, memfd, 4k", "safetensors, mmap ", "read()", "gguf "):
+        assert f"\n| {row}" in done.stdout, row
+    if importlib.util.find_spec("torch") is None:
+        assert "torch.load: not installed (pip install torch)" in done.stdout
     assert "round 1 of 5" in done.stderr
     assert re.search(r"^round 5 of 5, \d+\.\d minutes left$", done.stderr, re.MULTILINE)
-    assert "use `dmafile load" in done.stdout or "use read()" in done.stdout
     assert f"All runs: {out}" in done.stdout
 
 
-def test_a_report_needs_no_other_files(folder: Path) -> None:
-    done = bench(folder, "--report", "--seed=7")
-    assert done.returncode == 0, done.stderr
-    out = folder / "out"
-    samples = [one for one in Run.read(out).samples if "refused" not in one]
-    page = (out / "report.html").read_text()
-    slow = sum(not one["quick_memory"] for one in samples)
-    assert (f"before {slow} runs it never became" in page) == (slow > 0)
-    # It needs no network.
-    links = re.findall(r'(?:src|href)\s*=\s*"(?!#)([^"]*)"|url\((?!#)([^)]*)\)', page)
-    assert not links, links
-    assert page.count("<svg") == len(list(out.glob("*.png"))) > 3
-    assert all(html.escape(one["candidate"]) in page for one in samples)
-    assert f"Report: {out / 'report.html'}" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("limit", ["dmafile, memfd", "dmafile, anon", "allocation alone, memfd, 4k"]),
-        ("scale", ["dmafile, memfd, 8 MiB", "two loads at once"]),
-        ("extras", ["no checksum", "sha256", "10000 tensors: to open"]),
-        ("peers", ["dmafile ", "safetensors, mmap ", "read()", "gguf "]),
-    ],
-)
-def test_each_table_has_its_rows(folder: Path, name: str, rows: list[str]) -> None:
-    done = bench(folder, f"--table={name}", "--seed=7")
-    assert done.returncode == 0, done.stderr
-    for row in rows:
-        assert f"\n| {row}" in done.stdout, done.stdout
-    samples = [one for one in Run.read(folder / "out").samples if "refused" not in one]
-    runs = Counter((one["candidate"], one["size"], one["warm"]) for one in samples)
-    assert set(runs.values()) == {5}, runs
-    if name == "peers" and importlib.util.find_spec("torch") is None:
-        assert "torch.load: not installed (pip install torch)" in done.stdout
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access(POOL, os.W_OK), reason="only root can reserve huge pages")
 def test_saves_are_compared_with_fio_and_the_page_cache(folder: Path) -> None:
-    done = bench(folder, "--table=saves", "--seed=7")
+    done = bench(folder, "saves", "--seed=7")
     assert done.returncode == 0, done.stderr
     # The bytes of each candidate were compared when it was probed.
     for row in (*TO_DISK, *RECORDS, "`dmafile.numpy.save_file`", "`safetensors.numpy.save_file`"):
@@ -238,9 +215,10 @@ def test_saves_are_compared_with_fio_and_the_page_cache(folder: Path) -> None:
         assert one["seconds"] > 0, one
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_the_measurements(folder: Path) -> None:
     process = subprocess.Popen(
-        [*BENCH, f"--dir={folder}", f"--out={folder / 'out'}", "--most=8", "--rounds=200"],
+        [*BENCH, "limit", f"--dir={folder}", f"--out={folder / 'out'}", "--most=8", "--rounds=200"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -257,18 +235,30 @@ def test_an_interrupt_keeps_the_measurements(folder: Path) -> None:
     said, errors = process.communicate(timeout=300)
     assert process.returncode == 130, said + errors
     kept = Run.read(folder / "out")
-    assert kept.machine["tables"]["quick"]["interrupted"]
+    assert kept.machine["tables"]["limit"]["interrupted"]
     assert {one["round"] for one in kept.samples if "round" in one} >= {1}
 
 
-def test_a_failure_keeps_earlier_measurements(folder: Path) -> None:
-    # ways.c fails because of the invalid number.
-    words = ["--table=extras", "--table=quick", "--candidate=odd=to=memfd chunk=many"]
-    done = bench(folder, *words, "--report")
-    assert done.returncode == 1, done.stdout
-    assert "the measurement failed: odd: " in done.stderr and "many: not a number" in done.stderr
-    page = (folder / "out" / "report.html").read_text()
-    assert "The measurement failed: odd: " in page and "10000 tensors" in page
+@pytest.mark.slow
+def test_a_failure_keeps_earlier_measurements(
+    folder: Path, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ways.c fails because of an invalid number."""
+    size = 8 * MIB
+    place = Place(program(None), built, folder, tmp_path, size)
+    good, bad = (
+        Cell(way(built, name, place.file_of(size), line))
+        for name, line in (("good", "load to=memfd"), ("odd", "load to=memfd chunk=many"))
+    )
+    jobs = {"limit": Job([good], 1), "saves": Job([bad], 1), "peers": Job([good], 1)}
+    for name, job in jobs.items():
+        module = SimpleNamespace(job=lambda *_, job=job: job, results=lambda _: [])
+        monkeypatch.setitem(TABLES, name, module)
+    assert run_all(list(jobs), place, tmp_path / "out", 7, None) == 1
+    kept = Run.read(tmp_path / "out")
+    assert [one["candidate"] for one in kept.samples] == ["good"]
+    assert "many: not a number" in kept.machine["tables"]["saves"]["failed"]
+    assert "peers" not in kept.machine["tables"]
 
 
 LINES = [
@@ -282,6 +272,7 @@ LINES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", LINES)
 def test_wrong_bytes_are_an_error(built: Path, folder: Path, tmp_path: Path, line: str) -> None:
     path, other, said = folder / "file", folder / "other", tmp_path / "said"
@@ -301,6 +292,7 @@ def test_wrong_bytes_are_an_error(built: Path, folder: Path, tmp_path: Path, lin
         run([*candidate.command, str(other)], said)
 
 
+@pytest.mark.slow
 def test_an_unavailable_candidate_gives_the_reason(built: Path, tmp_path: Path) -> None:
     path = tmp_path / "file"
     make_file(path, b"", MIB)
@@ -325,11 +317,10 @@ def test_no_code_of_the_current_folder_is_run(
     monkeypatch.setenv("PATH", str(tmp_path))
     path = tmp_path / "model.noise"
     make_file(path, b"", MIB)
-    for name in ("dmafile", "json", "numpy", "jinja2", "tqdm", "bench", "sitecustomize", "mmap"):
+    for name in ("dmafile", "json", "numpy", "tqdm", "bench", "sitecustomize", "mmap"):
         (tmp_path / f"{name}.py").write_text(TRAP)
     commands = [
         bare("read_into_memfd.py", str(path)),
-        script("halves.py", str(path), "at-once"),
         script("peer.py", "read()", str(ROOT / "attacks" / "gap.safetensors")),
         [*program(None), "--version"],
     ]
@@ -341,10 +332,9 @@ def test_no_code_of_the_current_folder_is_run(
 def test_usage_errors_are_reported() -> None:
     wrong = {
         ("--rounds=4",): "at least 5",
-        ("--table=heap",): "invalid choice",
+        ("heap",): "invalid choice",
         ("--out=a", "--keep=b"): "cannot be combined",
-        ("--candidate=name",): "not of the form NAME=",
     }
     for words, said in wrong.items():
-        done = subprocess.run([*BENCH, *words], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run([*BENCH, "limit", *words], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 2 and said in done.stderr

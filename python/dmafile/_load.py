@@ -71,15 +71,15 @@ def load(
             (a memfd that is pinned for a GPU while it is filled, see `Buffer.pin`; tested only with
             a test double of the drivers).
         pages: The page size: `auto`, `base`, `thp`, `huge`.
-        method: The method that moves the bytes: `auto`, `uring`, `threads`, `read`, `mmap`,
-            `bounce`, `sendfile`, `splice`, `module`, `copy-file-range`, `heap-read`, `premap`.
+        method: The method that moves the bytes: `auto`, `uring`, `threads`, `bounce`, `module`,
+            `copy-file-range`, `heap-read`, `premap`.
         io: Bypass or use the page cache: `auto`, `direct`, `buffered`.
         allocation: When pages are allocated: `auto`, `ahead` (one chunk ahead of the reads),
             `in-read` (by the reads themselves), `before` (all of them before the first read).
         offset: First byte of the file to load.
         length: Number of bytes to load; up to the end of the file if None.
-        chunk: Maximum size of a chunk. Memory is allocated in chunks, each while the previous one is
-            being read. 128 MiB if None.
+        chunk: Maximum size of a chunk. Memory is allocated in chunks, each while the previous one
+            is being read. 128 MiB if None.
         block: Bytes per operation, 4 KiB to 64 MiB; chosen by the plan if None.
         queue_depth: Operations in flight, 1 to 4096; chosen by the plan if None.
         verify: A checksum to compute during the load: `crc32c`, `xxh3`, `blake3` or `sha256`. With

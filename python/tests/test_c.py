@@ -40,6 +40,7 @@ def receiver(folder: Path) -> list[str]:
     return [built(folder, "load"), "--receive"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seal", [False, True])
 @pytest.mark.parametrize("offset", [0, 777])
 def test_a_c_program_receives_a_buffer(

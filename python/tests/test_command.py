@@ -49,6 +49,7 @@ def test_a_command_inherits_only_the_buffer(file: Path) -> None:
     assert int(ignored, 16) & (1 << (signal.SIGINT - 1) | 1 << (signal.SIGPIPE - 1)) == 0
 
 
+@pytest.mark.slow
 def test_bench_imports_nothing_from_the_current_folder(file: Path, tmp_path: Path) -> None:
     """Every measured run is a separate process of this Python."""
     for name in ("dmafile.py", "dmafile_bench.py", "signal.py"):
@@ -67,11 +68,13 @@ def test_ctrl_c_ends_the_command_with_status_130(slow: Path) -> None:
             "--verbose",
             str(slow),
             "--method",
-            "read",
+            "threads",
             "--io",
             "direct",
             "--block",
             "4096",
+            "--queue-depth",
+            "1",
         ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None

@@ -160,7 +160,7 @@ def fork(done, total):
         child = os.fork()
 
 try:
-    slowly = {{"method": "read", "io": "direct", "block": 4096}}
+    slowly = {{"method": "threads", "io": "direct", "block": 4096, "queue_depth": 1}}
     tensors = dmafile.cuda.load(sys.argv[1], double.device(0), ring=RING, progress=fork, **slowly)
 except RuntimeError as error:
     assert child == 0 and "forked" in str(error), error
@@ -209,6 +209,7 @@ sys.exit(double.left() != NOTHING or os.waitstatus_to_exitcode(status))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(REAL, reason="only the double says when memory is pinned")
 @pytest.mark.parametrize("api", KINDS)
 def test_a_child_that_is_forked_during_a_load_into_pinned_memory_cannot_continue_it(

@@ -17,7 +17,11 @@ import safetensors.numpy
 from conftest import file_sha256
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("docs", "kernel", "kernel/docs", "vm")
+PAGES = [
+    ROOT / "README.md",
+    *(page for folder in FOLDERS for page in sorted((ROOT / folder).glob("*.md"))),
+]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -62,6 +66,7 @@ ELSEWHERE = {
     "apt-get": "kernel/tests/vm/test_kernel.py, the headers it builds with",
     "cargo": "packaging/test-crates",
     "cc": "crates/capi/tests/install.rs",
+    "insmod": "kernel/tests/vm/test_module.py",
     "make": "the targets' own tests",
     "mokutil": "nothing: no machine here has Secure Boot",
     "pip": "packaging/test-wheels, packaging/test-sdist",
@@ -150,7 +155,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_commands_of_the_documentation_run(page: Path, place: Path) -> None:
     """Each command runs in one folder, with a memfd of the model as descriptors 3 and 4."""
     groups = [commands(block) for block in blocks(page, "")]
@@ -238,7 +243,7 @@ def test_the_c_examples_of_the_documentation_compile(page: Path, tmp_path: Path)
 
 def test_each_cited_point_of_a_proposal_is_explained() -> None:
     """Each page with such a number links to the page that explains it."""
-    cited, page = re.compile(r"\b(?:AR|PW|CF|PM|PT)-\d+"), ROOT / "docs" / "proposals.md"
+    cited, page = re.compile(r"\b(?:AR|PW|CF|PM|PT)-\d+"), ROOT / "kernel" / "docs" / "proposals.md"
     rows = [line.split("|")[1] for line in page.read_text().splitlines() if line.startswith("| ")]
     explained: set[str] = set()
     for found in filter(None, map(cited.findall, rows)):
@@ -248,7 +253,7 @@ def test_each_cited_point_of_a_proposal_is_explained() -> None:
         here = set(cited.findall(other.read_text()))
         assert here <= explained, (other, here - explained)
         assert not here or other == page or "proposals.md" in other.read_text(), other
-    for folder in ("tests", "kernel/tests", "bench"):
+    for folder in ("tests", "kernel/tests", "kernel/bench", "bench"):
         for source in (ROOT / folder).rglob("*"):
             if source.suffix in (".py", ".c", ".h"):
                 assert set(cited.findall(source.read_text())) <= explained, source

@@ -179,6 +179,7 @@ def test_each_file_is_described_and_verified(sharded: Path, tmp_path: Path) -> N
         assert one["verify"]["digest"] == digest.split()[0]
 
 
+@pytest.mark.slow
 def test_gguf_opens_a_file_and_a_split_model(folder: Path, llama: Path) -> None:
     assert len(same(GGUF, llama)) == 21
     split = folder / "split"

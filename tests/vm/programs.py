@@ -4,6 +4,7 @@ The fixtures here are available to all tests through conftest.py in the root.
 """
 
 import json
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,17 @@ from pathlib import Path
 import pytest
 
 from vm.compiled import static
-from vm.fixtures import TARGET, Result, build, vm
+from vm.fixtures import Result, vm
 from vm.host import ROOT, need
 
 INSIDE = Path(__file__).parent / "inside"
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
+
+
+def build(*words: str) -> str:
+    """Builds the whole workspace, as `make test` does; a single crate would get other features."""
+    command = ["cargo", "test", "--no-run", "--quiet", "--locked", "--workspace", *words]
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from vm import kernels
 from vm.fixtures import passed, vm
 from vm.host import ROOT
 
-matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make test-all PARTS=matrix")
 
 
 def example(folder: Path) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from tests.vm.programs import Programs
 from vm.fixtures import Result
 
-matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make test-all PARTS=matrix")
 KEPT = {"crash_saves": "bbb", "crash_snapshots": "b" * 9, "crash_recordings": "b" * 11}
 """All syncs of a command are made, each after a sync by another program."""
 SYSTEMS = ("ext4", "xfs", "btrfs", "f2fs")

@@ -17,7 +17,7 @@ from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed
 KINDS = ("udmabuf", "heap:system")
 """The kinds of dma-bufs on 6.12 and on newer kernels."""
 
-matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make test-all PARTS=matrix")
 NEWEST = pytest.param(kernels.NEWEST, marks=matrix)
 both = pytest.mark.parametrize("kernel", ["6.12", NEWEST])
 WHOLE = [

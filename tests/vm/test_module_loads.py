@@ -20,7 +20,7 @@ OTHERS = {
 }
 """The other kinds of dma-bufs of each kernel, the better one first."""
 
-matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make test-all PARTS=matrix")
 each = pytest.mark.parametrize("kernel", OTHERS)
 
 

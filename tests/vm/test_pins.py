@@ -11,7 +11,7 @@ from tests.vm.programs import Programs
 from vm import kernels
 from vm.fixtures import passed
 
-matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make test-all PARTS=matrix")
 KERNELS = ["6.12", *(pytest.param(name, marks=matrix) for name in ("6.1", kernels.NEWEST))]
 
 

@@ -17,6 +17,6 @@ def test_the_dma_buf_tests_of_the_engine_pass(built: Path) -> None:
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("name", ["dmafile", "buffer", "cancel", "leaks", "model", "pages"])
 @pytest.mark.parametrize("kernel", [*kernels.STOCK, kernels.NEWEST])
-@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="all on all kernels: make vm-test")
+@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make test-all PARTS=matrix")
 def test_the_tests_of_the_engine_pass(built: Path, kernel: str, name: str) -> None:
     passes(built / name, f"--kernel={kernel}")

@@ -13,7 +13,7 @@ from vm import kernels
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed
 
 SYSTEMS = ("ext4", "xfs", "btrfs", "f2fs")
-matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make test-all PARTS=matrix")
 KERNELS = ["6.12", pytest.param("6.1", marks=matrix), pytest.param(kernels.NEWEST, marks=matrix)]
 
 

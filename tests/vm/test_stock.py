@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.vm.programs import TARGET, build
 from vm import kernels
-from vm.fixtures import FILE_SYSTEMS, TARGET, build, vm
+from vm.fixtures import FILE_SYSTEMS, vm
 
 CHECKS = """
 dmafile=$1
@@ -49,7 +50,7 @@ done
 
 NEWEST = pytest.param(
     kernels.NEWEST,
-    marks=pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test"),
+    marks=pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make test-all PARTS=matrix"),
 )
 
 

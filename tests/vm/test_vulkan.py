@@ -1,6 +1,6 @@
 """Vulkan's software driver (lavapipe) imports memfds on the host, and dma-bufs in a machine.
 
-`make consumers-test` downloads Mesa (70 MB) from Debian and unpacks it in the cache.
+`make test-all PARTS=consumers` downloads Mesa (70 MB) from Debian and unpacks it in the cache.
 """
 
 import os
@@ -15,7 +15,9 @@ from vm import debian
 from vm.fixtures import missing, passed, vm
 from vm.host import Unavailable, alone, cache, replacing
 
-pytestmark = pytest.mark.skipif(not os.environ.get("CONSUMERS"), reason="make consumers-test")
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("CONSUMERS"), reason="make test-all PARTS=consumers"
+)
 
 WANTED = ("mesa-vulkan-drivers", "libvulkan1", "libvulkan-dev")
 OF_THE_HOST = ("libc6", "libgcc", "libstdc++", "libtinfo", "libzstd", "zlib")

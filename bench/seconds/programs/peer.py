@@ -2,13 +2,10 @@
 
 The loader is called as its documentation recommends, in a separate process.
 
-    peer.py WAY FILE [check=1 | wait=1]
+    peer.py WAY FILE [check=1]
 
 Prints one JSON object: `fill`, the seconds from before the load until after the last touch, and CPU
 seconds, both without imports; with check=1 also a `report` with a digest of all names and bytes.
-
-With wait=1 it prints a line after its imports, and begins when it reads a line. It prints the
-seconds until the tensors were loaded (`ready`) and touched, and waits for another line.
 """
 
 import hashlib
@@ -195,52 +192,6 @@ WAYS = {
 }
 
 
-def held() -> Callable[[Path], Tensors]:
-    """FILE is `held:NAME`."""
-    import dmafile.numpy
-
-    return lambda path: dmafile.numpy.load_file(path).items()
-
-
-def held_torch() -> Callable[[Path], Tensors]:
-    import dmafile.torch
-
-    return lambda path: dmafile.torch.load_file(path).items()
-
-
-def taken() -> Callable[[Path], Tensors]:
-    """Whole files, without reading headers; FILE is `held:NAME`."""
-    import dmafile
-    import numpy as np
-
-    def load(path: Path) -> Tensors:
-        files = dmafile.take(str(path).removeprefix("held:")).files
-        return [(one.name, np.frombuffer(memoryview(one.buffer), np.uint8)) for one in files]
-
-    return load
-
-
-def shared() -> Callable[[Path], Tensors]:
-    """Whole files, without reading headers."""
-    import dmafile
-    import numpy as np
-
-    def load(path: Path) -> Tensors:
-        files = dmafile.shared(path, wait=600).files
-        return [(one.name, np.frombuffer(memoryview(one.buffer), np.uint8)) for one in files]
-
-    return load
-
-
-HELD = {
-    "dmafile.take": Way(taken, "dmafile", ("numpy",)),
-    "dmafile.numpy, held:": Way(held, "dmafile", ("numpy", "ml_dtypes")),
-    "dmafile.torch, held:": Way(held_torch, "dmafile", ("torch",), torch=True),
-    "dmafile.shared": Way(shared, "dmafile", ("numpy",)),
-}
-"""Models that another process holds in memory, for `bench.holding`."""
-
-
 def touched(tensors: Iterable[Any]) -> int:
     """Reads one byte of every page."""
     import numpy as np
@@ -261,38 +212,10 @@ def busy() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def read_bytes() -> int:
-    """Bytes that were read from the disk for this process."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return next(int(one.split()[1]) for one in lines if one.startswith("read_bytes:"))
-
-
-def faults() -> int:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_minflt + usage.ru_majflt
-
-
-def wait(load: Callable[[Path], Tensors], path: Path, raw: Callable[[Any], Any]) -> None:
-    """Loads and touches at the first line on standard input; keeps the tensors until the second."""
-    print("imported", flush=True)
-    sys.stdin.readline()
-    read, faulted, started = read_bytes(), faults(), time.perf_counter()
-    loaded = list(load(path))
-    ready = time.perf_counter() - started
-    touched(raw(tensor) for _, tensor in loaded)
-    seconds = time.perf_counter() - started
-    said = {"ready": ready, "touched": seconds, "faults": faults() - faulted}
-    print(json.dumps({**said, "read": read_bytes() - read}), flush=True)
-    sys.stdin.readline()
-
-
 def main() -> None:
-    way, path, check = {**WAYS, **HELD}[sys.argv[1]], Path(sys.argv[2]), "check=1" in sys.argv[3:]
+    way, path, check = WAYS[sys.argv[1]], Path(sys.argv[2]), "check=1" in sys.argv[3:]
     raw = bytes_of_tensor if way.torch else bytes_of_array
     load = way.start()
-    if "wait=1" in sys.argv[3:]:
-        wait(load, path, raw)
-        return
     started, cpu = time.perf_counter(), busy()
     loaded = load(path)
     if not check and not way.streams:

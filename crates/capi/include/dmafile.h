@@ -189,8 +189,8 @@ struct dmafile_options {
      */
     const char *pages;
     /**
-     * Method that moves the bytes: "auto" (default), "uring", "threads", "read", "mmap", "bounce",
-     * "sendfile", "splice", "module", "copy-file-range", "heap-read", "premap".
+     * Method that moves the bytes: "auto" (default), "uring", "threads", "bounce", "module",
+     * "copy-file-range", "heap-read", "premap".
      */
     const char *method;
     /**

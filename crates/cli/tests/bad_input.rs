@@ -293,12 +293,12 @@ fn a_memfd_is_filled_and_the_rest_of_it_is_zeroed() {
     for (args, offset, bytes) in [
         (String::new(), 0, size),
         (
-            format!("--method read --offset {}", 64 * KIB),
+            format!("--method threads --offset {}", 64 * KIB),
             64 * KIB,
             size - 64 * KIB,
         ),
         (
-            "--method sendfile --offset 77 --length 1M".to_string(),
+            "--method bounce --offset 77 --length 1M".to_string(),
             77,
             MIB,
         ),

@@ -279,8 +279,7 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
         ),
         (
             "load file --method slow",
-            "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
-             copy-file-range, heap-read, premap",
+            "auto, uring, threads, bounce, module, copy-file-range, heap-read, premap",
         ),
         ("load file --pages 1g", "auto, base, thp, huge"),
         ("load file --io twice", "auto, direct, buffered"),
@@ -302,8 +301,7 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
         assert!(line.ends_with("; see dmafile --help"), "{args}: {line}");
     }
     // The message names each value once, and keeps clap's suggestion.
-    let methods = "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
-                   copy-file-range, heap-read, premap";
+    let methods = "auto, uring, threads, bounce, module, copy-file-range, heap-read, premap";
     for (args, line) in [
         (
             "load file --method thread",
@@ -313,7 +311,7 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
             ),
         ),
         (
-            "load file --metod read",
+            "load file --metod threads",
             &"unexpected argument '--metod' found; tip: a similar argument exists: '--method'"
                 .to_string(),
         ),
@@ -385,7 +383,7 @@ fn without_dmafile_ko_its_kind_and_its_method_are_refused_with_a_remedy() {
     assert_eq!(
         dir.refuses("file --to dmafile", 1),
         "cannot use dmafile.ko: dmafile: there is no /dev/dmafile (ENOENT); modprobe dmafile, after \
-         make kernel-install (in a container, both on its host)"
+         make -C kernel install (in a container, both on its host)"
     );
     let tail = "(EOPNOTSUPP); leave --method and --io to auto, or see `dmafile explain`";
     assert_eq!(
@@ -456,17 +454,17 @@ fn a_method_that_does_not_support_the_mode_or_kind_is_refused() {
     dir.file("file", 5000);
     let tail = "(EOPNOTSUPP); leave --method and --io to auto, or see `dmafile explain`";
     assert_eq!(
-        dir.refuses("file --method mmap --io direct", 1),
+        dir.refuses("file --method bounce --io buffered", 1),
         format!(
-            "cannot load like this: mmap direct to memfd: a mapping of a file always goes through \
-             the page cache {tail}"
+            "cannot load like this: bounce buffered to memfd: reads through the page cache need no \
+             bounce ring {tail}"
         )
     );
     assert_eq!(
-        dir.refuses("file --method splice --to anon", 1),
+        dir.refuses("file --method copy-file-range --io buffered --to anon", 1),
         format!(
-            "cannot load like this: splice buffered to anon: there is no descriptor to write into \
-             {tail}"
+            "cannot load like this: copy-file-range buffered to anon: there is no descriptor to copy \
+             into {tail}"
         )
     );
 }
@@ -793,13 +791,14 @@ fn explain_prints_only_the_settings_that_the_load_uses() {
         kept.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
             .collect::<Vec<_>>()
     };
-    let [line] = &lines("--method read --io direct --allocation in-read")[..] else {
+    let [line] = &lines("--method threads --io direct --allocation in-read --queue-depth 1")[..]
+    else {
         panic!("one block, and no chunk");
     };
     let start = "block 4.00 MiB one at a time, aligned to ";
     assert!(line.starts_with(start), "{line}");
     assert_eq!(
-        lines("--method mmap --allocation ahead --block 64K --queue-depth 7"),
+        lines("--method copy-file-range --io buffered --allocation ahead --block 64K"),
         [
             "block 64.00 KiB one at a time",
             "chunk 128.00 MiB allocated before its reads begin (--chunk)",
@@ -811,7 +810,8 @@ fn explain_prints_only_the_settings_that_the_load_uses() {
     };
     let start = "block 4.00 MiB x 7 in flight, aligned to ";
     assert!(line.starts_with(start), "{line}");
-    let plan = dir.run("explain file --method read --io buffered --allocation in-read --json");
+    let plan = dir
+        .run("explain file --method threads --io buffered --block 8M --allocation in-read --json");
     let plan = plan.ok().json();
     assert_eq!(plan["queue_depth"], 1);
     for key in ["chunk", "align", "allocators"] {

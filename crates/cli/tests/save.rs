@@ -179,7 +179,7 @@ fn usage_errors_have_status_2() {
         "save to",
         "save --from source",
         "save --from fd:x to",
-        "save --from source to --method mmap",
+        "save --from source to --method heap-read",
         "save --from source to --block 5K",
         "save --from source to --queue-depth 0",
         "save --from source to --verify md5",

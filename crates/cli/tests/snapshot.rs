@@ -228,7 +228,7 @@ fn usage_errors_have_status_2() {
         "save --from x=a to --offset 1",
         "save --from x=a to --verify crc32c=00000000",
         "save --from x=a to --trace t.json",
-        "save --from x=a to --method mmap",
+        "save --from x=a to --method heap-read",
         "load to --offset 1",
         "load to --length 1",
         "load to --tensor x",

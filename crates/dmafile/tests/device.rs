@@ -660,7 +660,7 @@ fn copies_wait(double: &Double, device: Device) {
 /// Peak memory is that of the ring and little more, in addition to the memory of the device, which
 /// belongs to this process here.
 #[test]
-#[ignore = "it writes and loads 4 GiB; make gpu-test runs it"]
+#[ignore = "it writes and loads 4 GiB; make test-all PARTS=gpu runs it"]
 fn memory_use_is_that_of_the_ring() {
     const MIB: u64 = 1 << 20;
     const FILE: u64 = 4 << 30;

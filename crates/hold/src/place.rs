@@ -225,7 +225,7 @@ struct SocketFile {
 
 /// Who may connect.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Access {
+pub(super) struct SocketAccess {
     pub mode: u32,
     pub group: Option<u32>,
 }
@@ -246,13 +246,13 @@ impl Bound {
     }
 
     /// Creates a socket next to its path, with its permissions; connections wait until it is served.
-    pub(super) fn beside(path: &Path, access: Access) -> Result<Self> {
+    pub(super) fn beside(path: &Path, access: SocketAccess) -> Result<Self> {
         let (folder, name) = folder_of(path)?;
         Self::in_folder(folder, &name, access)
     }
 
     /// As [`Bound::beside`], in a trusted folder.
-    pub(super) fn in_folder(folder: Folder, name: &OsStr, access: Access) -> Result<Self> {
+    pub(super) fn in_folder(folder: Folder, name: &OsStr, access: SocketAccess) -> Result<Self> {
         let path = folder.place(name);
         let failed = failed(&path);
         let own = beside(name);

@@ -40,7 +40,7 @@ pub(super) enum Op {
 /// A request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Request {
+pub(super) struct PeerRequest {
     pub v: u32,
     pub op: Op,
     /// The name of the hold; optional only for `list`.
@@ -51,7 +51,7 @@ pub(super) struct Request {
     pub from: usize,
 }
 
-impl Request {
+impl PeerRequest {
     /// The request in a message; or why it is none.
     pub(super) fn parse(message: &[u8]) -> Result<Self, &'static str> {
         match serde_json::from_slice::<Self>(message) {
@@ -85,7 +85,7 @@ pub(super) struct Answer {
     /// Some of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub some_takers: Vec<(u32, u32)>,
-    /// Files from [`Request::from`] on.
+    /// Files from [`PeerRequest::from`] on.
     #[serde(default)]
     pub files: Vec<HeldInfo>,
 }

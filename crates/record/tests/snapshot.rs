@@ -663,7 +663,7 @@ fn a_child_forked_during_the_save_does_not_keep_the_lock() {
     let forked = Arc::clone(&child);
     let save = Snapshot::new(dir.path()).add("a", origin(&noise(300_001, 1)));
     let save = save.progress(move |_| {
-        forked.get_or_init(Forked::new);
+        forked.get_or_init(Forked::start);
     });
     save.run().unwrap();
     assert!(child.get().is_some());

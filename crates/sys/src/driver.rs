@@ -425,15 +425,15 @@ impl Drop for Registered {
 }
 
 /// A stream of a device: a queue of copies that are executed in order.
-pub struct Stream {
+pub struct CopyStream {
     context: Arc<Context>,
     handle: Handle,
 }
 
 // SAFETY: the driver may be called from any thread.
-unsafe impl Send for Stream {}
+unsafe impl Send for CopyStream {}
 
-impl Stream {
+impl CopyStream {
     pub fn new(context: &Arc<Context>) -> Result<Self, Failure> {
         /// The stream does not synchronise with the default stream, which other libraries use.
         const NON_BLOCKING: c_uint = 1;
@@ -493,7 +493,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for CopyStream {
     fn drop(&mut self) {
         if let Ok(_entered) = self.context.enter() {
             // SAFETY: the handle is not used again.
@@ -528,7 +528,7 @@ impl Event {
     }
 
     /// Records the event: it completes when everything that is queued on `stream` now has completed.
-    pub fn record(&self, stream: &Stream) -> Result<(), Failure> {
+    pub fn record(&self, stream: &CopyStream) -> Result<(), Failure> {
         let _entered = self.context.enter()?;
         // SAFETY: neither handle has been destroyed.
         unsafe { self.context.driver.event_record(self.handle, stream.handle) }

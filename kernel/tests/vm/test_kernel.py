@@ -163,9 +163,9 @@ def test_lint_finds_wrong_style(sources: Path) -> None:
 def test_dkms_builds_the_installed_source(kernel: str, tmp_path: Path) -> None:
     need("dkms", "command", "-v", "dkms")
     stage, state = tmp_path / "stage", tmp_path / "state"
-    make = ["make", "-C", str(ROOT), f"DESTDIR={stage}", "PREFIX=/usr"]
-    subprocess.run([*make, "kernel-install"], check=True, capture_output=True)
-    version = call(["make", "-s", "-C", str(ROOT), "kernel-version"]).strip()
+    make = ["make", "-C", str(ROOT / "kernel"), f"DESTDIR={stage}", "PREFIX=/usr"]
+    subprocess.run([*make, "install"], check=True, capture_output=True)
+    version = call(["make", "-s", "-C", str(ROOT / "kernel"), "version"]).strip()
     found = kernels.find(kernel)
     release = found.image.name.removeprefix("vmlinuz-")
     state.mkdir()
@@ -180,7 +180,7 @@ def test_dkms_builds_the_installed_source(kernel: str, tmp_path: Path) -> None:
     [built] = state.glob(f"dmafile/{version}/{release}/*/module/dmafile.ko")
     loads = vm("--kernel", kernel, "--", "sh", "-c", f"insmod {built} && ls /dev/dmafile")
     assert loads.stdout == b"/dev/dmafile\n", loads.stderr
-    subprocess.run([*make, "kernel-uninstall"], check=True, capture_output=True)
+    subprocess.run([*make, "uninstall"], check=True, capture_output=True)
     assert [path for path in stage.rglob("*") if path.is_file()] == []
 
 

@@ -2,8 +2,8 @@
 
     bindings.py EXERCISE PACKAGE FOLDER    in the machine, as root
 
-EXERCISE is crates/capi/tests/exercise.c, PACKAGE the folder of the Python package, FOLDER one on a disk.
-Kprobes count the exporter's functions for CPU access. Few imports, because they are slow here.
+EXERCISE is crates/capi/tests/exercise.c, PACKAGE the folder of the Python package, FOLDER one on a
+disk. Kprobes count the exporter's functions for CPU access. Few imports: they are slow here.
 """
 
 import errno

@@ -4,7 +4,7 @@ use super::{counted, shown};
 use crate::Failure;
 use crate::output::{write_json, write_stdout};
 use crate::text::columns;
-use dmafile_pins::{Blocked, Region, blocked};
+use dmafile_pins::{Blocked, PinnedRegion, blocked};
 use indicatif::{BinaryBytes, HumanDuration};
 use serde::Serialize;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use tabwriter::Alignment;
 
 /// One line per region.
-pub(super) fn table(regions: &[Region]) -> String {
+pub(super) fn table(regions: &[PinnedRegion]) -> String {
     let mut table = format!(
         "{:>7}\tUSER\t{:>10}\t{:>8}\tBY\tNAME\tWHAT\n",
         "PID", "BYTES", "SINCE"
@@ -37,7 +37,7 @@ pub(super) fn table(regions: &[Region]) -> String {
     columns(&table, Alignment::Left)
 }
 
-fn what(region: &Region) -> String {
+fn what(region: &PinnedRegion) -> String {
     let place = match &region.memfd {
         Some(memfd) => format!("{}, from {:#x}", shown(&memfd.name), region.start),
         None => format!("memory at {:x}", region.start),

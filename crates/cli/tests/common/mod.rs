@@ -22,9 +22,7 @@ pub const MIB: u64 = 1 << 20;
 /// An ordinary user, for tests that run as root.
 pub const NOBODY: u32 = 65534;
 /// Every method that fills any kind of memory, as `--method` names them.
-pub const METHODS: [&str; 8] = [
-    "auto", "uring", "threads", "read", "mmap", "bounce", "sendfile", "splice",
-];
+pub const METHODS: [&str; 4] = ["auto", "uring", "threads", "bounce"];
 
 /// Even on a busy machine, only a command that hangs takes this long.
 const HANGS_AFTER: Duration = Duration::from_secs(60);

@@ -3,7 +3,7 @@
 use super::anon::Anon;
 use super::memfd::Memfd;
 use super::udmabuf::Udmabuf;
-use super::{Filling, Finish, Ring, fd, heap, ko};
+use super::{Filling, Finish, RingBuffer, fd, heap, ko};
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
 use crate::options::{Kind, Pages};
@@ -23,9 +23,14 @@ pub(crate) fn make(
 }
 
 /// Creates a ring of `bytes` bytes for a plan, and logs the reasons for its form.
-pub(crate) fn make_ring(bytes: u64, plan: &Plan, asked: Pages, log: &Reasons) -> Result<Ring> {
+pub(crate) fn make_ring(
+    bytes: u64,
+    plan: &Plan,
+    asked: Pages,
+    log: &Reasons,
+) -> Result<RingBuffer> {
     let made = with_pages(plan.pages, asked, log, |pages| {
-        let ring = Ring::new(bytes, plan.capacity, plan.phase(), pages)?;
+        let ring = RingBuffer::new(bytes, plan.capacity, plan.phase(), pages)?;
         if pages == Pages::Huge {
             take_from_pool(&ring)?;
         }

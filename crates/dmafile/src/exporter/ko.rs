@@ -31,7 +31,7 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
             .with_why(format!(
                 "{NODE} belongs to another driver, or to an older dmafile.ko"
             ))
-            .with_remedy("make kernel-install, then remove that module and modprobe dmafile")
+            .with_remedy("make -C kernel install, then remove that module and modprobe dmafile")
     })?;
     if sys::ko::FEATURES & !info.features != 0 {
         let why = format!(
@@ -42,7 +42,7 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
         return Err(Error::new("cannot use dmafile.ko", why)
             .with_errno(Errno::PROTONOSUPPORT)
             .at(NODE)
-            .with_remedy("make kernel-install, then modprobe -r dmafile and modprobe dmafile"));
+            .with_remedy("make -C kernel install, then modprobe -r dmafile and modprobe dmafile"));
     }
     let found = Ko {
         features: info.features,
@@ -61,7 +61,7 @@ fn cannot_open(errno: Errno) -> Error {
     match errno {
         Errno::NOENT | Errno::NXIO | Errno::NODEV => {
             error.with_why(format!("there is no {NODE}")).with_remedy(
-                "modprobe dmafile, after make kernel-install (in a container, both on its host)",
+                "modprobe dmafile, after make -C kernel install (in a container, both on its host)",
             )
         }
         Errno::ACCESS | Errno::PERM => error

@@ -3,7 +3,7 @@
 use super::premap;
 use crate::error::Result;
 use crate::source::Source;
-use crate::sys::block::Device;
+use crate::sys::block::BlockDevice;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -62,7 +62,7 @@ impl File {
             direct_refused,
             drops_behind: source.drops_behind(),
             in_memory: source.in_memory(),
-            translated: device.as_ref().is_some_and(Device::is_translated),
+            translated: device.as_ref().is_some_and(BlockDevice::is_translated),
             device: device.map(|device| device.name().to_string()),
             premap_refused,
         }

@@ -62,7 +62,7 @@ impl Host {
             host::number(format!("/sys/kernel/mm/hugepages/hugepages-{kb}kB/{name}")).unwrap_or(0)
         };
         let free = pool("free_hugepages").saturating_sub(pool("resv_hugepages"));
-        let uring_refused = sys::uring::Ring::probe()
+        let uring_refused = sys::uring::IoRing::probe()
             .err()
             .map(|errno| errno_name(errno.raw_os_error()));
         // Needed only for the remedy.
@@ -85,7 +85,7 @@ impl Host {
             cpus: host::cpus(),
             node: sys::numa::node(),
             uring_refused,
-            premaps: sys::uring::Ring::maps_once(),
+            premaps: sys::uring::IoRing::maps_once(),
             uring_disabled,
             udmabuf_vmaps_wrong: host::release()
                 .is_some_and(|release| ((6, 11)..(6, 13)).contains(&release)),

@@ -16,11 +16,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// Memory for a load: its kind, and what is known about it before it is created.
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
+pub(crate) struct MemoryTarget {
     /// The requested kind, or the one that `dma-buf` stands for here.
     pub kind: Kind,
     /// Existing memory: the caller's, or that of an `fd:N`.
-    pub existing: Option<Existing>,
+    pub existing: Option<ExistingMemory>,
     /// Memory that is accessed through the mapping of a dma-buf.
     pub dma_buf: Option<DmaBufFacts>,
     /// Size of the ring in bytes, if the file passes through one.
@@ -31,7 +31,7 @@ pub(crate) struct Target {
 
 /// Properties of existing memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Existing {
+pub(crate) struct ExistingMemory {
     /// Its size in bytes.
     pub bytes: u64,
     /// Its address, or 0 if it will be mapped at the start of a page.
@@ -59,11 +59,11 @@ pub(crate) struct DmaBufFacts {
     pub premap_refused: Option<String>,
 }
 
-impl Target {
+impl MemoryTarget {
     /// The caller's memory.
     pub(crate) fn caller(memory: &[u8]) -> Self {
         Self {
-            existing: Some(Existing {
+            existing: Some(ExistingMemory {
                 address: memory.as_ptr().addr() as u64,
                 bytes: memory.len() as u64,
                 at: None,
@@ -279,7 +279,7 @@ fn probe_fd(
     number: i32,
     at: Option<u64>,
     source: &Source,
-) -> Result<(Existing, Option<DmaBufFacts>)> {
+) -> Result<(ExistingMemory, Option<DmaBufFacts>)> {
     let refuse = |why: &str, errno, remedy: &str| {
         Error::new("cannot fill the descriptor", why)
             .with_errno(errno)
@@ -306,7 +306,7 @@ fn probe_fd(
             let why = "it is a dma-buf that this process cannot map";
             refuse(why, errno, "use one whose exporter allows CPU access")
         })?;
-        let existing = Existing {
+        let existing = ExistingMemory {
             bytes,
             address: 0,
             at,
@@ -347,7 +347,7 @@ fn probe_fd(
     if memfd::is_writable(fd) == Ok(false) {
         return Err(not_writable());
     }
-    let existing = Existing {
+    let existing = ExistingMemory {
         bytes: stat.size,
         address: 0,
         at,

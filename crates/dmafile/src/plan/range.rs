@@ -1,7 +1,7 @@
 //! The requested range of a file, and where it is in memory.
 
 use crate::error::{Error, Result};
-use crate::facts::target::Target;
+use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
 use crate::message::{Opt, message};
 use crate::request::{Reach, Request};
@@ -49,7 +49,7 @@ pub(super) struct Placement {
 /// File and memory have the same alignment, so that every block can be read into place; existing
 /// memory has fixed bounds.
 pub(super) fn placement(
-    target: &Target,
+    target: &MemoryTarget,
     file: &File,
     host: &Host,
     (start, end): (u64, u64),

@@ -3,9 +3,9 @@
 use super::MOST_THREADS;
 use super::Rung;
 use super::allocation::allocators;
-use super::ladder::Wanted;
+use super::ladder::WantedRange;
 use crate::error::{Error, Result};
-use crate::facts::target::Target;
+use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
 use crate::message::Opt;
 use crate::options::{BLOCK_RANGE, DEFAULT_CHUNK, Io, Method};
@@ -30,7 +30,7 @@ pub(crate) const BUFFERED_BLOCK: u64 = 1 << 20;
 /// Parameters of all methods; a [`Plan`](super::Plan) shows those that the first one uses. Sizes are
 /// in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tuning {
+pub(crate) struct LoadTuning {
     /// Size of one operation.
     pub block: u64,
     /// Operations in flight.
@@ -49,15 +49,15 @@ pub(crate) struct Tuning {
     pub premaps: bool,
 }
 
-impl Tuning {
+impl LoadTuning {
     /// The requested values, or those that suit the first method.
     pub(super) fn decide(
         request: &Request,
         file: &File,
         host: &Host,
-        target: &Target,
+        target: &MemoryTarget,
         ladder: &[Rung],
-        wanted: Wanted,
+        wanted: WantedRange,
         log: &Reasons,
     ) -> Result<Self> {
         let first = ladder[0];
@@ -129,7 +129,7 @@ fn drop_behind(
     file: &File,
     host: &Host,
     first: Rung,
-    wanted: Wanted,
+    wanted: WantedRange,
     log: &Reasons,
 ) -> Option<u64> {
     let buffered = first.method == Method::Threads && !first.direct;

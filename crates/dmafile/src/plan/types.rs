@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
 use crate::options::{Allocation, Io, Method, Pages};
-use crate::plan::Tuning;
+use crate::plan::LoadTuning;
 use crate::reasons::Reason;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -119,7 +119,7 @@ pub struct Plan {
     pub reasons: Vec<Reason>,
     /// Parameters of all methods in the list, including the fallbacks.
     #[serde(skip)]
-    pub(crate) tuning: Tuning,
+    pub(crate) tuning: LoadTuning,
 }
 
 impl Plan {

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::sync;
-use crate::sys::block::Device;
+use crate::sys::block::BlockDevice;
 use crate::sys::file::{self, Stat};
 use crate::sys::map::Mapping;
 use crate::sys::{Errno, cache, retry, usage};
@@ -244,8 +244,8 @@ impl Input {
     }
 
     /// The block device that it is or is stored on.
-    pub(crate) fn device(&self) -> Option<Device> {
-        Device::of(self.stat.device)
+    pub(crate) fn device(&self) -> Option<BlockDevice> {
+        BlockDevice::of(self.stat.device)
     }
 
     /// Alignment of offsets, lengths and memory of direct reads, in bytes.

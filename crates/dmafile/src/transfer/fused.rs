@@ -1,7 +1,7 @@
 //! A fused load: one call of dmafile.ko or a heap allocates the buffer and reads the file into it.
 //!
 //! It allocates chunk by chunk and reads each one while it allocates the next, as the pipeline of
-//! [`Transfer::run`] does in user space. Nothing else can access the buffer before it is complete.
+//! [`LoadTransfer::run`] does in user space. Nothing else can access the buffer before it is complete.
 
 use super::{Outcome, Work};
 use crate::buffer::{self, Filled};

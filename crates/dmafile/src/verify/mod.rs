@@ -150,7 +150,7 @@ pub struct Verified {
 
 /// A digest to compute.
 #[derive(Debug)]
-pub struct Check {
+pub struct DigestCheck {
     /// The file.
     pub file: PathBuf,
     /// The bytes of the source to hash.
@@ -163,7 +163,7 @@ pub struct Check {
     pub by_name: bool,
 }
 
-impl Check {
+impl DigestCheck {
     /// The checks that `verify` requires for the bytes `[start, end)` of a source: one digest per file.
     pub fn all(verify: &Verify, source: &Source, start: u64, end: u64) -> Result<Vec<Self>> {
         let mut checks = Vec::new();

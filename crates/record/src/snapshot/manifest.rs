@@ -35,13 +35,13 @@ pub(super) struct Manifest {
     pub(super) generation: u64,
     /// The algorithm of the digests.
     algorithm: String,
-    pub(super) sources: Vec<Entry>,
+    pub(super) sources: Vec<SourceEntry>,
 }
 
 /// A source and its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Entry {
+pub(super) struct SourceEntry {
     pub(super) name: String,
     /// The file, in the same folder.
     pub(super) file: String,
@@ -61,7 +61,7 @@ struct Head {
 }
 
 impl Manifest {
-    pub(super) fn new(generation: u64, algorithm: Algorithm, sources: Vec<Entry>) -> Self {
+    pub(super) fn new(generation: u64, algorithm: Algorithm, sources: Vec<SourceEntry>) -> Self {
         Self {
             version: VERSION,
             generation,
@@ -128,7 +128,7 @@ impl Manifest {
     }
 
     /// The expected digest of a source.
-    pub(super) fn expected(&self, entry: &Entry) -> Result<Verify> {
+    pub(super) fn expected(&self, entry: &SourceEntry) -> Result<Verify> {
         // By its own name only: a load accepts others, and an expected digest after one.
         let known = Algorithm::ALL
             .iter()
@@ -256,7 +256,7 @@ mod tests {
         let name = "x".repeat(LONGEST_NAME - 3);
         let entry = |number| {
             let name = format!("{name}{number:03}");
-            Entry {
+            SourceEntry {
                 file: file_of(&name, LAST_GENERATION),
                 name,
                 bytes: 1 << 50,
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn a_manifest_names_an_algorithm_and_not_what_else_a_load_accepts() {
         let of = |algorithm: &str, digits: usize| {
-            let entry = Entry {
+            let entry = SourceEntry {
                 name: "x".to_string(),
                 file: file_of("x", 1),
                 bytes: 0,

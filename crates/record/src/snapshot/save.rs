@@ -1,8 +1,8 @@
 //! Saves a snapshot: inspects and plans every source, reserves space, writes, makes the snapshot valid, and
 //! removes the old files.
 
-use super::folder::Folder;
-use super::manifest::{self, Entry, Manifest};
+use super::folder::SnapshotFolder;
+use super::manifest::{self, Manifest, SourceEntry};
 use super::report::{SavedSource, SnapshotPlan, SnapshotReport, SourcePlan};
 use super::tally::Tally;
 use dmafile::internal::Builder;
@@ -20,8 +20,8 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-type EachFn = Box<dyn Fn(&str, Save<'static>) -> Save<'static> + Send>;
-type PlanFn = Box<dyn FnOnce(&SnapshotPlan) + Send>;
+type EachSaveFn = Box<dyn Fn(&str, Save<'static>) -> Save<'static> + Send>;
+type SnapshotPlanFn = Box<dyn FnOnce(&SnapshotPlan) + Send>;
 
 /// A builder for a snapshot: several sources that become valid together, in an existing folder.
 ///
@@ -52,12 +52,12 @@ type PlanFn = Box<dyn FnOnce(&SnapshotPlan) + Send>;
 pub struct Snapshot {
     path: PathBuf,
     sources: Vec<(String, Origin<'static>)>,
-    each: EachFn,
+    each: EachSaveFn,
     algorithm: Algorithm,
     sync: bool,
     cancel: CancelToken,
     progress: Option<ProgressFn>,
-    on_plan: Option<PlanFn>,
+    on_plan: Option<SnapshotPlanFn>,
     names: &'static dyn Names,
 }
 
@@ -234,8 +234,8 @@ impl Snapshot {
         })
     }
 
-    fn open(&self) -> Result<Folder> {
-        Folder::open(&self.path).map_err(|error| match error.raw_os_error() {
+    fn open(&self) -> Result<SnapshotFolder> {
+        SnapshotFolder::open(&self.path).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT) => error
                 .with_why("there is no such folder")
                 .with_remedy("create it first: mkdir -p"),
@@ -247,7 +247,7 @@ impl Snapshot {
     /// Removes files of snapshots that were not completed; returns those that could not be removed.
     fn clear(
         &self,
-        folder: &Folder,
+        folder: &SnapshotFolder,
         valid: Option<&Manifest>,
         log: &Reasons,
     ) -> Result<Vec<(String, u64)>> {
@@ -268,7 +268,12 @@ impl Snapshot {
     }
 
     /// Plans all sources.
-    fn stage(&self, folder: &Folder, generation: u64, told: &Told) -> Result<Vec<Staged<'static>>> {
+    fn stage(
+        &self,
+        folder: &SnapshotFolder,
+        generation: u64,
+        told: &Told,
+    ) -> Result<Vec<Staged<'static>>> {
         let stage = |(number, (name, origin)): (usize, &(String, Origin<'static>))| {
             let file = manifest::file_of(name, generation);
             let save = Save::new(origin.clone(), folder.place(&file)).names(self.names);
@@ -306,7 +311,7 @@ impl Snapshot {
     }
 
     /// Replaces the manifest: from now on the new snapshot is the valid one.
-    fn validate(&self, folder: &Folder, manifest: &Manifest) -> Result<()> {
+    fn validate(&self, folder: &SnapshotFolder, manifest: &Manifest) -> Result<()> {
         let path = folder.place(manifest::NAME);
         let text = manifest.to_json();
         let memory = memfd::create("dmafile-snapshot", false).and_then(|memory| {
@@ -325,7 +330,7 @@ impl Snapshot {
 }
 
 /// Checks that the folder has the new manifest: only then may the files of the previous snapshot go.
-fn confirm(folder: &Folder, manifest: &Manifest) -> Result<()> {
+fn confirm(folder: &SnapshotFolder, manifest: &Manifest) -> Result<()> {
     if folder.manifest()?.as_ref() == Some(manifest) {
         return Ok(());
     }
@@ -351,10 +356,10 @@ fn next(old: Option<&Manifest>, left: &[(String, u64)]) -> Result<u64> {
 
 /// Writes the file of a source, which is not valid before the manifest names it.
 fn save_one(
-    folder: &Folder,
+    folder: &SnapshotFolder,
     (name, generation): (&str, u64),
     staged: Staged<'static>,
-) -> Result<(Entry, SavedSource)> {
+) -> Result<(SourceEntry, SavedSource)> {
     let file = manifest::file_of(name, generation);
     if folder.has(&file)? {
         let error = Error::os("cannot save a snapshot", Errno::EXIST);
@@ -366,7 +371,7 @@ fn save_one(
     let page = staged.page();
     let report = staged.run()?;
     let digest = report.verify.as_ref().map(|verified| &verified.digest);
-    let entry = Entry {
+    let entry = SourceEntry {
         name: name.to_string(),
         file,
         bytes: report.bytes,
@@ -384,7 +389,7 @@ fn save_one(
 /// A snapshot that is not valid yet: its files are removed when this is dropped, unless it has become
 /// valid.
 struct Unfinished<'a> {
-    folder: &'a Folder,
+    folder: &'a SnapshotFolder,
     generation: u64,
 }
 
@@ -410,8 +415,8 @@ mod tests {
     #[test]
     fn a_snapshot_is_valid_only_while_its_own_manifest_is_there() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = Folder::open(dir.path()).unwrap();
-        let entry = Entry {
+        let folder = SnapshotFolder::open(dir.path()).unwrap();
+        let entry = SourceEntry {
             name: "a".to_string(),
             file: "a.2.dmafile".to_string(),
             bytes: 0,
@@ -427,7 +432,7 @@ mod tests {
         };
         // Of the same generation, by another saver.
         let digest = "1".repeat(16);
-        let other = Manifest::new(2, Algorithm::Xxh3, vec![Entry { digest, ..entry }]);
+        let other = Manifest::new(2, Algorithm::Xxh3, vec![SourceEntry { digest, ..entry }]);
         write(&other);
         assert_eq!(errno(), Err(Some(libc::EBUSY)));
         write(&own);

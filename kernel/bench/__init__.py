@@ -1,0 +1,1 @@
+"""What the series costs and saves, in instructions."""
