@@ -116,7 +116,7 @@ fn model_errors_are_one_line() {
     bad(
         "load a.gguf --tensor a.0.w --offset 5",
         2,
-        "leave out --offset and --length",
+        "cannot be combined with --offset or --length",
     );
     bad(
         "load a.gguf --tensor a.0.w --verify sha256",

@@ -339,7 +339,7 @@ fn a_failed_system_call_leaves_the_previous_snapshot() {
     let ended = end(&mut refuse(command, &any(libc::SYS_unlinkat), libc::EACCES)).ok();
     let reasons = common::reasons(&ended.json());
     assert!(
-        reasons.contains("left 2 old files: they cannot be removed"),
+        reasons.contains("left 2 old files: cannot remove them now"),
         "{reasons}"
     );
     assert_eq!(loaded(&dir, ""), new.digests());
