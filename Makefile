@@ -36,7 +36,7 @@ $(foreach place,$(filter-out DESTDIR PREFIX,$(PLACES)),$(if $(filter /%,$($(plac
 	$(error $(place) is not an absolute path: '$($(place))'; only DESTDIR may be relative)))
 
 # The folders that ruff, mypy and pytest check.
-SCRIPTS := attacks bench demo kernel python scripts tests vm
+SCRIPTS := tests attacks bench demo kernel python scripts vm
 # A virtual machine uses one CPU, so two run at a time. Tests of a file run one after the other.
 PYTEST   = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
@@ -163,13 +163,14 @@ built:
 		{ [ ! -O $(DMAFILE) ] || ! command -v cargo >/dev/null; }; then exit 0; fi; \
 	$(MAKE) build
 
-# Compiles what `make test` runs, and puts the Python extension that this built where .venv finds it. `maturin develop`
-# would compile all crates again, with other features of their dependencies.
+# Compiles what `make test` runs, and installs the Python package with the extension that this has built. `maturin
+# develop` would compile all crates again, with other features of their dependencies.
 compiled: need-rust .venv/dev
 	$(CARGO_TEST) --no-run
 	@install -m 755 $(TARGET)/debug/lib_dmafile.so python/dmafile/_dmafile.abi3.so
-	@$(PYTHON) -c "import pathlib, site; \
-		pathlib.Path(site.getsitepackages()[0], 'dmafile.pth').write_text('$(CURDIR)/python\n')"
+	@echo '$(CURDIR)/python' > "$$($(PYTHON) -c 'import site; print(site.getsitepackages()[0])')/dmafile.pth"
+	@printf '#!%s\nfrom dmafile.__main__ import main\n\nraise SystemExit(main())\n' '$(CURDIR)/$(PYTHON)' > .venv/bin/dmafile
+	@chmod 755 .venv/bin/dmafile
 
 # Installs the Python package in .venv (editable).
 extension: need-rust .venv/dev
