@@ -118,15 +118,8 @@ TO_DISK_GOAL = (RW_TO_DISK, WRITE_FROM_ITS_MAPPING, 1 / 16)
 WAYS = (
     ("uring", "direct"),
     ("threads", "direct"),
-    ("read", "direct"),
-    ("sendfile", "direct"),
-    ("splice", "direct"),
     ("uring", "buffered"),
     ("threads", "buffered"),
-    ("read", "buffered"),
-    ("mmap", "buffered"),
-    ("sendfile", "buffered"),
-    ("splice", "buffered"),
 )
 HEAP_WAYS = (("bounce", "direct"), *WAYS)
 
@@ -213,13 +206,13 @@ GATES = [
     ),
     Gate(
         "memfd, 4 KiB, to a bare direct read()",
-        load("memfd", "4k", "read", "direct"),
+        load("memfd", "4k", "threads", "direct"),
         copy("memfd", "read", "direct"),
         1.035,
     ),
     Gate(
-        "memfd, THP, buffered read",
-        load("memfd", "thp", "read", "buffered"),
+        "memfd, THP, buffered",
+        load("memfd", "thp", "threads", "buffered"),
         NORMAL,
         1.035,
     ),

@@ -52,6 +52,10 @@ def table_of(said: Mapping[str, Any], state: str) -> Rows:
         if line["state"] != state:
             continue
         left = line["cached_after"]
+        runs = (
+            one for one in said["samples"] if (one["state"], one["way"]) == (state, line["way"])
+        )
+        peak = max(one["peak_bytes"] or 0 for one in runs)
         unsure = ", undecided" if line["undecided"] else ""
         rows.append(
             [
@@ -59,12 +63,13 @@ def table_of(said: Mapping[str, Any], state: str) -> Rows:
                 between(line["seconds"], 3),
                 f"{size / line['seconds']['median'] / 1e9:.2f}",
                 f"{line['cpu_seconds']['median'] / size * 1e9:.3f}",
+                f"{max(0, peak - size) / MIB:,.0f}",
                 "?" if left is None else f"{left / MIB:,.0f}",
                 between(line["ratio"], 2) + unsure if line["ratio"] else "",
             ]
         )
-    head = ["", "seconds", "GB/s", "CPU s/GB", "MiB cached after", "time, to dmafile's"]
-    return head, rows
+    head = ["", "seconds", "GB/s", "CPU s/GB", "extra MiB", "MiB cached after"]
+    return [*head, "time, to dmafile's"], rows
 
 
 def between(of: Mapping[str, float], digits: int) -> str:

@@ -11,18 +11,23 @@ def test_a_run_of_the_command_makes_tables() -> None:
 
         times = {"seconds": three(seconds), "cpu_seconds": three(seconds / 4)}
         found = {"ratio": ratio and three(ratio), "undecided": bool(ratio)}
-        return {"state": state, "what": what, **times, **found, "cached_after": None}
+        return {"state": state, "way": what, "what": what, **times, **found, "cached_after": None}
 
     lines = [
         line("cold", "dmafile", 0.5, None),
         line("cold", "read()", 1, 2),
         line("warm", "read()", 1, 2),
     ]
-    found = quick.tables(Run({}, [{"bytes": 1 << 30, "table": lines}]))
+    peaks = (None, (1 << 30) + (5 << 20), 1)
+    samples = [
+        {"state": one["state"], "way": one["way"], "peak_bytes": peak}
+        for one, peak in zip(lines, peaks, strict=True)
+    ]
+    found = quick.tables(Run({}, [{"bytes": 1 << 30, "table": lines, "samples": samples}]))
     assert list(found) == ["quick-1024MiB-cold", "quick-1024MiB-warm"]
     assert found["quick-1024MiB-cold"][1] == [
-        ["dmafile", "0.500 [0.250–1.000]", "2.15", "0.116", "?", ""],
-        ["read()", "1.000 [0.500–2.000]", "1.07", "0.233", "?", "2.00 [1.00–4.00], undecided"],
+        ["dmafile", "0.500 [0.250–1.000]", "2.15", "0.116", "0", "?", ""],
+        ["read()", "1.000 [0.500–2.000]", "1.07", "0.233", "5", "?", "2.00 [1.00–4.00], undecided"],
     ]
 
 

@@ -52,7 +52,7 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> float:
 
 
 def decided(over: Sequence[float], under: Sequence[float]) -> bool:
-    """Whether the same one was larger in every round; otherwise their order is chance."""
+    """True if the same one was larger in every round; otherwise their order is chance."""
     found = ratios(over, under)
     return min(found) > 1 or max(found) < 1
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RUST = ("crates/dmafile/src", "crates/cli/src", "crates/capi/src", "python/src")
+RUST = ("crates/*/src", "python/src")
 PYTHON = ("python/dmafile",)
 ARGUMENTS = ROOT / "crates/cli/src/args.rs"
 
@@ -46,7 +46,7 @@ def messages() -> Iterator[Message]:
 
 def sources(folders: tuple[str, ...], pattern: str) -> Iterator[Path]:
     for folder in folders:
-        yield from sorted((ROOT / folder).rglob(pattern))
+        yield from sorted(ROOT.glob(f"{folder}/**/{pattern}"))
 
 
 def of_rust(file: Path) -> Iterator[Message]:

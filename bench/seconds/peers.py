@@ -130,7 +130,7 @@ def result(measured: Measured, warm: bool) -> Result:
     notes = list(measured.missing)
     for size in {size for _, size in measured.refused}:
         notes += measured.refusals(size)
-    head = ["", "seconds", "GB/s", "CPU s", "MiB over file", "MiB cached after"]
+    head = ["", "seconds", "GB/s", "CPU s", "extra MiB", "MiB cached after"]
     return Result(
         f"peers-{'warm' if warm else 'cold'}",
         title,

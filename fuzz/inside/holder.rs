@@ -1,6 +1,6 @@
 //! Whatever a peer requests, the holder answers in order and within its limits. Part of the engine in a build for fuzzing.
 
-use super::{Answer, Around, Flight, LONGEST_ANSWER, Op, Peer, Request, Step, Watch};
+use super::{Answer, Around, FileWatch, InFlight, LONGEST_ANSWER, NextStep, Op, Peer, PeerRequest};
 use crate::fuzz_descriptors as descriptors;
 use crate::identity::FileIdentity;
 use crate::set::{Member, Set};
@@ -17,7 +17,7 @@ const OWNER: u32 = 1000;
 
 struct Fixture {
     set: Set,
-    watch: Watch,
+    watch: FileWatch,
     now: Instant,
 }
 
@@ -57,7 +57,7 @@ fn fixture(files: usize) -> Fixture {
         since: 7,
     };
     // A file system that has not answered for long: no answer waits for it.
-    let mut watch = Watch::start(&set, None).expect("a thread");
+    let mut watch = FileWatch::start(&set, None).expect("a thread");
     let begin = Instant::now();
     watch.look(0..1, begin);
     let now = begin + Duration::from_secs(3600);
@@ -92,13 +92,13 @@ fn serve(fixture: &mut Fixture, input: &[u8]) {
         let mut around = Around {
             set: &fixture.set,
             watch: &mut fixture.watch,
-            flight: Flight::of(&[], OWNER, 4096),
+            flight: InFlight::of(&[], OWNER, 4096),
             owner: OWNER,
             takers: &[(1, 1); 5],
         };
         let step = peer.step(&mut around, true, fixture.now);
         client.hear(&theirs, message, &fixture.set, user, step);
-        if matches!(step, Step::Drop | Step::Release) {
+        if matches!(step, NextStep::Drop | NextStep::Release) {
             return;
         }
     }
@@ -116,12 +116,12 @@ struct Client {
 
 impl Client {
     /// Checks what came for a message, after which the holder did this.
-    fn hear(&mut self, socket: &OwnedFd, message: &[u8], set: &Set, user: u32, step: Step) {
+    fn hear(&mut self, socket: &OwnedFd, message: &[u8], set: &Set, user: u32, step: NextStep) {
         let Some((answer, fds)) = receive(socket.as_fd()) else {
             // The end of the connection, or everything was taken.
             let is_end = message.is_empty() || self.has_all;
             assert!(
-                step == Step::Drop && is_end,
+                step == NextStep::Drop && is_end,
                 "{step:?} after {:?}",
                 self.got
             );
@@ -132,13 +132,13 @@ impl Client {
             "one answer for one request"
         );
         if let Some(refusal) = answer.error {
-            assert_eq!(step, Step::Drop);
+            assert_eq!(step, NextStep::Drop);
             assert!(refusal.errno > 0 && !refusal.why.is_empty());
             assert!(answer.files.is_empty() && fds.is_empty());
             return;
         }
         let files = set.members.len();
-        let request = Request::parse(message).expect("only requests are answered");
+        let request = PeerRequest::parse(message).expect("only requests are answered");
         let goes_on = request.from > 0;
         assert!(!goes_on || self.got == Some((request.op, request.from)));
         self.requests += u32::from(!goes_on || request.from >= files);
@@ -150,7 +150,7 @@ impl Client {
         if request.op == Op::Release {
             assert_eq!(
                 (step, user, answer.files.len(), fds.len()),
-                (Step::Release, OWNER, 0, 0)
+                (NextStep::Release, OWNER, 0, 0)
             );
             return;
         }
@@ -169,7 +169,14 @@ impl Client {
         assert!(fds.len() <= 16 || answer.files.len() == 1);
         assert_eq!((answer.total, answer.takers, answer.since), (files, 5, 7));
         self.has_all = takes && end == files;
-        assert_eq!(step, if self.has_all { Step::Took } else { Step::Stay });
+        assert_eq!(
+            step,
+            if self.has_all {
+                NextStep::Took
+            } else {
+                NextStep::Stay
+            }
+        );
         self.got = Some((request.op, end));
     }
 }

@@ -1,7 +1,7 @@
 //! What the service manager has kept is not used, or its descriptors are what the table says. Part of the engine in a
 //! build for fuzzing.
 
-use super::{FileIdentity, Member, Set, Wanted, find, own, roots};
+use super::{FileIdentity, HoldOptions, Member, Set, find, own, roots};
 use crate::fuzz_descriptors as descriptors;
 use crate::take::fuzz::buffer;
 use crate::{name, protocol::MOST_FILES};
@@ -29,7 +29,7 @@ pub fn store(input: &[u8]) {
     assert_eq!(own.len() + fds.len(), all);
     assert!(own.iter().all(|(name, _)| name.starts_with("dmafile-x-")));
     let count = own.len();
-    let wanted = Wanted::new(vec![path.clone()]);
+    let wanted = HoldOptions::new(vec![path.clone()]);
     let Some(set) = find("x", own, &wanted) else {
         return;
     };

@@ -26,7 +26,7 @@ def stream(
 
     Yields the offset of the first byte in the file, and a read-only view of the bytes, in the
     order of the file. A view is released when the next one is taken, because its memory is filled
-    again: copy what must stay.
+    again: copy what you keep.
 
     Args:
         path: A regular file or a block device.

@@ -23,7 +23,7 @@ _GAP = 64 << 10
 
 
 def is_usable(how: How) -> bool:
-    """Whether the driver can be used; a warning says why not."""
+    """Returns True if the driver can be used; otherwise warns why not."""
     try:
         _dmafile.check_device(how[0])
     except Error as error:
@@ -101,8 +101,8 @@ def stream(
         raise make("usage", None, f"budget: {budget} is out of range: 1 byte or more", None, "")
     _dmafile.check({**options, "verify": verify})
     if verify is not None and tensors is not None:
-        text = "verify: chosen tensors have no digest of their own: load whole files"
-        raise make("usage", None, text, None, "leave verify out, or tensors")
+        text = "verify: cannot verify selected tensors; load whole files, or drop verify"
+        raise make("usage", None, text, None, "load whole files, or drop verify")
     if verify is not None:
         # Only to raise its errors.
         model.digests(verify)

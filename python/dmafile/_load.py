@@ -71,8 +71,8 @@ def load(
             (a memfd that is pinned for a GPU while it is filled, see `Buffer.pin`; tested only with
             a test double of the drivers).
         pages: The page size: `auto`, `base`, `thp`, `huge`.
-        method: The method that moves the bytes: `auto`, `uring`, `threads`, `read`, `mmap`,
-            `bounce`, `sendfile`, `splice`, `module`, `copy-file-range`, `heap-read`, `premap`.
+        method: The method that moves the bytes: `auto`, `uring`, `threads`, `bounce`, `module`,
+            `copy-file-range`, `heap-read`, `premap`.
         io: Bypass or use the page cache: `auto`, `direct`, `buffered`.
         allocation: When pages are allocated: `auto`, `ahead` (one chunk ahead of the reads),
             `in-read` (by the reads themselves), `before` (all of them before the first read).

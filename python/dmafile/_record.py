@@ -216,7 +216,7 @@ class Recording(Sequence[Record]):
 
     @property
     def complete(self) -> bool:
-        """Whether the recording was finished and all of it is here."""
+        """True if the recording was finished and all of it is here."""
         return self._recording.complete
 
     @property

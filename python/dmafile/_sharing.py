@@ -35,7 +35,7 @@ def _end_ptr(tensor: _Tensor) -> int:
 
 
 def _is_complete(tensor: _Tensor) -> bool:
-    """Whether a tensor covers its whole storage."""
+    """Returns True if a tensor covers its whole storage."""
     whole = (storage_ptr(tensor), storage_size(tensor))
     return (tensor.data_ptr(), tensor.numel() * tensor.element_size()) == whole
 

@@ -200,8 +200,8 @@ def stream(
     digests = None
     if verify is not None:
         if tensors is not None:
-            text = "verify: chosen tensors have no digest of their own; leave out verify or tensors"
-            raise make("usage", None, text, None, "leave out verify or tensors")
+            text = "verify: cannot verify selected tensors; load whole files, or drop verify"
+            raise make("usage", None, text, None, "load whole files, or drop verify")
         digests = model.digests(verify)
         parts = _filled(parts, model.nbytes, budget)
     return rows, _run(model, parts, budget, digests, progress, options)

@@ -118,7 +118,7 @@ class Loader(DefaultModelLoader):  # type: ignore[misc]
 
 
 def _can_share(group: Any) -> bool:
-    """Whether all of these ranks have a place for sockets. Otherwise each one loads on its own."""
+    """True if all of these ranks have a place for sockets; otherwise each loads on its own."""
     able = True
     try:
         _dmafile.place()

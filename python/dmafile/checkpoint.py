@@ -134,7 +134,7 @@ class StorageReader(FileSystemReader):  # type: ignore[misc]
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether this could be a checkpoint or a model."""
+        """Returns True if this could be a checkpoint or a model."""
         return Path(checkpoint_id).exists()
 
 
@@ -196,7 +196,7 @@ def _wanted(place: Place, item: Any, target: _Tensor) -> _Wanted:
 
 
 def _is_plain(tensor: _Tensor, dtype: Any) -> bool:
-    """Whether its memory has the same contents as the file."""
+    """Returns True if its memory has the same contents as the file."""
     lazy = tensor.is_conj() or tensor.is_neg()
     return bool(tensor.dtype == dtype and tensor.is_cpu and tensor.is_contiguous() and not lazy)
 

@@ -20,7 +20,7 @@ class LazyTensor(TensorSlice):
         return _dtype(self._dtype)
 
     def is_floating_point(self) -> bool:
-        """Whether that is a floating point type."""
+        """Returns True for a floating point type."""
         return bool(self.dtype.is_floating_point)
 
 

@@ -385,7 +385,7 @@ impl Buffer {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         if stream.is_some() {
-            return Err(PyBufferError::new_err("memory of the CPU has no streams"));
+            return Err(PyBufferError::new_err("CPU memory has no stream"));
         }
         if dl_device.is_some_and(|device| device != dlpack::CPU) {
             return Err(PyBufferError::new_err("the memory is the CPU's"));

@@ -61,7 +61,7 @@ pub(crate) fn export(
     }
     if flags.contains(DlpackFlags::READ_ONLY) {
         return Err(PyBufferError::new_err(
-            "the memory is read-only, which needs DLPack 1.0: ask with max_version=(1, 0)",
+            "the memory is read-only, which needs DLPack 1.0: request it with max_version=(1, 0)",
         ));
     }
     let tensor = describe::<DLManagedTensor>(memory, start, len)?;

@@ -105,7 +105,7 @@ impl Stream {
     fn next(&self, py: Python<'_>) -> PyResult<Option<StreamPart>> {
         let receiver = &self.receiver;
         if receiver.used.load(Ordering::Relaxed) > 0 {
-            let text = "a view of earlier bytes is still in use: copy what must stay";
+            let text = "a view of earlier bytes is still in use: copy what you keep";
             return Err(PyBufferError::new_err(text));
         }
         loop {

@@ -126,9 +126,10 @@ class Slowly(TypedDict):
     method: str
     io: str
     block: int
+    queue_depth: int
 
 
-SLOWLY: Slowly = {"method": "read", "io": "direct", "block": 4096}
+SLOWLY: Slowly = {"method": "threads", "io": "direct", "block": 4096, "queue_depth": 1}
 
 
 @pytest.fixture

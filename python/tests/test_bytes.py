@@ -147,7 +147,7 @@ def state(task: Path) -> str:
 
 
 def test_ctrl_c_ends_the_wait_for_a_read_that_stalls(stalling: Stalling) -> None:
-    stream = dmafile.stream(stalling.path, method="read", io="buffered", **SMALL)
+    stream = dmafile.stream(stalling.path, method="threads", io="buffered", **SMALL)
     next(stream)
     stalling.server.send_signal(signal.SIGSTOP)
     # Until then it may still answer.

@@ -68,11 +68,13 @@ def test_ctrl_c_ends_the_command_with_status_130(slow: Path) -> None:
             "--verbose",
             str(slow),
             "--method",
-            "read",
+            "threads",
             "--io",
             "direct",
             "--block",
             "4096",
+            "--queue-depth",
+            "1",
         ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None

@@ -160,7 +160,7 @@ def fork(done, total):
         child = os.fork()
 
 try:
-    slowly = {{"method": "read", "io": "direct", "block": 4096}}
+    slowly = {{"method": "threads", "io": "direct", "block": 4096, "queue_depth": 1}}
     tensors = dmafile.cuda.load(sys.argv[1], double.device(0), ring=RING, progress=fork, **slowly)
 except RuntimeError as error:
     assert child == 0 and "forked" in str(error), error

@@ -326,7 +326,8 @@ def fork(done, total):
 
 def forked(load, *args, **options):
     before = len(children)
-    made = load(*args, method="read", io="direct", block=4096, progress=fork, **options)
+    slowly = {"method": "threads", "io": "direct", "block": 4096, "queue_depth": 1}
+    made = load(*args, progress=fork, **slowly, **options)
     assert len(children) > before
     return made
 

@@ -87,8 +87,8 @@ def test_errors_leave_the_old_file(file: Path, to: Path) -> None:
         dmafile.save(to.parent / "missing", to)
     with pytest.raises(dmafile.UsageError, match="block: 1 is out of range"):
         dmafile.save(file, to, block=1)
-    with pytest.raises(dmafile.UsageError, match="mmap is a load method"):
-        dmafile.save(file, to, method="mmap")
+    with pytest.raises(dmafile.UsageError, match="heap-read is a load method"):
+        dmafile.save(file, to, method="heap-read")
     assert to.read_bytes() == b"old"
     assert [left.name for left in to.parent.iterdir()] == ["to"]
 

@@ -217,7 +217,7 @@ def slow_model(folder: Path) -> Path:
 FORK = """
 import warnings
 warnings.simplefilter("ignore")
-slowly = {"method": "read", "io": "direct", "block": 4096}
+slowly = {"method": "threads", "io": "direct", "block": 4096, "queue_depth": 1}
 stream = dmafile.torch.stream(args[0], device=device, budget=32 << 20, **slowly)
 next(stream)
 child = os.fork()

@@ -280,7 +280,7 @@ except ImportError:
     assert done.stdout == "False True\nImportError\n", done.stderr
 
 
-@pytest.mark.parametrize("options", [{}, {"method": "read", "io": "buffered", "pages": "4k"}])
+@pytest.mark.parametrize("options", [{}, {"method": "threads", "io": "buffered", "pages": "4k"}])
 def test_small_and_large_slices_are_equal(
     model: Path, written: Arrays, options: dict[str, Any]
 ) -> None:

@@ -106,7 +106,7 @@ def test_files_on_tmpfs_are_copied_from_memory(stock: tuple[str, list[str]]) -> 
     name, said = stock
     # Since Linux 6.6, O_DIRECT opens files on tmpfs. It needs no alignment, because it copies too.
     assert ("unaligned" in said) == (name != "6.1"), said
-    why = "tmpfs keeps its files in memory: there is nothing to bypass"
+    why = "tmpfs files are in memory, so there is no direct I/O"
     [refused] = [line for line in said if line.startswith("refused direct: ")]
     assert why in refused and "(EOPNOTSUPP)" in refused, refused
     plan = [line.removeprefix("explained ") for line in said if line.startswith("explained ")]

@@ -189,8 +189,8 @@ struct dmafile_options {
      */
     const char *pages;
     /**
-     * Method that moves the bytes: "auto" (default), "uring", "threads", "read", "mmap", "bounce",
-     * "sendfile", "splice", "module", "copy-file-range", "heap-read", "premap".
+     * Method that moves the bytes: "auto" (default), "uring", "threads", "bounce", "module",
+     * "copy-file-range", "heap-read", "premap".
      */
     const char *method;
     /**
@@ -729,7 +729,7 @@ int dmafile_buffer_send(const struct dmafile_buffer *buffer,
  * a memfd that cannot shrink, or dma-bufs, and must contain the bytes that the message claims.
  *
  * Returns 0 and stores the buffer in `*buffer`; free it with dmafile_buffer_free. On failure stores NULL and
- * returns -EPROTO if anything else than a buffer arrives, -ECONNRESET if the sender is gone, -EBADF or
+ * returns -EPROTO if anything other than a buffer arrives, -ECONNRESET if the sender is gone, -EBADF or
  * -ENOTSOCK if `socket` is not a socket, -EINVAL for NULL, or any error of recvmsg(2).
  *
  * Thread-safe, but only one thread at a time may use a socket.
@@ -867,7 +867,7 @@ int dmafile_hold(const char *const *paths,
                  struct dmafile_holder **holder);
 
 /**
- * Whether the hold is still being served: 1, or 0 after `dmafile release`. -EINVAL for NULL.
+ * Returns 1 while the hold is served, 0 after `dmafile release`, -EINVAL for NULL.
  *
  * Thread-safe.
  */
@@ -1163,8 +1163,8 @@ int dmafile_recording_open(const char *path,
 uint64_t dmafile_recording_count(const struct dmafile_recording *recording);
 
 /**
- * Whether a recording was finished and all of it is here: 1 or 0; -EINVAL for NULL. 0 means that it was cut
- * short, for example by a crash, or is still in progress.
+ * Returns 1 if a recording was finished and all of it is here, otherwise 0: a crash may have ended it, or it
+ * is still in progress. -EINVAL for NULL.
  *
  * Thread-safe.
  */
@@ -1405,7 +1405,7 @@ struct dmafile_token *dmafile_token_new(void);
 int dmafile_token_cancel(const struct dmafile_token *token);
 
 /**
- * Whether a token is set: 1 or 0; -EINVAL for NULL, for which dmafile_strerror_r has no message.
+ * Returns 1 if a token is set, otherwise 0; -EINVAL for NULL, for which dmafile_strerror_r has no message.
  *
  * Thread-safe and async-signal-safe.
  */

@@ -465,7 +465,7 @@ pub unsafe extern "C" fn dmafile_buffer_send(buffer: *const Buffer, socket: c_in
 /// a memfd that cannot shrink, or dma-bufs, and must contain the bytes that the message claims.
 ///
 /// Returns 0 and stores the buffer in `*buffer`; free it with dmafile_buffer_free. On failure stores NULL and
-/// returns -EPROTO if anything else than a buffer arrives, -ECONNRESET if the sender is gone, -EBADF or
+/// returns -EPROTO if anything other than a buffer arrives, -ECONNRESET if the sender is gone, -EBADF or
 /// -ENOTSOCK if `socket` is not a socket, -EINVAL for NULL, or any error of recvmsg(2).
 ///
 /// Thread-safe, but only one thread at a time may use a socket.

@@ -303,7 +303,7 @@ pub unsafe extern "C" fn dmafile_hold(
     })
 }
 
-/// Whether the hold is still being served: 1, or 0 after `dmafile release`. -EINVAL for NULL.
+/// Returns 1 while the hold is served, 0 after `dmafile release`, -EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]

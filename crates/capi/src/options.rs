@@ -36,8 +36,8 @@ pub struct Options {
     pub to: *const c_char,
     /// Page size: "auto" (default), "base", "thp", "huge".
     pub pages: *const c_char,
-    /// Method that moves the bytes: "auto" (default), "uring", "threads", "read", "mmap", "bounce",
-    /// "sendfile", "splice", "module", "copy-file-range", "heap-read", "premap".
+    /// Method that moves the bytes: "auto" (default), "uring", "threads", "bounce", "module",
+    /// "copy-file-range", "heap-read", "premap".
     pub method: *const c_char,
     /// Bypass or use the page cache: "auto" (default), "direct", "buffered".
     pub io: *const c_char,

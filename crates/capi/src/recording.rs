@@ -119,8 +119,8 @@ pub unsafe extern "C" fn dmafile_recording_count(recording: *const Recording) ->
     })
 }
 
-/// Whether a recording was finished and all of it is here: 1 or 0; -EINVAL for NULL. 0 means that it was cut
-/// short, for example by a crash, or is still in progress.
+/// Returns 1 if a recording was finished and all of it is here, otherwise 0: a crash may have ended it, or it
+/// is still in progress. -EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]

@@ -145,7 +145,7 @@ pub unsafe extern "C" fn dmafile_stream_done(stream: *const Stream, slot: u64) -
             true => Ok(()),
             false => {
                 let why = format!("slot {slot} is not out");
-                Err(Failure::new(libc::EINVAL, "cannot give a slot back", &why))
+                Err(Failure::new(libc::EINVAL, "cannot return a slot", &why))
             }
         }
     })
@@ -182,7 +182,7 @@ impl Stream {
             if out > 0 {
                 let why = format!("slots are still out: {out}");
                 return Err(Failure::new(libc::EBUSY, "cannot end the stream", &why)
-                    .remedy("give them back first"));
+                    .remedy("return them first"));
             }
             // A placeholder until the result of the thread is known.
             let running = std::mem::replace(&mut *state, State::Ended(Ok(())));

@@ -35,7 +35,7 @@ pub unsafe extern "C" fn dmafile_token_cancel(token: *const Token) -> c_int {
     }
 }
 
-/// Whether a token is set: 1 or 0; -EINVAL for NULL, for which dmafile_strerror_r has no message.
+/// Returns 1 if a token is set, otherwise 0; -EINVAL for NULL, for which dmafile_strerror_r has no message.
 ///
 /// Thread-safe and async-signal-safe.
 #[unsafe(no_mangle)]

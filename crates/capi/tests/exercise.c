@@ -121,7 +121,7 @@ static void failures(void)
     how.queue_depth = 4097;
     CHECK(dmafile_load(file, &how, &buffer) == -EINVAL && says("queue_depth: ") && !says("--"));
     how = options("anon");
-    how.method = "sendfile";
+    how.method = "copy-file-range";
     CHECK(dmafile_load(file, &how, &buffer) == -EOPNOTSUPP);
     CHECK(says("leave method and io to auto") && !says("--"));
     how = options(NULL);

@@ -80,7 +80,7 @@ int main(int argc, char **argv)
     options.to = "anon";
     CHECK(dmafile_hold(&file, 1, "x", argv[2], &options, &holder) == -EINVAL && holder == NULL);
     options.to = "memfd";
-    options.method = "read";
+    options.method = "threads";
     options.verify = "sha256";
     options.progress = progress;
     options.user = &told;

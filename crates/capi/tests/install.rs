@@ -330,13 +330,8 @@ fn loaded_bytes_equal_the_file() {
     let mut own = Command::new("sha256sum");
     own.arg(&kit.file);
     assert_eq!(words(&done(own))[0], digest);
-    for method in [
-        "auto", "uring", "threads", "read", "mmap", "bounce", "sendfile",
-    ] {
+    for method in ["auto", "uring", "threads", "bounce"] {
         for kind in ["memfd", "anon"] {
-            if method == "sendfile" && kind == "anon" {
-                continue;
-            }
             let mut cat = kit.program("exercise");
             cat.arg("cat").arg(&kit.file).args([method, kind]);
             assert_eq!(sha256sum(&done(cat).stdout), digest, "{method} {kind}");
@@ -382,7 +377,7 @@ fn failures_have_a_message() {
 #[test]
 fn every_check_of_the_c_program_passes() {
     let Some(kit) = kit() else { return };
-    for method in ["auto", "uring", "threads", "read"] {
+    for method in ["auto", "uring", "threads"] {
         let mut all = kit.program("exercise");
         all.arg("all").arg(&kit.file).arg(method);
         done(all);
@@ -666,7 +661,7 @@ fn valgrind_finds_no_error() {
     if !valgrind() {
         return;
     }
-    for method in ["auto", "uring", "threads", "read"] {
+    for method in ["auto", "uring", "threads"] {
         let mut all = kit.checked("exercise");
         all.arg("all").arg(&kit.file).arg(method);
         done(all);

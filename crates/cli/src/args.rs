@@ -80,7 +80,7 @@ macro_rules! subcommands {
 subcommands! {
     /// Load a file into memory, and pass it to a command
     "load" => Load(LoadArgs),
-    /// Save memory, a file or a pipe to a file, whole or not at all
+    /// Save memory, a file or a pipe to a file, atomically
     "save" => Save(SaveArgs),
     /// Hold a model in memory, for other processes to take
     "hold" => Hold(HoldArgs),
@@ -88,7 +88,7 @@ subcommands! {
     "take" => Take(TakeArgs),
     /// List holds and the processes that have taken them
     "holds" => Holds(HoldsArgs),
-    /// End a hold; memory that was taken stays
+    /// End a hold; processes keep what they have taken
     "release" => Release(ReleaseArgs),
     /// List the tensors of a model; reads headers only
     "show" => Show(ShowArgs),
@@ -216,13 +216,13 @@ impl Knobs {
         }
     }
 
-    /// Whether it is a model of several files, or one in a folder.
+    /// Returns `true` if it is a model of several files, or one in a folder.
     pub fn is_collection(&self) -> bool {
         let range = self.offset.is_some() || self.length.is_some();
         !range && Model::is_collection(&self.file)
     }
 
-    /// Whether the requested memory is a dma-buf.
+    /// Returns `true` if the requested memory is a dma-buf.
     pub fn exports(&self) -> bool {
         use Kind::{DmaBuf, Dmafile, Heap, Udmabuf};
         let kind = self.to.parse();

@@ -173,7 +173,7 @@ fn check(named: &Named) -> Result<(), Failure> {
         true => starts_at(&named.name, named.buffer.offset()),
         false => Err(no_path(
             &named.name,
-            "the kernel opens no dma-buf by path (ENXIO); use --to memfd, or DMAFILE_FD",
+            "a dma-buf has no path (ENXIO); use --to memfd, or DMAFILE_FD",
         )),
     }
 }

@@ -194,7 +194,7 @@ fn is_private(folder: &Folder) -> Result<bool, Errno> {
 fn cannot(place: &Path, error: &io::Error) -> Failure {
     let calls = [sandbox::READLINK, sandbox::READLINKAT, sandbox::FLOCK];
     Failure::of_calls(
-        "cannot make a folder for COMMAND's path",
+        "cannot create a folder for COMMAND's path",
         &one_line(&place.to_string_lossy()),
         error,
         "set TMPDIR to a folder that only this user may write to",

@@ -113,7 +113,7 @@ pub(crate) fn change(file: &HeldInfo, name: &str) -> Option<String> {
             "{name} has changed on the disk since it was loaded"
         )),
         None => Some(format!(
-            "whether {name} has changed on the disk is unknown: its file system does not answer"
+            "{name} may have changed on the disk: its file system does not answer"
         )),
     }
 }

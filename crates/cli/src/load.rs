@@ -36,12 +36,12 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let by_path = wants_path(&args.command);
     if by_path && !args.knobs.tensor.is_empty() {
         return Err(Failure::usage(
-            "with --tensor no whole file is loaded for {} to be a path to; use DMAFILE_FD",
+            "{} needs whole files; with --tensor, use DMAFILE_FD",
         ));
     }
     if by_path && args.knobs.exports() {
         return Err(Failure::usage(&format!(
-            "--to {} has no path for {{}}: the kernel opens no dma-buf by path; use --to memfd, or the \
+            "--to {} has no path for {{}}, because a dma-buf has no path; use --to memfd, or the \
              descriptor in DMAFILE_FD",
             args.knobs.to
         )));

@@ -49,7 +49,7 @@ pub(crate) fn plan(plan: &Plan) -> String {
         ),
         _ => (
             BinaryBytes(bytes).to_string(),
-            format!("one after the other{aligned}"),
+            format!("one at a time{aligned}"),
         ),
     };
     if let Some(block) = plan.block {
@@ -123,7 +123,7 @@ pub(crate) fn save_plan(plan: &SavePlan) -> String {
         None => String::new(),
     };
     let (shape, how) = match plan.queue_depth {
-        1 => (BinaryBytes(plan.block).to_string(), "one after the other"),
+        1 => (BinaryBytes(plan.block).to_string(), "one at a time"),
         depth => (
             format!("{} x {depth}", BinaryBytes(plan.block)),
             "in flight",

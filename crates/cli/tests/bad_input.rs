@@ -74,7 +74,7 @@ fn a_socket_is_refused() {
     let _listener = UnixListener::bind(address).unwrap();
     assert_eq!(
         dir.refuses("socket", 1),
-        format!("cannot load: socket: is a socket or a device without a driver (ENXIO); {REGULAR}")
+        format!("cannot load: socket: is a socket, or a device with no driver (ENXIO); {REGULAR}")
     );
 }
 
@@ -234,7 +234,7 @@ fn a_descriptor_of_a_regular_file_or_device_is_refused() {
     for target in [regular, File::open("/dev/null").unwrap()] {
         assert_eq!(
             dir.refusal(&mut into(&dir, "", &target), 1),
-            "cannot fill the descriptor: fd:0: it is neither a memfd nor a dma-buf (EINVAL); make one with \
+            "cannot fill the descriptor: fd:0: it is neither a memfd nor a dma-buf (EINVAL); create one with \
              memfd_create(2)"
         );
     }
@@ -248,7 +248,7 @@ fn a_memfd_that_is_too_small_is_refused_and_unchanged() {
     let small = dirty_memfd(4999);
     assert_eq!(
         dir.refusal(&mut into(&dir, "", &small), 1),
-        "cannot load: fd:0: 5000 bytes do not fit into 4999 (EINVAL); make the memory larger \
+        "cannot load: fd:0: 5000 bytes do not fit into 4999 (EINVAL); enlarge the memory \
          (ftruncate(2) for a memfd), or load a range"
     );
     let mut bytes = vec![0; 4999];
@@ -293,12 +293,12 @@ fn a_memfd_is_filled_and_the_rest_of_it_is_zeroed() {
     for (args, offset, bytes) in [
         (String::new(), 0, size),
         (
-            format!("--method read --offset {}", 64 * KIB),
+            format!("--method threads --offset {}", 64 * KIB),
             64 * KIB,
             size - 64 * KIB,
         ),
         (
-            "--method sendfile --offset 77 --length 1M".to_string(),
+            "--method bounce --offset 77 --length 1M".to_string(),
             77,
             MIB,
         ),

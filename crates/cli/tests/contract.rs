@@ -279,8 +279,7 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
         ),
         (
             "load file --method slow",
-            "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
-             copy-file-range, heap-read, premap",
+            "auto, uring, threads, bounce, module, copy-file-range, heap-read, premap",
         ),
         ("load file --pages 1g", "auto, base, thp, huge"),
         ("load file --io twice", "auto, direct, buffered"),
@@ -302,8 +301,7 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
         assert!(line.ends_with("; see dmafile --help"), "{args}: {line}");
     }
     // The message names each value once, and keeps clap's suggestion.
-    let methods = "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
-                   copy-file-range, heap-read, premap";
+    let methods = "auto, uring, threads, bounce, module, copy-file-range, heap-read, premap";
     for (args, line) in [
         (
             "load file --method thread",
@@ -313,7 +311,7 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
             ),
         ),
         (
-            "load file --metod read",
+            "load file --metod threads",
             &"unexpected argument '--metod' found; tip: a similar argument exists: '--method'"
                 .to_string(),
         ),
@@ -370,7 +368,7 @@ fn without_udmabuf_the_error_names_a_remedy() {
     }
     assert_eq!(
         dir.refuses("file --to udmabuf", 1),
-        "cannot make the buffer: udmabuf: there is no /dev/udmabuf (ENOENT); modprobe \
+        "cannot create the buffer: udmabuf: there is no /dev/udmabuf (ENOENT); modprobe \
          udmabuf (CONFIG_UDMABUF; in a container, on its host), or --to memfd"
     );
 }
@@ -425,7 +423,7 @@ fn dma_buf_selects_an_available_kind_or_says_why_there_is_none() {
     }
     let line = dir.refuses("file --to dma-buf", 1);
     for part in [
-        "cannot make a dma-buf: dma-buf: dmafile: ",
+        "cannot create a dma-buf: dma-buf: dmafile: ",
         "there is no /dev/dmafile (ENOENT)",
         "; and udmabuf: ",
         "there is no /dev/udmabuf (ENOENT)",
@@ -442,7 +440,7 @@ fn a_missing_heap_is_refused_with_a_remedy() {
     let dir = Dir::new();
     dir.file("file", 5000);
     let line = dir.refuses("file --to heap:none", 1);
-    let why = "cannot make the buffer: heap:none: there is no /dev/dma_heap/none (ENOENT); ";
+    let why = "cannot create the buffer: heap:none: there is no /dev/dma_heap/none (ENOENT); ";
     let remedy = match std::path::Path::new("/dev/dma_heap").exists() {
         true => "use an existing one: heap:",
         false => "use a kernel with CONFIG_DMABUF_HEAPS_SYSTEM",
@@ -456,17 +454,17 @@ fn a_method_that_does_not_support_the_mode_or_kind_is_refused() {
     dir.file("file", 5000);
     let tail = "(EOPNOTSUPP); leave --method and --io to auto, or see `dmafile explain`";
     assert_eq!(
-        dir.refuses("file --method mmap --io direct", 1),
+        dir.refuses("file --method bounce --io buffered", 1),
         format!(
-            "cannot load like this: mmap direct to memfd: a mapping of a file always goes through \
-             the page cache {tail}"
+            "cannot load like this: bounce buffered to memfd: reads through the page cache need no \
+             bounce ring {tail}"
         )
     );
     assert_eq!(
-        dir.refuses("file --method splice --to anon", 1),
+        dir.refuses("file --method copy-file-range --io buffered --to anon", 1),
         format!(
-            "cannot load like this: splice buffered to anon: there is no descriptor to write into \
-             {tail}"
+            "cannot load like this: copy-file-range buffered to anon: there is no descriptor to copy \
+             into {tail}"
         )
     );
 }
@@ -793,15 +791,16 @@ fn explain_prints_only_the_settings_that_the_load_uses() {
         kept.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
             .collect::<Vec<_>>()
     };
-    let [line] = &lines("--method read --io direct --allocation in-read")[..] else {
+    let [line] = &lines("--method threads --io direct --allocation in-read --queue-depth 1")[..]
+    else {
         panic!("one block, and no chunk");
     };
-    let start = "block 4.00 MiB one after the other, aligned to ";
+    let start = "block 4.00 MiB one at a time, aligned to ";
     assert!(line.starts_with(start), "{line}");
     assert_eq!(
-        lines("--method mmap --allocation ahead --block 64K --queue-depth 7"),
+        lines("--method copy-file-range --io buffered --allocation ahead --block 64K"),
         [
-            "block 64.00 KiB one after the other",
+            "block 64.00 KiB one at a time",
             "chunk 128.00 MiB allocated before its reads begin (--chunk)",
         ]
     );
@@ -811,7 +810,8 @@ fn explain_prints_only_the_settings_that_the_load_uses() {
     };
     let start = "block 4.00 MiB x 7 in flight, aligned to ";
     assert!(line.starts_with(start), "{line}");
-    let plan = dir.run("explain file --method read --io buffered --allocation in-read --json");
+    let plan = dir
+        .run("explain file --method threads --io buffered --block 8M --allocation in-read --json");
     let plan = plan.ok().json();
     assert_eq!(plan["queue_depth"], 1);
     for key in ["chunk", "align", "allocators"] {
@@ -890,8 +890,7 @@ fn doctor_and_explain_say_whether_a_gpu_can_be_used() {
     let found = gpus("double");
     assert_eq!(found.len(), 2);
     for (number, check) in found.iter().enumerate() {
-        let start =
-            format!("cuda:{number}, double {number}, driver 13.5; pins sealed memory too; ");
+        let start = format!("cuda:{number}, double {number}, driver 13.5; can pin sealed memory; ");
         assert!(
             check["found"].as_str().unwrap().starts_with(&start),
             "{check}"
@@ -934,10 +933,7 @@ fn doctor_and_explain_say_whether_a_gpu_can_be_used() {
             20 << 20,
             "2 slots of at most 16777216 bytes, each filled once",
         ),
-        (
-            300 << 20,
-            "16 slots of 16777216 bytes, filled again and again",
-        ),
+        (300 << 20, "16 slots of 16777216 bytes, reused"),
     ] {
         // A hole takes no space.
         fs::File::create(dir.path("large"))

@@ -259,7 +259,7 @@ fn a_signal_ends_a_holder_during_its_load() {
     if !reads_directly(&dir) {
         return;
     }
-    let slowly = "--io direct --method read --block 4K --queue-depth 1 --pages 4k";
+    let slowly = "--io direct --method threads --block 4K --queue-depth 1 --pages 4k";
     let interrupted = || {
         let mut hold = dir.dmafile(&format!("hold --at {SOCKET} {} {slowly}", file.display()));
         let mut running = start(&mut hold);

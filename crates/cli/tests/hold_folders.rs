@@ -351,7 +351,7 @@ fn every_option_can_be_given_to_a_replacement() {
         "--idle 1h",
         "--verify sha256",
         "--pages base --folder links",
-        "--io buffered --method read",
+        "--io buffered --method threads",
         "--no-memory-check --allocation before",
         "--block 64K --queue-depth 2 --chunk 1M",
         "--to memfd --folder links",

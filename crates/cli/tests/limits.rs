@@ -73,7 +73,7 @@ fn a_low_limit_on_open_files_loads_or_is_named() {
     let (mut loads, mut refusals) = (0, 0);
     // After stdin, stdout and stderr, the dynamic loader needs one.
     for files in 4..20 {
-        for args in ["", "--method splice", "--method uring", "--to anon"] {
+        for args in ["", "--method bounce", "--method uring", "--to anon"] {
             let mut command =
                 dir.dmafile(&format!("load file --quiet --json --verify sha256 {args}"));
             let ended = end(hard_limit(&mut command, libc::RLIMIT_NOFILE, files));
@@ -92,10 +92,10 @@ fn a_low_limit_on_open_files_loads_or_is_named() {
         loads > 20 && refusals > 5,
         "{loads} loads, {refusals} refusals"
     );
-    let mut command = dir.dmafile("load file --quiet --io buffered --method read");
+    let mut command = dir.dmafile("load file --quiet --io buffered --method threads");
     assert_eq!(
         dir.refusal(hard_limit(&mut command, libc::RLIMIT_NOFILE, 3 + 1), 1),
-        "cannot make the buffer: memfd, 9437184 bytes: Too many open files (EMFILE); raise the \
+        "cannot create the buffer: memfd, 9437184 bytes: Too many open files (EMFILE); raise the \
          limit on open files: ulimit -n"
     );
 }
@@ -188,7 +188,7 @@ fn a_low_limit_on_address_space_loads_or_is_named() {
     let digest = sha256(&file, 0, 64 * MIB);
     let mut refusals = 0;
     for mib in [24, 32, 48, 64, 72, 80, 96, 128, 256, 1024] {
-        for args in ["", "--method threads", "--method mmap", "--verify crc32c"] {
+        for args in ["", "--method threads", "--method bounce", "--verify crc32c"] {
             let mut command = dir.load(&format!("file --quiet --pages thp {args}"));
             let ended = end(limit(&mut command, libc::RLIMIT_AS, mib * MIB));
             if ended.status.success() {
@@ -210,7 +210,7 @@ fn a_low_limit_on_address_space_loads_or_is_named() {
         assert_eq!(
             dir.refusal(limit(&mut command, libc::RLIMIT_AS, 48 * MIB), 1),
             format!(
-                "cannot make the buffer: {kind}, 67108864 bytes: it exceeds the limit on \
+                "cannot create the buffer: {kind}, 67108864 bytes: it exceeds the limit on \
                  address space, 50331648 bytes (ENOMEM); raise it: ulimit -v"
             )
         );
@@ -229,7 +229,7 @@ fn a_limit_on_file_size_is_an_error_without_a_signal() {
     for method in common::METHODS {
         assert_eq!(
             dir.refusal(&mut run(&format!("--method {method}"), 9 * MIB - 1), 1),
-            "cannot make the buffer: memfd, 9437184 bytes: it exceeds the limit on file size \
+            "cannot create the buffer: memfd, 9437184 bytes: it exceeds the limit on file size \
              (EFBIG); raise it: ulimit -f"
         );
     }
@@ -328,7 +328,7 @@ fn a_hugetlb_pool_that_is_too_small_is_named_and_auto_does_not_use_it() {
         assert_eq!(
             dir.refuses(&format!("file --quiet --pages huge --to {kind}"), 1),
             format!(
-                "cannot make the buffer: {kind}, {size} bytes: the hugetlb pool is too small \
+                "cannot create the buffer: {kind}, {size} bytes: the hugetlb pool is too small \
                  for it (ENOMEM); enlarge it: sysctl vm.nr_hugepages=N, or use --pages thp"
             )
         );
@@ -350,7 +350,7 @@ fn a_hugetlb_pool_with_enough_pages_is_used() {
         "--pages huge",
         "--pages auto",
         "--pages huge --method threads",
-        "--pages huge --method mmap",
+        "--pages huge --method bounce",
         "--pages huge --io buffered",
         "--pages huge --offset 12345",
     ] {
@@ -366,12 +366,6 @@ fn a_hugetlb_pool_with_enough_pages_is_used() {
     let mut command = dir.load("file --pages auto");
     let loaded = dir.loaded(run_as(&mut command, NOBODY));
     assert_eq!(loaded.digest, sha256(&file, 0, size), "an ordinary user");
-    for method in ["sendfile", "splice"] {
-        let mut command = dir.dmafile(&format!("load file --to fd:0 --method {method}"));
-        command.stdin(common::huge_memfd(22 * MIB));
-        let line = dir.refusal(&mut command, 1);
-        assert!(line.contains("hugetlb memory cannot be written"), "{line}");
-    }
     let mut command = dir.dmafile("load file --to fd:0 --json");
     let memfd = common::huge_memfd(22 * MIB);
     command.stdin(memfd.try_clone().unwrap());
@@ -454,7 +448,7 @@ fn auto_does_not_use_hugetlb_pages_that_a_cgroup_forbids() {
     let loaded = dir.loaded(&mut command);
     assert_eq!(loaded.digest, sha256(&file, 0, 20 * MIB));
     let reasons = loaded.reasons();
-    assert!(reasons.contains("no hugetlb pages after all"), "{reasons}");
+    assert!(reasons.contains("no hugetlb pages: "), "{reasons}");
 }
 
 /// Makes a command run without a view of cgroups.

@@ -108,7 +108,7 @@ fn an_overlay_over_squashfs_is_loaded_through_the_page_cache() {
     let Some((mounts, digest)) = over_squashfs() else {
         return;
     };
-    for args in ["", "--method threads", "--method mmap", "--verify sha256"] {
+    for args in ["", "--method threads", "--verify sha256"] {
         let loaded = mounts
             .dir
             .loaded(&mut mounts.dir.load(&format!("merged/file {args}")));
@@ -122,7 +122,7 @@ fn direct_io_on_an_overlay_over_squashfs_is_refused_in_one_line() {
     let Some((mounts, _)) = over_squashfs() else {
         return;
     };
-    for args in ["", "--method threads", "--method read"] {
+    for args in ["", "--method threads", "--method bounce"] {
         let mut command = mounts
             .dir
             .dmafile(&format!("load merged/file --io direct --quiet {args}"));
@@ -153,7 +153,7 @@ fn an_overlay_over_fuse_is_loaded_without_io_uring() {
         return;
     }
     let digest = sha256(&mounts.dir.file("good", SIZE), 0, SIZE);
-    for args in ["", "--method threads", "--io direct", "--method read"] {
+    for args in ["", "--method threads", "--io direct", "--method bounce"] {
         let args = format!("merged/file {args}");
         let loaded = mounts.dir.loaded(&mut mounts.dir.load(&args));
         assert_eq!(loaded.digest, digest, "{args}");

@@ -280,7 +280,7 @@ fn memory_without_a_path_is_refused_before_the_load() {
         ("file --to udmabuf", 2, "--to udmabuf has no path for {}"),
         ("file --to heap:system", 2, "use --to memfd"),
         ("file --to anon", 2, "cannot be inherited by COMMAND"),
-        ("file --tensor x", 2, "no whole file is loaded for {}"),
+        ("file --tensor x", 2, "{} needs whole files"),
         (
             "file --offset 5",
             1,
@@ -576,7 +576,7 @@ fn a_name_with_a_comma_is_not_in_a_list() {
     end(&mut temporary.load(&dir, "model", &["true"])).ok();
     let line = dir.refusal(&mut temporary.load(&dir, "model", &["true", "{}"]), 1);
     assert!(
-        line.contains("a,b.safetensors: the name has a comma"),
+        line.contains("a,b.safetensors: the name contains a comma"),
         "{line}"
     );
     assert!(temporary.is_empty());

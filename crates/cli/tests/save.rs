@@ -179,7 +179,7 @@ fn usage_errors_have_status_2() {
         "save to",
         "save --from source",
         "save --from fd:x to",
-        "save --from source to --method mmap",
+        "save --from source to --method heap-read",
         "save --from source to --block 5K",
         "save --from source to --queue-depth 0",
         "save --from source to --verify md5",
@@ -629,7 +629,7 @@ fn a_full_file_system_is_found_before_the_first_write() {
     let report = end(&mut save(&dir, &small, "small/to --json")).ok().json();
     assert!(fs::read(&to).unwrap() == content(0, 2 * MIB as usize));
     assert_eq!(report["io"], "buffered");
-    assert!(common::reasons(&report).contains("tmpfs keeps its files in memory"));
+    assert!(common::reasons(&report).contains("tmpfs files are in memory"));
     // As a source, a file on tmpfs is memory too, and is not copied first.
     let report = dir.run("save --from small/to copy --json").ok().json();
     assert_eq!(report["method"], "uring", "{report}");

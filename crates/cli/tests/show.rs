@@ -121,7 +121,7 @@ fn model_errors_are_one_line() {
     bad(
         "load a.gguf --tensor a.0.w --verify sha256",
         2,
-        "--verify: chosen tensors have no digest of their own; leave out --verify or --tensor",
+        "--verify: cannot verify selected tensors; load whole files, or drop --verify",
     );
 }
 

@@ -32,7 +32,7 @@ fn an_interrupted_load_exits_130_with_one_line() {
     let Some(dir) = slow_file() else { return };
     for (signal, method) in [
         (libc::SIGINT, "uring"),
-        (libc::SIGINT, "read"),
+        (libc::SIGINT, "bounce"),
         (libc::SIGTERM, "threads"),
         (libc::SIGTERM, "auto"),
     ] {

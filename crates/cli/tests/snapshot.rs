@@ -228,7 +228,7 @@ fn usage_errors_have_status_2() {
         "save --from x=a to --offset 1",
         "save --from x=a to --verify crc32c=00000000",
         "save --from x=a to --trace t.json",
-        "save --from x=a to --method mmap",
+        "save --from x=a to --method heap-read",
         "load to --offset 1",
         "load to --length 1",
         "load to --tensor x",
@@ -242,12 +242,12 @@ fn usage_errors_have_status_2() {
     let target = memfd(2 * MIB);
     let args = format!("load to --quiet --to fd:{}", target.as_raw_fd());
     let line = dir.refusal(&mut dir.dmafile(&args), 2);
-    assert!(line.contains("cannot take more than one source"), "{line}");
+    assert!(line.contains("holds only one source"), "{line}");
     // A source without a name cannot be part of a snapshot.
     let line = dir.refusal(&mut dir.dmafile("save --from x to"), 1);
     assert!(line.contains("it is a folder (EISDIR)"), "{line}");
     let line = dir.refusal(&mut dir.dmafile("save --from x=a --from x=b no"), 1);
-    assert!(line.contains("(ENOENT); make the folder first"), "{line}");
+    assert!(line.contains("(ENOENT); create it first"), "{line}");
     let line = dir.refusal(&mut dir.dmafile("save --from x=a --from x=b x"), 1);
     assert!(line.contains("(ENOTDIR); name a folder"), "{line}");
     is_just(&dir, &pair);
@@ -302,7 +302,7 @@ fn a_failed_system_call_leaves_the_previous_snapshot() {
         (
             libc::SYS_flock,
             libc::EAGAIN,
-            "another one is being saved there (EBUSY); wait",
+            "another snapshot is being saved there (EBUSY); wait",
         ),
         (
             libc::SYS_flock,
@@ -484,7 +484,8 @@ fn a_signal_or_a_concurrent_save_leaves_the_previous_snapshot() {
         running.until(|_| names(&dir).iter().any(|name| name == "a.2.dmafile"));
         write.write_all(&vec![7; 3 * MIB as usize]).unwrap();
         let line = dir.refusal(&mut old.save(&dir, "--quiet"), 1);
-        let says = "cannot save a snapshot: to: another one is being saved there (EBUSY); wait";
+        let says =
+            "cannot save a snapshot: to: another snapshot is being saved there (EBUSY); wait";
         assert!(line.starts_with(says), "{line}");
         assert_eq!(loaded(&dir, ""), old.digests());
         running.signal(signal);

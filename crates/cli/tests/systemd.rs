@@ -241,7 +241,7 @@ fn a_restarted_holder_serves_stored_memory_without_reading_files() {
     let files = ["a", "b"].map(|name| manager.dir.file(name, LEN + u64::from(name.as_bytes()[0])));
     let sums = files.each_ref().map(|file| sha256(file, 0, 2 * LEN));
     // Reads of io_uring are not counted in /proc/PID/io.
-    let args = format!("a b --name m --at {SOCKET} --verify blake3 --method read");
+    let args = format!("a b --name m --at {SOCKET} --verify blake3 --method threads");
     files.iter().for_each(|file| forget(file));
     let service = manager.start(&args, None);
     assert!(!service.is_stored());
@@ -422,7 +422,7 @@ fn an_index_that_is_replaced_during_the_load_is_not_stored_with_the_old_files() 
         fs::write(&prepared, index).unwrap();
         fs::rename(&prepared, dir.join("model.safetensors.index.json")).unwrap();
     };
-    let slowly = "--io buffered --method read --block 4K --queue-depth 1 --pages 4k";
+    let slowly = "--io buffered --method threads --block 4K --queue-depth 1 --pages 4k";
     let args = format!("m --name m --at {SOCKET} {slowly}");
     let replaced_during_load = |manager: &mut Manager| {
         put(&indexes[0]);

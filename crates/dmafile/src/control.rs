@@ -22,7 +22,7 @@ impl CancelToken {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is set.
+    /// Returns `true` if it is set.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -23,7 +23,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Whether the driver is NVIDIA's rather than AMD's.
+    /// Returns `true` if the driver is NVIDIA's rather than AMD's.
     pub fn is_cuda(self) -> bool {
         self.api == Api::Cuda
     }
@@ -222,12 +222,12 @@ impl FromStr for Device {
 }
 
 /// Memory of this process that is pinned for devices. Dropping this unpins it.
-pub(crate) struct Pinned {
+pub(crate) struct PinnedMemory {
     registered: Registered,
     device: Device,
 }
 
-impl Pinned {
+impl PinnedMemory {
     /// Pins `bytes` bytes from `start`. They must stay mapped there until this is dropped.
     pub(crate) fn new(
         device: Device,

@@ -1,6 +1,6 @@
 //! What this machine supports, what it does not, and how to change that.
 //!
-//! Everything is found by trying: opening a node, setting up a ring, collapsing a page.
+//! Everything is probed: opening a node, setting up a ring, collapsing a page.
 
 use crate::device::Device;
 use crate::error::{Result, errno_name};
@@ -89,10 +89,7 @@ fn gpus() -> Vec<Check> {
         let all = match first.all() {
             Ok(all) => all,
             Err(error) => {
-                let found = format!(
-                    "loads into a GPU's memory are not possible: {}",
-                    error.why()
-                );
+                let found = format!("cannot load into GPU memory: {}", error.why());
                 checks.push(Check::new(name, Health::Missing, found));
                 continue;
             }
@@ -102,19 +99,19 @@ fn gpus() -> Vec<Check> {
                 let found = [
                     format!("{device}, {model}, driver {version}"),
                     match device.pins_read_only() {
-                        Some(true) => "pins sealed memory too".to_string(),
-                        Some(false) => "pins no sealed memory".to_string(),
-                        None => "only an attempt shows whether it pins sealed memory".to_string(),
+                        Some(true) => "can pin sealed memory".to_string(),
+                        Some(false) => "cannot pin sealed memory".to_string(),
+                        None => "may or may not pin sealed memory (cannot be queried)".to_string(),
                     },
-                    link(device).unwrap_or_else(|| "its PCIe link is unknown".to_string()),
+                    link(device).unwrap_or_else(|| "unknown PCIe link".to_string()),
                     match Path::new("/sys/module/nvidia_fs").exists() {
                         true => "nvidia_fs is loaded but not used".to_string(),
                         false => "no nvidia_fs (GPUDirect Storage)".to_string(),
                     },
-                    "loads into it were tested only with a test double of its driver".to_string(),
+                    "loading into a GPU has not been tested on hardware".to_string(),
                 ];
                 Check::new(name, Health::Fair, found.join("; "))
-                    .remedy("compare the tensors that it loads with those of another loader, once")
+                    .remedy("before relying on it, compare its tensors with another loader's")
             }
             Err(error) => Check::new(name, Health::Missing, error.to_string()),
         }));
@@ -196,7 +193,7 @@ fn memlock(host: &Host) -> Check {
         }
         Some(limit) => {
             let found = format!(
-                "{} MiB; registered buffers need {} MiB, so loads read into plain ones",
+                "{} MiB; registered buffers need {} MiB, so loads will not register buffers",
                 limit >> 20,
                 need >> 20
             );
@@ -466,7 +463,7 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
             })
             .max();
         let Some((_, largest)) = largest else {
-            let found = format!("{}: it has no file to test with", path.display());
+            let found = format!("{}: there is no file to test with", path.display());
             return Ok(Check::new(name, Health::Fair, found).remedy("dmafile doctor FILE"));
         };
         file = largest;
@@ -491,7 +488,7 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
         Some(why) => {
             let rest = match (facts.in_memory, facts.drops_behind) {
                 (true, _) => "",
-                (_, true) => "; reads can drop from the page cache what they brought in",
+                (_, true) => "; reads can drop their pages from the page cache (RWF_DONTCACHE)",
                 (_, false) => "; reads fill the page cache",
             };
             let found = format!("{at}: {fs}, no direct I/O: {why}{rest}");

@@ -26,10 +26,10 @@ pub enum ErrorKind {
 /// [`Display`](fmt::Display) joins the parts that are not empty in this order, and names options as
 /// this crate does (`queue_depth`, `to=memfd`); [`Error::render`] uses other names.
 #[derive(Clone)]
-pub struct Error(Box<Parts>);
+pub struct Error(Box<ErrorParts>);
 
 #[derive(Clone, Debug)]
-struct Parts {
+struct ErrorParts {
     kind: ErrorKind,
     what: Message,
     place: String,
@@ -44,7 +44,7 @@ impl Error {
     /// A failure that the kernel reported with an errno.
     pub fn os(what: impl Into<Message>, errno: Errno) -> Self {
         let why = nix::errno::Errno::from_raw(errno.raw_os_error()).desc();
-        Self(Box::new(Parts {
+        Self(Box::new(ErrorParts {
             kind: ErrorKind::Failed,
             what: what.into(),
             place: String::new(),
@@ -56,7 +56,7 @@ impl Error {
 
     /// A failure that dmafile detected itself.
     pub fn new(what: impl Into<Message>, why: impl Into<Message>) -> Self {
-        Self(Box::new(Parts {
+        Self(Box::new(ErrorParts {
             kind: ErrorKind::Failed,
             what: what.into(),
             place: String::new(),
@@ -207,7 +207,7 @@ fn usual_remedy(errno: Errno) -> &'static str {
 
 impl From<&Error> for Message {
     fn from(error: &Error) -> Self {
-        let Parts {
+        let ErrorParts {
             kind: _,
             what,
             place,

@@ -157,7 +157,7 @@ impl Folder {
         place::names(self.listed().ok_or(Errno::ACCESS)?)
     }
 
-    /// Whether a name in this folder still refers to `other`.
+    /// Returns `true` if a name in this folder still refers to `other`.
     pub fn has(&self, name: &OsStr, other: &Folder) -> bool {
         let there = self.look_up(name).ok().flatten();
         let own = other.look().ok();
@@ -210,7 +210,7 @@ impl Folder {
             ),
             Some(Writers::Group(group)) => refuse(
                 format!("its group ({group}) may write to it"),
-                "take that permission away (chmod g-w), or use another folder",
+                "remove that permission (chmod g-w), or use another folder",
             ),
             None => Ok(()),
         }
@@ -241,7 +241,7 @@ impl Folder {
                 return Err(Error::new("cannot use the folder", why)
                     .with_errno(Errno::PERM)
                     .at(place.display().to_string())
-                    .with_remedy("use a folder that is in folders of root or your own"));
+                    .with_remedy("use a folder whose parents belong to root or to you"));
             }
             let above = place::folder_in(folder.as_fd(), OsStr::new(".."))
                 .map_err(cannot)?

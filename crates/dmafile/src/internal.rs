@@ -9,5 +9,5 @@ pub use crate::reasons::Reasons;
 pub use crate::request::Reach;
 pub use crate::save::{Staged, cannot_make};
 pub use crate::source::Source;
-pub use crate::verify::{Check, Hasher};
+pub use crate::verify::{DigestCheck, Hasher};
 pub use crate::{save::part, sync};

@@ -127,7 +127,7 @@ impl Message {
         &self.0
     }
 
-    /// Whether it is empty.
+    /// Returns `true` if it is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -204,8 +204,8 @@ pub(crate) use message;
 #[doc(hidden)]
 pub fn unlisted(name: &str) -> Option<&'static str> {
     match name {
-        _ if name.contains(',') => Some("has a comma"),
-        _ if name.contains(char::is_control) => Some("has a control character"),
+        _ if name.contains(',') => Some("contains a comma"),
+        _ if name.contains(char::is_control) => Some("contains a control character"),
         _ => None,
     }
 }

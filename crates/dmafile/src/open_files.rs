@@ -18,7 +18,7 @@ impl OpenFiles {
         Some(Self(limits.soft))
     }
 
-    /// Whether the number of a descriptor is below the limit.
+    /// Returns `true` if the number of a descriptor is below the limit.
     pub fn allows(self, number: u64) -> bool {
         self.0.is_none_or(|limit| number < limit)
     }

@@ -198,17 +198,9 @@ pub enum Method {
     Uring,
     /// pread(2) in a pool of threads.
     Threads,
-    /// One pread(2) after another: the baseline.
-    Read,
-    /// Copies from a mapping of the file.
-    Mmap,
     /// Direct reads into a small ring, then one copy: for memory that direct reads cannot go into,
     /// such as the mappings of most dma-bufs.
     Bounce,
-    /// sendfile(2) into the buffer's descriptor.
-    Sendfile,
-    /// splice(2) through a pipe into the buffer's descriptor.
-    Splice,
     /// dmafile.ko reads into the pages behind its own dma-bufs.
     Module,
     /// copy_file_range(2) into the buffer's descriptor, on kernels that copy between disks and memory.

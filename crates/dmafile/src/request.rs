@@ -87,9 +87,9 @@ impl Request {
         }
         if self.reach != Reach::Asked && (self.offset != 0 || self.length.is_some()) {
             let why = message![
-                "it selects bytes by itself: leave out ",
+                "selects its own bytes: cannot be combined with ",
                 Opt::Offset,
-                " and ",
+                " or ",
                 Opt::Length
             ];
             return Err(Error::usage(Opt::Patterns, why));

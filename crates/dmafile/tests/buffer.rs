@@ -183,7 +183,7 @@ fn a_memfd_of_the_caller_can_be_sealed_if_it_allows_seals() {
 fn the_size_of_a_memfd_does_not_depend_on_the_method() {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
-    for method in [Method::Auto, Method::Sendfile, Method::Splice] {
+    for method in [Method::Auto, Method::Threads] {
         for io in [Io::Direct, Io::Buffered] {
             for (offset, length) in [(0, 1000), (0, LEN), (77, 4096), (5000, LEN - 5000)] {
                 // The size of a memfd of huge pages would be a multiple of them.

@@ -15,7 +15,7 @@ fn a_cold_file_stays_out_of_the_page_cache() {
         (Method::Auto, Io::Auto),
         (Method::Uring, Io::Direct),
         (Method::Threads, Io::Auto),
-        (Method::Read, Io::Direct),
+        (Method::Threads, Io::Direct),
     ] {
         evict(&path);
         assert_eq!(cached(&path), 0);

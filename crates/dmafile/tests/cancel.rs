@@ -4,13 +4,7 @@ use dmafile::{CancelToken, ErrorKind, Load, Method, Progress};
 use dmafile_testkit::{cold, dir};
 use std::sync::{Arc, Mutex};
 
-const METHODS: [Method; 5] = [
-    Method::Auto,
-    Method::Threads,
-    Method::Read,
-    Method::Mmap,
-    Method::Sendfile,
-];
+const METHODS: [Method; 4] = [Method::Auto, Method::Uring, Method::Threads, Method::Bounce];
 
 #[test]
 fn a_cancelled_load_is_an_error() {

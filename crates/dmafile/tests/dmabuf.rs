@@ -109,8 +109,6 @@ fn only_the_given_part_of_a_dma_buf_is_filled() {
                 (Method::Auto, Io::Direct),
                 (Method::Bounce, Io::Direct),
                 (Method::Threads, Io::Buffered),
-                (Method::Read, Io::Buffered),
-                (Method::Mmap, Io::Buffered),
                 (Method::Uring, Io::Buffered),
             ] {
                 let what = format!("{len} bytes from {offset} to byte {at} of {kind} by {method}");

@@ -115,7 +115,7 @@ fn a_ring_on_hugetlb_pages_has_its_own_size() {
         let (report, bytes) = run(load().block(9 * MIB), Ring::new(16 * MIB, 2));
         assert_eq!(bytes, 18 * MIB);
         assert_ne!(report.pages, "huge");
-        let why = |reason: &dmafile::Reason| reason.why.contains("no hugetlb pages after all");
+        let why = |reason: &dmafile::Reason| reason.why.contains("no hugetlb pages: ");
         assert!(report.reasons.iter().any(why), "{:?}", report.reasons);
     }
     drop(grown);

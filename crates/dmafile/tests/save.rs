@@ -397,7 +397,7 @@ fn a_failed_save_leaves_the_old_file() {
     let save = Save::new(from(), dir.path().join("no/such/file"));
     let line = text(save, &to);
     assert!(
-        line.contains("no such folder (ENOENT); make the folder first"),
+        line.contains("no such folder (ENOENT); create it first"),
         "{line}"
     );
     let save = Save::new(from(), dir.path().join("missing")).in_place(0);
@@ -434,7 +434,7 @@ fn a_failed_save_leaves_the_old_file() {
         let save = Save::new(from(), &to).block(block).queue_depth(depth);
         assert_eq!(refused(save, &to).kind(), ErrorKind::Usage);
     }
-    let error = refused(Save::new(from(), &to).method(Method::Mmap), &to);
+    let error = refused(Save::new(from(), &to).method(Method::HeapRead), &to);
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     let closed = OwnedFd::from(File::create(dir.path().join("written")).unwrap());
     let line = text(Save::new(Origin::fd(closed, 0), &to), &to);

@@ -119,14 +119,7 @@ fn every_method_delivers_the_bytes_of_the_file() {
     for len in [1, 4095, 300_000, 2_000_003] {
         let path = cold(dir.path(), len as usize);
         let expected = file_digest(&path, 0, len);
-        for method in [
-            Method::Auto,
-            Method::Uring,
-            Method::Threads,
-            Method::Read,
-            Method::Mmap,
-            Method::Bounce,
-        ] {
+        for method in [Method::Auto, Method::Uring, Method::Threads, Method::Bounce] {
             let mut sink = Late::new(len + method as u64, len);
             let load = small(&path).method(method);
             let report = load
@@ -177,7 +170,7 @@ fn a_block_of_any_size_arrives_at_its_offset() {
         let mut memory = vec![0xee; 300_000];
         let mut sink = CopyTo::new(&mut memory, 0);
         let load = Load::new(&path).block(block).io(Io::Buffered);
-        let load = load.method(Method::Read);
+        let load = load.method(Method::Threads);
         load.run_through(Ring::new(3 * block, 3), &mut sink)
             .unwrap();
         assert_eq!(bytes_digest(&memory), file_digest(&path, 0, 300_000));
@@ -246,7 +239,7 @@ fn no_slot_is_filled_again_before_the_sink_releases_it() {
     let mut most = 0;
     for seed in 0..count {
         let mut sink = Late::new(seed * 77 + 5, len as u64);
-        let method = [Method::Uring, Method::Threads, Method::Read][seed as usize % 3];
+        let method = [Method::Uring, Method::Threads, Method::Bounce][seed as usize % 3];
         let io = [Io::Auto, Io::Direct][seed as usize % 2];
         let load = Load::new(&path).block(4096).method(method).io(io);
         let slots = 2 + (seed % 9) as u32;
@@ -402,13 +395,7 @@ fn a_panic_in_any_thread_that_reads_reaches_the_caller() {
         let text = panic.downcast_ref::<&str>();
         assert_eq!(text, Some(&"the caller's own"), "{method}, {threads:?}");
     };
-    for method in [
-        Method::Uring,
-        Method::Threads,
-        Method::Read,
-        Method::Mmap,
-        Method::Bounce,
-    ] {
+    for method in [Method::Uring, Method::Threads, Method::Bounce] {
         panics(method, &["dmafile-read"], 0..0);
     }
     let others: &[_] = &["dmafile-io-1", "dmafile-io-2", "dmafile-io-3"];
@@ -486,7 +473,7 @@ fn an_invalid_ring_or_method_is_refused_before_the_load() {
     assert_eq!(error.kind(), ErrorKind::Usage);
     let error = run(small(&path).method(Method::Premap), Ring::default());
     assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
-    let error = run(small(&path).method(Method::Sendfile), Ring::default());
+    let error = run(small(&path).method(Method::CopyFileRange), Ring::default());
     assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
 }
 

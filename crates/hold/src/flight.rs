@@ -9,7 +9,7 @@ use super::peer::Peer;
 use std::collections::BTreeMap;
 
 /// What is on its way now.
-pub(super) struct Flight {
+pub(super) struct InFlight {
     /// The users that no limit applies to: they could stop the holder anyway.
     owners: [u32; 2],
     /// Maximum number of connections.
@@ -17,11 +17,11 @@ pub(super) struct Flight {
     /// Descriptors by user, for other users than owners.
     users: BTreeMap<u32, usize>,
     all: usize,
-    /// Whether someone had to wait for others to receive.
+    /// True if someone had to wait for others to receive.
     pub full: bool,
 }
 
-impl Flight {
+impl InFlight {
     pub(super) fn of(peers: &[Peer], owner: u32, most: usize) -> Self {
         let mut flight = Self {
             owners: [0, owner],

@@ -295,7 +295,7 @@ fn remove_links(folder: &Folder, links: &[(OsString, PathBuf)]) {
 }
 
 fn cannot_make(errno: Errno) -> Error {
-    Error::os("cannot make the folder", errno)
+    Error::os("cannot create the folder", errno)
 }
 
 impl Spot {

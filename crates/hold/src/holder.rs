@@ -1,14 +1,14 @@
 //! The hold request, as a builder, and the holder that it starts.
 
 use super::folder::{LinkFolder, Spot};
-use super::load::Wanted;
-use super::place::{self, Access, Bound};
+use super::load::HoldOptions;
+use super::place::{self, Bound, SocketAccess};
 use super::protocol::HeldInfo;
 use super::serve::{Ended, Server};
 use super::set::Set;
 use super::store;
 use super::systemd::{self, Manager};
-use super::watch::Watch;
+use super::watch::FileWatch;
 use super::{list, name};
 use dmafile::Load;
 use dmafile::Verify;
@@ -37,7 +37,7 @@ use std::time::Duration;
 /// ```
 #[must_use = "nothing is held before `start`"]
 pub struct Hold {
-    wanted: Wanted,
+    wanted: HoldOptions,
     name: Option<String>,
     at: Option<PathBuf>,
     mode: Option<u32>,
@@ -55,7 +55,7 @@ impl Hold {
     /// completely into separate memory.
     pub fn of<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Self {
         Self {
-            wanted: Wanted::new(paths.into_iter().map(Into::into).collect()),
+            wanted: HoldOptions::new(paths.into_iter().map(Into::into).collect()),
             name: None,
             at: None,
             mode: None,
@@ -229,7 +229,7 @@ impl Hold {
             (None, None) => self.wanted.set(&name)?,
             (None, Some(manager)) => self.new_set(&name, manager, &mut old)?,
         };
-        let access = Access {
+        let access = SocketAccess {
             mode: self
                 .mode
                 .unwrap_or(if self.group.is_some() { 0o660 } else { 0o600 }),
@@ -293,7 +293,10 @@ impl Hold {
                     Error::os("cannot open", errno(error)).at(path.display().to_string())
                 })?;
                 name::of(&real).ok_or_else(|| {
-                    let why = format!("no name can be made from '{}': choose one", path.display());
+                    let why = format!(
+                        "'{}' does not yield a valid name: choose one",
+                        path.display()
+                    );
                     Error::usage("name", why)
                 })?
             }
@@ -355,7 +358,7 @@ pub struct Holder {
 struct Waiting {
     thread: JoinHandle<Ended>,
     begin: Sender<Box<dyn FnOnce() -> Ended + Send>>,
-    watch: Watch,
+    watch: FileWatch,
     stopped: OwnedFd,
     stop: OwnedFd,
 }
@@ -366,7 +369,7 @@ impl Waiting {
         let failed = |errno| Error::os("cannot serve", errno).of_calls(&calls);
         let flags = rustix::pipe::PipeFlags::CLOEXEC;
         let (stopped, stop) = rustix::pipe::pipe_with(flags).map_err(failed)?;
-        let watch = Watch::start(set, looker).map_err(failed)?;
+        let watch = FileWatch::start(set, looker).map_err(failed)?;
         let (begin, begun) = channel::<Box<dyn FnOnce() -> Ended + Send>>();
         let serve = move || begun.recv().map_or(Ended::Stopped, |serve| serve());
         let thread = std::thread::Builder::new().name("dmafile-hold".to_string());
@@ -439,12 +442,12 @@ impl Holder {
         &self.files
     }
 
-    /// Whether the memory was kept by the service manager, so that nothing was read.
+    /// Returns `true` if the service manager had kept the memory, so nothing was read.
     pub fn is_stored(&self) -> bool {
         self.stored
     }
 
-    /// Whether it is still serving: it has neither been released nor been idle for too long.
+    /// Returns `true` if it is still serving: it has neither been released nor been idle for too long.
     pub fn is_serving(&self) -> bool {
         self.thread
             .as_ref()

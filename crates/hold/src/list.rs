@@ -29,7 +29,7 @@ pub struct Holding {
     pub since: u64,
     /// Bytes of all files.
     pub bytes: u64,
-    /// Whether no process can change any of them.
+    /// True if no process can change any of them.
     pub sealed: bool,
     /// Whether any of them has changed on the disk since; None if that is unknown, because a file system does not
     /// answer.
@@ -151,7 +151,7 @@ fn ask(at: &Path, cancel: &CancelToken) -> Result<Holding> {
             });
         }
         if none {
-            return Err(talk.unsound("it has fewer files than it claims"));
+            return Err(talk.unsound("it has fewer files than it announces"));
         }
     }
 }

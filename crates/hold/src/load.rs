@@ -11,7 +11,7 @@ use dmafile::internal::Builder;
 use dmafile::internal::ProgressFn;
 use dmafile::internal::Reach;
 use dmafile::internal::Source;
-use dmafile::internal::{Check, Hasher};
+use dmafile::internal::{DigestCheck, Hasher};
 use dmafile::message;
 use dmafile::{CancelToken, Progress};
 use dmafile::{Error, Result};
@@ -24,23 +24,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-type EachFn = Box<dyn Fn(Load) -> Load + Send>;
+type EachFileFn = Box<dyn Fn(Load) -> Load + Send>;
 
 /// What to load, and how.
-pub(super) struct Wanted {
+pub(super) struct HoldOptions {
     pub paths: Vec<PathBuf>,
     pub kind: Kind,
     pub pages: Pages,
     pub verify: Option<Verify>,
     pub writable: bool,
-    pub each: EachFn,
+    pub each: EachFileFn,
     pub cancel: CancelToken,
     pub progress: Option<Arc<ProgressFn>>,
     pub names: &'static dyn Names,
 }
 
 /// A file that is open to be loaded.
-pub(super) struct Open {
+pub(super) struct OpenFile {
     pub path: PathBuf,
     pub identity: FileIdentity,
     fd: OwnedFd,
@@ -48,7 +48,7 @@ pub(super) struct Open {
     superseded: Vec<String>,
 }
 
-impl Wanted {
+impl HoldOptions {
     pub(super) fn new(paths: Vec<PathBuf>) -> Self {
         Self {
             paths,
@@ -72,7 +72,7 @@ impl Wanted {
             Kind::Anon => Err(Error::usage(
                 Opt::To,
                 message![
-                    "private memory has no descriptor to hand out: use ",
+                    "private memory has no descriptor: use ",
                     Opt::To.set(Kind::Memfd)
                 ],
             )),
@@ -86,15 +86,15 @@ impl Wanted {
             )),
             Kind::Fd { .. } => Err(Error::usage(
                 Opt::To,
-                "a hold allocates separate memory for each file",
+                "fd:N cannot be used: a hold allocates memory for each file",
             )),
             _ => Ok(()),
         }
     }
 
     /// Opens the files, in the order in which they will be held.
-    pub(super) fn open(&self) -> Result<Vec<Open>> {
-        let mut all: Vec<Open> = Vec::new();
+    pub(super) fn open(&self) -> Result<Vec<OpenFile>> {
+        let mut all: Vec<OpenFile> = Vec::new();
         let mut names = BTreeMap::new();
         let mut paths = Vec::new();
         for path in &self.paths {
@@ -137,7 +137,7 @@ impl Wanted {
                     .at(place())
                     .with_remedy("save the model again, without the old copies"));
             }
-            all.push(Open {
+            all.push(OpenFile {
                 path,
                 identity,
                 fd,
@@ -164,7 +164,7 @@ impl Wanted {
     /// it.
     pub(super) fn load(
         &mut self,
-        files: Vec<Open>,
+        files: Vec<OpenFile>,
         mut keep: impl FnMut(Buffer, HeldInfo),
     ) -> Result<Vec<Member>> {
         let total: u64 = files.iter().map(|file| file.identity.size).sum();
@@ -172,7 +172,7 @@ impl Wanted {
         let before = Arc::new(AtomicU64::new(0));
         let mut members = Vec::new();
         for file in files {
-            let Open {
+            let OpenFile {
                 path,
                 identity,
                 fd,
@@ -218,14 +218,14 @@ impl Wanted {
     /// after sealing it.
     pub(super) fn adopt(
         &self,
-        files: Vec<Open>,
+        files: Vec<OpenFile>,
         memory: Vec<OwnedFd>,
         mut keep: impl FnMut(Buffer, HeldInfo),
     ) -> Result<Vec<Member>> {
         let mut members = Vec::new();
         let mut memory = memory.into_iter();
         for file in files {
-            let Open {
+            let OpenFile {
                 path,
                 identity,
                 fd,
@@ -256,7 +256,7 @@ impl Wanted {
         let Some(verify) = &self.verify else {
             return Ok(None);
         };
-        let checks = Check::all(verify, source, 0, source.size())?;
+        let checks = DigestCheck::all(verify, source, 0, source.size())?;
         let check = checks.first().expect("it has bytes");
         let mut hasher = Hasher::new(check.algorithm, source.size());
         let access = buffer.access()?;

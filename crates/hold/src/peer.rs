@@ -4,12 +4,12 @@
 //! and limited time. After that it may not request anything, and counts as a taker while it is connected.
 //!
 //! A connection with descriptors that the peer does not receive stays open, so that they are known
-//! ([`Flight`]), but is not served any more.
+//! ([`InFlight`]), but is not served any more.
 
-use super::flight::Flight;
-use super::protocol::{Answer, LONGEST_ANSWER, LONGEST_REQUEST, Op, Request};
+use super::flight::InFlight;
+use super::protocol::{Answer, LONGEST_ANSWER, LONGEST_REQUEST, Op, PeerRequest};
 use super::set::{Member, Set};
-use super::watch::{Look, Watch};
+use super::watch::{FileWatch, Look};
 use dmafile_sys::socket::Credentials;
 use dmafile_sys::{Errno, memfd, socket};
 use rustix::event::PollFlags;
@@ -43,11 +43,11 @@ pub(super) struct Peer {
     unreceived: usize,
     /// The last file has been sent.
     has_all: bool,
-    state: State,
+    state: PeerState,
 }
 
 /// What happens to it next.
-enum State {
+enum PeerState {
     /// It may send a request.
     Listens,
     /// Its request is answered when its files have been looked at.
@@ -63,12 +63,12 @@ struct Pending {
     bytes: Vec<u8>,
     /// The files whose descriptors are sent with it.
     members: Range<usize>,
-    then: Step,
+    then: NextStep,
 }
 
 /// What happens to a peer next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum NextStep {
     /// It stays.
     Stay,
     /// The last file has just been sent to it.
@@ -82,8 +82,8 @@ pub(super) enum Step {
 /// The state that an answer may need.
 pub(super) struct Around<'a> {
     pub set: &'a Set,
-    pub watch: &'a mut Watch,
-    pub flight: Flight,
+    pub watch: &'a mut FileWatch,
+    pub flight: InFlight,
     /// The user of the holder.
     pub owner: u32,
     /// The processes that have taken the files.
@@ -100,7 +100,7 @@ impl Peer {
             sent: None,
             unreceived: 0,
             has_all: false,
-            state: State::Listens,
+            state: PeerState::Listens,
         }
     }
 
@@ -112,28 +112,28 @@ impl Peer {
     /// connection is of interest: a peer can shut it down, and keep what it has not received.
     pub(super) fn waits_for(&self, now: Instant) -> Option<PollFlags> {
         match &self.state {
-            State::Listens => Some(PollFlags::IN),
-            State::Answers(_, Some((until, _))) if now < *until => Some(PollFlags::empty()),
-            State::Answers(..) => Some(PollFlags::OUT),
-            State::Looks(..) => Some(PollFlags::empty()),
-            State::Stuck(_) => None,
+            PeerState::Listens => Some(PollFlags::IN),
+            PeerState::Answers(_, Some((until, _))) if now < *until => Some(PollFlags::empty()),
+            PeerState::Answers(..) => Some(PollFlags::OUT),
+            PeerState::Looks(..) => Some(PollFlags::empty()),
+            PeerState::Stuck(_) => None,
         }
     }
 
     /// When it must be served even if its socket is not ready.
     pub(super) fn alarm(&self) -> Option<Instant> {
         let own = match &self.state {
-            State::Listens | State::Answers(_, None) => None,
-            State::Answers(_, Some((until, _))) => Some(*until),
-            State::Looks(_, _, look) => Some(look.until),
-            State::Stuck(until) => return Some(*until),
+            PeerState::Listens | PeerState::Answers(_, None) => None,
+            PeerState::Answers(_, Some((until, _))) => Some(*until),
+            PeerState::Looks(_, _, look) => Some(look.until),
+            PeerState::Stuck(until) => return Some(*until),
         };
         own.into_iter().chain(self.deadline).min()
     }
 
     /// Whether it must be served now although its socket is not ready.
-    pub(super) fn is_due(&self, watch: &Watch, now: Instant) -> bool {
-        let seen = matches!(self.state, State::Looks(_, _, look) if watch.is_over(look, now));
+    pub(super) fn is_due(&self, watch: &FileWatch, now: Instant) -> bool {
+        let seen = matches!(self.state, PeerState::Looks(_, _, look) if watch.is_over(look, now));
         seen || self.alarm().is_some_and(|alarm| now >= alarm)
     }
 
@@ -177,29 +177,29 @@ impl Peer {
     }
 
     /// Reads a request, or sends an answer. `ready` if its socket is.
-    pub(super) fn step(&mut self, around: &mut Around<'_>, ready: bool, now: Instant) -> Step {
-        if let State::Stuck(_) = self.state {
+    pub(super) fn step(&mut self, around: &mut Around<'_>, ready: bool, now: Instant) -> NextStep {
+        if let PeerState::Stuck(_) = self.state {
             return match (self.has_received(), self.has_all) {
                 (false, _) => self.stick(now),
-                (true, false) => Step::Drop,
+                (true, false) => NextStep::Drop,
                 (true, true) => {
-                    self.state = State::Listens;
+                    self.state = PeerState::Listens;
                     self.deadline = None;
-                    Step::Stay
+                    NextStep::Stay
                 }
             };
         }
         if self.deadline.is_some_and(|deadline| now >= deadline) {
             if self.has_all && self.has_received() {
                 self.deadline = None;
-                return Step::Stay;
+                return NextStep::Stay;
             }
             match self.state {
-                State::Answers(_, Some(_)) => {
+                PeerState::Answers(_, Some(_)) => {
                     let why = "too many descriptors have been sent and not been received";
                     self.refuse(Errno::USERS, why);
                 }
-                State::Listens if self.sent.is_none() => {
+                PeerState::Listens if self.sent.is_none() => {
                     self.refuse(Errno::TIMEDOUT, "it sent no request for 10 seconds");
                 }
                 _ => {}
@@ -207,13 +207,13 @@ impl Peer {
             return self.end(now);
         }
         let next = match &self.state {
-            State::Listens => self.hear(around, now),
-            State::Looks(op, files, look) if around.watch.is_over(*look, now) => {
+            PeerState::Listens => self.hear(around, now),
+            PeerState::Looks(op, files, look) if around.watch.is_over(*look, now) => {
                 let (op, files, look) = (*op, files.clone(), *look);
                 Ok(Some(self.files(around, op, files, look)))
             }
             // It has disconnected.
-            State::Looks(..) if ready => Err(()),
+            PeerState::Looks(..) if ready => Err(()),
             _ => Ok(None),
         };
         match next {
@@ -222,34 +222,34 @@ impl Peer {
             Err(()) => return self.end(now),
         }
         match self.say(around, now) {
-            Step::Drop => self.end(now),
+            NextStep::Drop => self.end(now),
             step => step,
         }
     }
 
     /// Disconnects it, unless it has not received everything.
-    fn end(&mut self, now: Instant) -> Step {
+    fn end(&mut self, now: Instant) -> NextStep {
         match self.has_received() {
-            true => Step::Drop,
+            true => NextStep::Drop,
             false => self.stick(now),
         }
     }
 
-    fn stick(&mut self, now: Instant) -> Step {
-        self.state = State::Stuck(now + LONG_PAUSE);
-        Step::Stay
+    fn stick(&mut self, now: Instant) -> NextStep {
+        self.state = PeerState::Stuck(now + LONG_PAUSE);
+        NextStep::Stay
     }
 
     /// What to do about the next request; None if none has arrived.
-    fn hear(&mut self, around: &mut Around<'_>, now: Instant) -> Result<Option<State>, ()> {
+    fn hear(&mut self, around: &mut Around<'_>, now: Instant) -> Result<Option<PeerState>, ()> {
         if !self.has_received() {
             // Only one answer may be in flight.
             return Err(());
         }
         let mut bytes = [0; LONGEST_REQUEST];
         let refuse = |errno, why: &str| {
-            let refusal = Pending::new(&Answer::refusal(errno, why), Step::Drop);
-            Ok(Some(State::Answers(refusal, None)))
+            let refusal = Pending::new(&Answer::refusal(errno, why), NextStep::Drop);
+            Ok(Some(PeerState::Answers(refusal, None)))
         };
         let bytes = match socket::receive_bytes(self.socket.as_fd(), &mut bytes) {
             Ok(0) => return Err(()),
@@ -260,7 +260,7 @@ impl Peer {
             Err(Errno::MSGSIZE) => return refuse(Errno::MSGSIZE, "the request is too long"),
             Err(_) => return Err(()),
         };
-        let request = match Request::parse(bytes) {
+        let request = match PeerRequest::parse(bytes) {
             Ok(request) => request,
             Err(why) => return refuse(Errno::PROTO, why),
         };
@@ -292,19 +292,19 @@ impl Peer {
                 return refuse(Errno::PERM, "only its owner and root may release it");
             }
             Op::Release => {
-                let pending = Pending::new(&Answer::empty(), Step::Release);
-                return Ok(Some(State::Answers(pending, None)));
+                let pending = Pending::new(&Answer::empty(), NextStep::Release);
+                return Ok(Some(PeerState::Answers(pending, None)));
             }
         };
         let look = around.watch.look(files.clone(), now);
         Ok(Some(match around.watch.is_over(look, now) {
             true => self.files(around, request.op, files, look),
-            false => State::Looks(request.op, files, look),
+            false => PeerState::Looks(request.op, files, look),
         }))
     }
 
     /// The answer to `take` or `list` about these files, or about as many of them as fit into it.
-    fn files(&mut self, around: &Around<'_>, op: Op, files: Range<usize>, look: Look) -> State {
+    fn files(&mut self, around: &Around<'_>, op: Op, files: Range<usize>, look: Look) -> PeerState {
         let (set, watch) = (around.set, &*around.watch);
         let take = op == Op::Take;
         let (from, mut end) = (files.start, files.end);
@@ -324,8 +324,8 @@ impl Peer {
                 ..Answer::empty()
             };
             let then = match take && end == set.members.len() {
-                true => Step::Took,
-                false => Step::Stay,
+                true => NextStep::Took,
+                false => NextStep::Stay,
             };
             let mut pending = Pending::new(&answer, then);
             if pending.bytes.len() > LONGEST_ANSWER && end - from > 1 {
@@ -336,14 +336,14 @@ impl Peer {
                 pending.members = from..end;
             }
             self.sent = Some((op, end));
-            return State::Answers(pending, None);
+            return PeerState::Answers(pending, None);
         }
     }
 
     /// Sends the answer, if the socket has room for it.
-    fn say(&mut self, around: &mut Around<'_>, now: Instant) -> Step {
-        let State::Answers(pending, pause) = &mut self.state else {
-            return Step::Stay;
+    fn say(&mut self, around: &mut Around<'_>, now: Instant) -> NextStep {
+        let PeerState::Answers(pending, pause) = &mut self.state else {
+            return NextStep::Stay;
         };
         let members = &around.set.members[pending.members.clone()];
         let count = members.iter().map(|member| member.fds.len()).sum();
@@ -355,7 +355,7 @@ impl Peer {
             Ok(()) => {}
             Err(Errno::AGAIN) => {
                 *pause = None;
-                return Step::Stay;
+                return NextStep::Stay;
             }
             // Descriptors that other peers have not received yet count, too, even other users' (unix(7)).
             Err(
@@ -363,21 +363,21 @@ impl Peer {
             ) => {
                 let longer = pause.map_or(PAUSE, |(_, before)| LONG_PAUSE.min(before * 2));
                 *pause = Some((now + longer, longer));
-                return Step::Stay;
+                return NextStep::Stay;
             }
-            Err(_) => return Step::Drop,
+            Err(_) => return NextStep::Drop,
         }
         let then = pending.then;
         around.flight.add(self.who.uid, count);
         self.unreceived = count;
-        self.has_all |= then == Step::Took;
-        self.state = State::Listens;
+        self.has_all |= then == NextStep::Took;
+        self.state = PeerState::Listens;
         then
     }
 }
 
 /// Sends an answer with descriptors of these files. Each one is of its own, with an offset, flags and locks that no
-/// other process shares, if that is possible: dma-bufs cannot be opened again.
+/// other process shares, if that is possible: dma-bufs cannot be reopened.
 fn send(socket: BorrowedFd<'_>, bytes: &[u8], members: &[Member]) -> Result<(), Errno> {
     let fds = members.iter().flat_map(|member| &member.fds);
     let own: Result<Vec<_>, Errno> = fds.clone().map(|fd| memfd::again(fd.as_fd())).collect();
@@ -390,7 +390,7 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8], members: &[Member]) -> Result<(), 
 }
 
 impl Pending {
-    fn new(answer: &Answer, then: Step) -> Self {
+    fn new(answer: &Answer, then: NextStep) -> Self {
         Self {
             bytes: serde_json::to_vec(answer).unwrap_or_default(),
             members: 0..0,

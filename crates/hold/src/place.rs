@@ -84,7 +84,7 @@ pub(super) fn make_in(folder: &Folder, name: &OsStr, mode: u32) -> Result<Folder
 }
 
 fn cannot_make(errno: Errno) -> Error {
-    Error::os("cannot make the folder", errno)
+    Error::os("cannot create the folder", errno)
 }
 
 fn cannot_open(errno: Errno, path: &Path) -> Error {
@@ -145,7 +145,7 @@ fn in_use(path: &Path) -> Error {
 fn failed(path: &Path) -> impl Fn(Errno) -> Error {
     let place = path.display().to_string();
     move |errno| {
-        let error = Error::os("cannot make the socket", errno).at(&place);
+        let error = Error::os("cannot create the socket", errno).at(&place);
         error.of_calls(&[
             sandbox::SOCKET,
             sandbox::FCHMOD,
@@ -225,7 +225,7 @@ struct SocketFile {
 
 /// Who may connect.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Access {
+pub(super) struct SocketAccess {
     pub mode: u32,
     pub group: Option<u32>,
 }
@@ -246,13 +246,13 @@ impl Bound {
     }
 
     /// Creates a socket next to its path, with its permissions; connections wait until it is served.
-    pub(super) fn beside(path: &Path, access: Access) -> Result<Self> {
+    pub(super) fn beside(path: &Path, access: SocketAccess) -> Result<Self> {
         let (folder, name) = folder_of(path)?;
         Self::in_folder(folder, &name, access)
     }
 
     /// As [`Bound::beside`], in a trusted folder.
-    pub(super) fn in_folder(folder: Folder, name: &OsStr, access: Access) -> Result<Self> {
+    pub(super) fn in_folder(folder: Folder, name: &OsStr, access: SocketAccess) -> Result<Self> {
         let path = folder.place(name);
         let failed = failed(&path);
         let own = beside(name);

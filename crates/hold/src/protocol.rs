@@ -40,7 +40,7 @@ pub(super) enum Op {
 /// A request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Request {
+pub(super) struct PeerRequest {
     pub v: u32,
     pub op: Op,
     /// The name of the hold; optional only for `list`.
@@ -51,11 +51,11 @@ pub(super) struct Request {
     pub from: usize,
 }
 
-impl Request {
+impl PeerRequest {
     /// The request in a message; or why it is none.
     pub(super) fn parse(message: &[u8]) -> Result<Self, &'static str> {
         match serde_json::from_slice::<Self>(message) {
-            Err(_) => Err("the request is unknown"),
+            Err(_) => Err("unknown request"),
             Ok(request) if request.v != VERSION => {
                 Err("the version of the request is not supported")
             }
@@ -85,7 +85,7 @@ pub(super) struct Answer {
     /// Some of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub some_takers: Vec<(u32, u32)>,
-    /// Files from [`Request::from`] on.
+    /// Files from [`PeerRequest::from`] on.
     #[serde(default)]
     pub files: Vec<HeldInfo>,
 }
@@ -104,7 +104,9 @@ impl Answer {
         let is_refusal = answer.error.is_some();
         match is_refusal || (answer.v == VERSION && answer.total <= MOST_FILES) {
             true => Ok(answer),
-            false => Err("its version is not supported, or it claims too many files".to_string()),
+            false => {
+                Err("its version is not supported, or it announces too many files".to_string())
+            }
         }
     }
 
@@ -152,7 +154,7 @@ pub struct HeldInfo {
     pub bytes: u64,
     /// Where they start in the memory.
     pub offset: u64,
-    /// Whether no process can change them: the memory is sealed against writing.
+    /// True if no process can change them: the memory is sealed against writing.
     pub sealed: bool,
     /// The identity of the file when it was loaded.
     pub identity: FileIdentity,
@@ -205,7 +207,7 @@ pub struct Digest {
     pub algorithm: String,
     /// The digest in lower-case hexadecimal.
     pub digest: String,
-    /// Whether it was compared with an expected digest, and equal.
+    /// True if it equals the expected digest; false if none was given.
     pub matched: bool,
 }
 

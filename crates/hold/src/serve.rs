@@ -1,10 +1,10 @@
 //! The main loop of a holder: one thread serves all peers, and never blocks on one of them, nor on a file system.
 
-use super::flight::Flight;
-use super::peer::{Around, Peer, Step};
+use super::flight::InFlight;
+use super::peer::{Around, NextStep, Peer};
 use super::place::Bound;
 use super::set::Set;
-use super::watch::Watch;
+use super::watch::FileWatch;
 use dmafile_sys::{Errno, host, socket};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
@@ -33,7 +33,7 @@ pub enum Ended {
 /// The state of the loop.
 pub(super) struct Server {
     set: Set,
-    watch: Watch,
+    watch: FileWatch,
     bound: Bound,
     /// Becomes readable, or is closed at the other end, to stop the loop.
     stop: OwnedFd,
@@ -54,7 +54,7 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn new(
         set: Set,
-        watch: Watch,
+        watch: FileWatch,
         bound: Bound,
         stop: OwnedFd,
         idle: Option<Duration>,
@@ -176,7 +176,7 @@ impl Server {
         let mut around = Around {
             set: &self.set,
             watch: &mut self.watch,
-            flight: Flight::of(&self.peers, self.owner, self.most),
+            flight: InFlight::of(&self.peers, self.owner, self.most),
             owner: self.owner,
             takers: &takers,
         };
@@ -187,13 +187,13 @@ impl Server {
             number += 1;
             let step = match ready || peer.is_due(around.watch, now) {
                 true => peer.step(&mut around, ready, now),
-                false => Step::Stay,
+                false => NextStep::Stay,
             };
-            if step == Step::Took || (step == Step::Drop && peer.has_all()) {
+            if step == NextStep::Took || (step == NextStep::Drop && peer.has_all()) {
                 last = Some(now);
             }
-            released |= step == Step::Release;
-            matches!(step, Step::Stay | Step::Took)
+            released |= step == NextStep::Release;
+            matches!(step, NextStep::Stay | NextStep::Took)
         });
         self.is_full = around.flight.full;
         self.last = last.unwrap_or(self.last);

@@ -7,9 +7,9 @@
 //! last process.
 
 use super::holder::Holder;
-use super::load::{Open, Wanted};
+use super::load::{HoldOptions, OpenFile};
 use super::lock::{self, Lock};
-use super::place::{self, Access, Bound};
+use super::place::{self, Bound, SocketAccess};
 use super::protocol::{HeldInfo, Op};
 use super::set::{Member, Set, now};
 use super::take::{DOUBT, Held, PATIENCE, Talk, has_ended, receive};
@@ -48,7 +48,7 @@ const STEP: Duration = Duration::from_millis(5);
 /// ```
 #[must_use = "nothing is loaded or taken before `run`"]
 pub struct Shared {
-    wanted: Wanted,
+    wanted: HoldOptions,
     at: Option<PathBuf>,
     wait: Duration,
 }
@@ -57,7 +57,7 @@ impl Shared {
     /// Files and models, as for [`Hold::of`](super::Hold::of).
     pub fn of<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Self {
         Self {
-            wanted: Wanted::new(paths.into_iter().map(Into::into).collect()),
+            wanted: HoldOptions::new(paths.into_iter().map(Into::into).collect()),
             at: None,
             wait: Duration::ZERO,
         }
@@ -180,8 +180,8 @@ impl Shared {
 
     /// The same for all processes with the same request: the same files, in the same state, with the same
     /// options.
-    fn key(&self, files: &[Open]) -> String {
-        let Wanted {
+    fn key(&self, files: &[OpenFile]) -> String {
+        let HoldOptions {
             kind,
             pages,
             verify,
@@ -213,8 +213,8 @@ pub enum Found {
 /// it, or has dropped it.
 #[must_use = "other processes wait for it"]
 pub struct Vacant {
-    wanted: Wanted,
-    files: Vec<Open>,
+    wanted: HoldOptions,
+    files: Vec<OpenFile>,
     key: String,
     folder: Folder,
     _lock: Lock,
@@ -251,7 +251,7 @@ impl Vacant {
     /// compared with its digest, if [`Shared::verify`] is set.
     ///
     /// # Errors
-    /// EPROTO for anything else than such a memfd, EBUSY if it is mapped for writing, EBADMSG for a wrong
+    /// EPROTO for anything other than such a memfd, EBUSY if it is mapped for writing, EBADMSG for a wrong
     /// digest, ESTALE if a file has changed since.
     pub fn fill(mut self, memory: Vec<OwnedFd>) -> Result<Held> {
         let files = std::mem::take(&mut self.files);
@@ -276,7 +276,7 @@ fn now_in_ns() -> u128 {
 
 /// Serves what this process has, in the folder.
 fn pass_on(folder: Folder, key: &str, members: Vec<Member>) -> Result<Holder> {
-    let access = Access {
+    let access = SocketAccess {
         mode: 0o600,
         group: None,
     };

@@ -2,7 +2,7 @@
 //! that describes them.
 
 use super::identity::FileIdentity;
-use super::load::Wanted;
+use super::load::HoldOptions;
 use super::protocol::HeldInfo;
 use super::set::{Member, Set};
 use super::systemd::Manager;
@@ -25,7 +25,7 @@ const VERSION: u32 = 1;
 /// Describes the descriptors.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Table {
+struct StoreTable {
     v: u32,
     since: u64,
     writable: bool,
@@ -37,7 +37,7 @@ struct Table {
 /// Paths, and what was there.
 pub(super) type Roots = Vec<(PathBuf, FileIdentity)>;
 
-impl Table {
+impl StoreTable {
     /// The table in these bytes; None if there is none of this version, or if it names files that a hold cannot have.
     fn parse(text: &[u8]) -> Option<Self> {
         let mut table: Self = serde_json::from_slice(text).ok()?;
@@ -89,7 +89,7 @@ pub(super) fn roots(paths: &[PathBuf]) -> Option<Roots> {
 pub(super) fn keep(
     manager: &Manager,
     set: &Set,
-    wanted: &Wanted,
+    wanted: &HoldOptions,
     roots_before: Option<Roots>,
 ) -> Result<()> {
     let Some(roots) = roots_before.filter(|before| roots(&wanted.paths).as_ref() == Some(before))
@@ -97,7 +97,7 @@ pub(super) fn keep(
         return Ok(());
     };
     let failed = |errno| Error::os("cannot store the descriptors", errno);
-    let table = Table {
+    let table = StoreTable {
         v: VERSION,
         since: set.since,
         writable: wanted.writable,
@@ -142,7 +142,7 @@ pub(super) fn own(name: &str, fds: &mut Vec<(String, OwnedFd)>) -> Vec<(String, 
 }
 
 /// The kept files, if they are what is requested and unchanged on the disk.
-pub(super) fn find(name: &str, own: Vec<(String, OwnedFd)>, wanted: &Wanted) -> Option<Set> {
+pub(super) fn find(name: &str, own: Vec<(String, OwnedFd)>, wanted: &HoldOptions) -> Option<Set> {
     let prefix = name_of(name, "");
     let own = own.into_iter();
     let mut own: Vec<_> = own
@@ -170,7 +170,7 @@ pub(super) fn find(name: &str, own: Vec<(String, OwnedFd)>, wanted: &Wanted) -> 
     })
 }
 
-fn read(fd: BorrowedFd<'_>) -> Option<Table> {
+fn read(fd: BorrowedFd<'_>) -> Option<StoreTable> {
     let seals = memfd::seals(fd).ok()?;
     let size = file::stat(fd).ok()?.size;
     if !seals.contains(SealFlags::WRITE) || size > LONGEST {
@@ -178,11 +178,11 @@ fn read(fd: BorrowedFd<'_>) -> Option<Table> {
     }
     let mut text = vec![0; size as usize];
     file::pread_all(fd, &mut text, 0).ok()?;
-    Table::parse(&text)
+    StoreTable::parse(&text)
 }
 
 /// A kept file, if it is the one that was loaded, and its memory matches the table.
-fn again(info: HeldInfo, fds: Vec<OwnedFd>, wanted: &Wanted) -> Option<Member> {
+fn again(info: HeldInfo, fds: Vec<OwnedFd>, wanted: &HoldOptions) -> Option<Member> {
     let same = FileIdentity::at(&info.file) == Ok(info.identity);
     let kind = info.kind == wanted.kind.to_string();
     let digest = match (&wanted.verify, &info.digest) {
@@ -226,7 +226,7 @@ mod tests {
             let table = serde_json::json!({
                 "v": version, "since": 0, "writable": false, "roots": [], "files": files,
             });
-            Table::parse(table.to_string().as_bytes())
+            StoreTable::parse(table.to_string().as_bytes())
         };
         assert!(table(1, &["a", "b"]).is_some());
         for (version, names) in [

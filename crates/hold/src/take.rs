@@ -3,7 +3,7 @@
 use super::holder::Holder;
 use super::name;
 use super::place;
-use super::protocol::{Answer, HeldInfo, LONGEST_ANSWER, Op, Request, VERSION};
+use super::protocol::{Answer, HeldInfo, LONGEST_ANSWER, Op, PeerRequest, VERSION};
 use dmafile::Buffer;
 use dmafile::CancelToken;
 use dmafile::{Error, Result};
@@ -58,7 +58,7 @@ pub struct HeldFile {
     /// be found out.
     pub huge: Option<bool>,
     /// Keeps the connection to the holder, or this process's own service, for as long as the memory is in use.
-    _from: Arc<Kept>,
+    _from: Arc<KeepAlive>,
 }
 
 /// The source of the memory.
@@ -69,14 +69,14 @@ struct From {
 }
 
 /// What must exist for as long as the memory is in use here.
-pub(super) enum Kept {
+pub(super) enum KeepAlive {
     /// The holder counts the connection.
     Connection { socket: OwnedFd },
     /// This process passes it on.
     Serving { _holder: Holder },
 }
 
-impl std::fmt::Debug for Kept {
+impl std::fmt::Debug for KeepAlive {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Connection { .. } => "Connection",
@@ -129,7 +129,8 @@ impl Held {
     /// EMFILE.
     pub fn inherited_connection(&self) -> Result<Option<OwnedFd>> {
         let failed = |errno| Error::os("cannot pass the connection on", errno);
-        let Some(Kept::Connection { socket }) = self.files.first().map(|file| &*file._from) else {
+        let Some(KeepAlive::Connection { socket }) = self.files.first().map(|file| &*file._from)
+        else {
             return Ok(None);
         };
         let twin = file::twin(socket.as_fd()).map_err(failed)?;
@@ -157,7 +158,7 @@ impl Held {
                 gid: rustix::process::getegid().as_raw(),
             },
         };
-        let kept = Arc::new(Kept::Serving { _holder: holder });
+        let kept = Arc::new(KeepAlive::Serving { _holder: holder });
         let files = files.into_iter();
         let files = files.map(|(buffer, info)| HeldFile::new(buffer, info, Arc::clone(&kept)));
         Self {
@@ -169,7 +170,7 @@ impl Held {
 
     /// The same, served by this process from now on.
     pub(super) fn passed_on(mut self, holder: Holder) -> Self {
-        let kept = Arc::new(Kept::Serving { _holder: holder });
+        let kept = Arc::new(KeepAlive::Serving { _holder: holder });
         for file in &mut self.files {
             file._from = Arc::clone(&kept);
         }
@@ -178,7 +179,7 @@ impl Held {
 }
 
 impl HeldFile {
-    fn new(buffer: Buffer, info: HeldInfo, from: Arc<Kept>) -> Self {
+    fn new(buffer: Buffer, info: HeldInfo, from: Arc<KeepAlive>) -> Self {
         Self {
             name: info.name.clone(),
             huge: match info.pages.contains("thp") {
@@ -295,7 +296,7 @@ pub(super) fn receive(talk: Talk, name: &str) -> Result<Held> {
         for info in answer.files {
             let own: Vec<_> = fds.by_ref().take(info.descriptors).collect();
             if own.len() != info.descriptors {
-                return Err(talk.unsound("it came with too few descriptors"));
+                return Err(talk.unsound("the reply carries too few descriptors"));
             }
             let buffer = Buffer::of_peer(own, &info.kind, (info.offset, info.bytes), info.sealed)
                 .map_err(|why| {
@@ -305,10 +306,10 @@ pub(super) fn receive(talk: Talk, name: &str) -> Result<Held> {
             files.push((buffer, info));
         }
         if fds.next().is_some() {
-            return Err(talk.unsound("it came with too many descriptors"));
+            return Err(talk.unsound("the reply carries too many descriptors"));
         }
         if count == 0 || files.len() > answer.total {
-            return Err(talk.unsound("it has no files, or not as many as it claims"));
+            return Err(talk.unsound("it has no files, or not as many as it announces"));
         }
         if files.len() == answer.total {
             break;
@@ -323,7 +324,7 @@ pub(super) fn receive(talk: Talk, name: &str) -> Result<Held> {
         }
     }
     let from = From { at, who: talk.who };
-    let kept = Arc::new(Kept::Connection {
+    let kept = Arc::new(KeepAlive::Connection {
         socket: talk.socket,
     });
     let files = files.into_iter();
@@ -419,7 +420,7 @@ impl Talk {
 
     /// Sends a request.
     pub(super) fn request(&self, op: Op, name: Option<&str>, from: usize) -> Result<()> {
-        let request = Request {
+        let request = PeerRequest {
             v: VERSION,
             op,
             name: name.map(str::to_string),

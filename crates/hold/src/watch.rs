@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LONGEST_PATH: usize = 8 << 10;
 
 /// The thread, and what it has seen.
-pub(super) struct Watch {
+pub(super) struct FileWatch {
     /// The thread ends when this is dropped. Nothing waits for it: it may be waiting for a file system.
     wanted: Sender<Range<usize>>,
     news: Receiver<News>,
@@ -57,7 +57,7 @@ enum News {
     Ended,
 }
 
-impl Watch {
+impl FileWatch {
     /// Starts the thread.
     pub(super) fn start(set: &Set, looker: Option<Command>) -> Result<Self, Errno> {
         let members = set.members.iter();

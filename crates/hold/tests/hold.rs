@@ -297,14 +297,14 @@ fn a_store_to_a_page_that_was_dirty_during_the_load_is_noticed() {
     let at = dir.path().join("socket");
     let shared = || {
         let shared = Shared::of([&path]).at(dir.path().join("shared"));
-        let buffered = |load: Load| load.method(Method::Read).io(Io::Buffered);
+        let buffered = |load: Load| load.method(Method::Threads).io(Io::Buffered);
         shared.each(buffered).wait(LONG).run().unwrap()
     };
     let mapped = Mapped::new(&path, 100_000);
     mapped.change(5000);
     let hold = Hold::of([&path]).name("a").at(&at);
     // Direct reads would write the page back.
-    let hold = hold.each(|load| load.method(Method::Read).io(Io::Buffered));
+    let hold = hold.each(|load| load.method(Method::Threads).io(Io::Buffered));
     let _holder = hold.start().unwrap();
     let changed = || holds(Some(&at), &CancelToken::new()).unwrap()[0].changed;
     assert_eq!(changed(), Some(false));
@@ -525,7 +525,7 @@ fn invalid_requests_are_usage_errors() {
     ];
     for error in listed {
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
-        assert!(error.to_string().contains("has a comma"), "{error}");
+        assert!(error.to_string().contains("contains a comma"), "{error}");
     }
     fs::remove_file(&comma).unwrap();
     let gone = Hold::of([dir.path().join("missing")])

@@ -26,7 +26,11 @@ fn env(name: &str) -> PathBuf {
 fn member() {
     let (file, folder) = (env("MEMBER_FILE"), env("MEMBER_FOLDER"));
     let mark = folder.join(format!("loading-{}", std::process::id()));
-    let slowly = |load: Load| load.method(Method::Read).io(Io::Buffered).block(64 << 10);
+    let slowly = |load: Load| {
+        load.method(Method::Threads)
+            .io(Io::Buffered)
+            .block(64 << 10)
+    };
     let shared = Shared::of([file])
         .at(folder.join("shared"))
         .wait(LONG)

@@ -2,7 +2,7 @@
 //! They do not count in any process's `VmPin`; they are visible in the `fdinfo` of descriptors, in
 //! mappings, and for root in debugfs.
 
-use super::holders::{Holder, Maker, Person};
+use super::holders::{Maker, Person, PinHolder};
 use dmafile_sys::{host, process};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,10 +13,10 @@ const UDMABUF: &str = "udmabuf";
 const LIST: &str = "/sys/kernel/debug/dma_buf/bufinfo";
 
 /// The visible udmabufs: inode and size in bytes.
-type Seen = BTreeMap<u64, u64>;
+type VisibleUdmabufs = BTreeMap<u64, u64>;
 
-pub(super) fn holders(people: &[Person]) -> Vec<Holder> {
-    let mut seen = host::text(LIST).map_or_else(Seen::new, |list| listed(&list));
+pub(super) fn holders(people: &[Person]) -> Vec<PinHolder> {
+    let mut seen = host::text(LIST).map_or_else(VisibleUdmabufs::new, |list| listed(&list));
     let mut held = BTreeSet::new();
     for (at, person) in people.iter().enumerate() {
         let folder = process::folder(person.pid);
@@ -43,9 +43,9 @@ pub(super) fn holders(people: &[Person]) -> Vec<Holder> {
             let of = held.range((inode, 0)..=(inode, usize::MAX));
             let mut by: Vec<_> = of.map(|(_, at)| &people[*at]).collect();
             by.sort_unstable_by_key(|person| person.pid);
-            Holder {
+            PinHolder {
                 inode: Some(inode),
-                ..Holder::of(&by, Maker::Udmabuf, Some(bytes))
+                ..PinHolder::of(&by, Maker::Udmabuf, Some(bytes))
             }
         })
         .collect()
@@ -66,7 +66,7 @@ fn described(fdinfo: &str) -> Option<(u64, u64)> {
 
 /// The udmabufs in debugfs: one line `size flags mode count exporter inode name` each, followed by
 /// lines about attached devices.
-fn listed(list: &str) -> Seen {
+fn listed(list: &str) -> VisibleUdmabufs {
     let one = |line: &str| {
         let words: Vec<_> = line.split_whitespace().collect();
         let [size, _, _, _, UDMABUF, inode, ..] = words[..] else {
@@ -99,6 +99,6 @@ mod tests {
             01048576\t00000002\t00080007\t00000001\tsystem\t00000018\tudmabuf\n\
             \tAttached Devices:\n\t0000:00:02.0\nTotal 1 devices attached\n\n\
             \nTotal 2 objects, 1114112 bytes\n";
-        assert_eq!(listed(list), Seen::from([(17, 65536)]));
+        assert_eq!(listed(list), VisibleUdmabufs::from([(17, 65536)]));
     }
 }

@@ -1,7 +1,7 @@
 //! The pins on the memory of one file: its pages in the page cache, or those of a memfd.
 
-use super::holders::{Holder, Maker};
-use super::tracker::Region;
+use super::holders::{Maker, PinHolder};
+use super::tracker::PinnedRegion;
 use super::{Process, ended, hidden, pins};
 use dmafile::internal::lossy;
 use dmafile::{Error, Result};
@@ -28,11 +28,11 @@ pub struct FilePins {
     pub mapped: Vec<Mapper>,
     /// What certainly pins some of it: registered buffers inside its mappings, with the bytes that
     /// belong to the file.
-    pub holders: Vec<Holder>,
+    pub holders: Vec<PinHolder>,
     /// The pin tracker's regions that include some of it; None without the tracker.
-    pub regions: Option<Vec<Region>>,
+    pub regions: Option<Vec<PinnedRegion>>,
     /// What might pin some of it: the kernel does not say whose memory it is.
-    pub possible: Vec<Holder>,
+    pub possible: Vec<PinHolder>,
     /// Why there cannot be a udmabuf over it; None if there can.
     pub no_udmabuf: Option<&'static str>,
     /// Number of processes that could not be inspected.
@@ -54,7 +54,7 @@ pub struct Mapper {
 }
 
 /// The file whose memory is inspected.
-pub(super) struct Target {
+pub(super) struct InspectedFile {
     pub device: String,
     pub inode: u64,
     pub bytes: u64,
@@ -70,7 +70,7 @@ pub(super) struct Target {
 /// # Errors
 /// Those of open(2), EINVAL if it is not a regular file, and any error of reading `/proc`.
 pub fn of_file(path: &Path) -> Result<FilePins> {
-    let target = Target::open(path)?;
+    let target = InspectedFile::open(path)?;
     let all = pins(None)?;
     let mut found = FilePins {
         file: path.to_path_buf(),
@@ -131,10 +131,10 @@ impl FilePins {
     fn look(
         &mut self,
         status: &process::Status,
-        maps: &[process::Mapped],
+        maps: &[process::MapsLine],
         process: Option<&Process>,
-    ) -> Vec<process::Mapped> {
-        let is_ours = |map: &&process::Mapped| {
+    ) -> Vec<process::MapsLine> {
+        let is_ours = |map: &&process::MapsLine| {
             map.inode == self.inode && map.inode != 0 && map.device == self.device
         };
         let ours: Vec<_> = maps.iter().filter(is_ours).collect();
@@ -162,19 +162,19 @@ impl FilePins {
             .filter(|bytes| *bytes > 0)
             .collect();
         if !common.is_empty() {
-            self.holders.push(Holder {
+            self.holders.push(PinHolder {
                 pid: Some(status.pid),
                 name: Some(status.name.clone()),
                 uid: Some(status.uid),
                 count: common.len() as u64,
-                ..Holder::of(&[], Maker::IoUring, Some(common.iter().sum()))
+                ..PinHolder::of(&[], Maker::IoUring, Some(common.iter().sum()))
             });
         }
         ours.into_iter().cloned().collect()
     }
 }
 
-impl Target {
+impl InspectedFile {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let place = path.to_string_lossy();
         let failed = |errno| Error::os("cannot list the pins of", errno).at(&*place);
@@ -239,7 +239,7 @@ mod tests {
             std::os::fd::AsRawFd::as_raw_fd(&fd)
         ));
         let mapping = Mapping::shared(fd.as_fd(), 3 * page_size() as usize, 1, true).unwrap();
-        let target = Target::open(&path).unwrap();
+        let target = InspectedFile::open(&path).unwrap();
         let maps = process::maps(Path::new("/proc/self")).unwrap();
         let line = maps
             .iter()
@@ -251,7 +251,7 @@ mod tests {
             Some("it is not sealed against shrinking (F_SEAL_SHRINK)")
         );
         memfd::seal(fd.as_fd(), SealFlags::SHRINK).unwrap();
-        assert_eq!(Target::open(&path).unwrap().no_udmabuf, None);
+        assert_eq!(InspectedFile::open(&path).unwrap().no_udmabuf, None);
         let found = of_file(&path).unwrap();
         let own = found
             .mapped
@@ -264,13 +264,16 @@ mod tests {
     fn folders_are_refused_and_other_files_have_no_udmabufs() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(
-            Target::open(dir.path()).err().unwrap().raw_os_error(),
+            InspectedFile::open(dir.path())
+                .err()
+                .unwrap()
+                .raw_os_error(),
             Some(22)
         );
         let file = dir.path().join("empty");
         fs::write(&file, "").unwrap();
         assert_eq!(
-            Target::open(&file).unwrap().no_udmabuf,
+            InspectedFile::open(&file).unwrap().no_udmabuf,
             Some("it is not a memfd")
         );
     }

@@ -3,7 +3,7 @@
 
 /// One bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct Bucket {
     /// The thread ID.
     pub tid: u32,
     /// Its name at the first event.
@@ -17,9 +17,9 @@ pub(super) struct Entry {
 }
 
 /// A histogram's entries, and the number of events that did not fit into it.
-pub(super) fn parse(text: &str) -> (Vec<Entry>, u64) {
+pub(super) fn parse(text: &str) -> (Vec<Bucket>, u64) {
     let mut entries = Vec::new();
-    let mut open: Option<Entry> = None;
+    let mut open: Option<Bucket> = None;
     let mut dropped = 0;
     for line in text.lines() {
         if let Some(key) = line.strip_prefix("{ common_pid: ") {
@@ -43,13 +43,13 @@ pub(super) fn parse(text: &str) -> (Vec<Entry>, u64) {
 }
 
 /// `NAME  [  TID], stacktrace:`; newer kernels say `common_stacktrace`.
-fn begun(key: &str) -> Option<Entry> {
+fn begun(key: &str) -> Option<Bucket> {
     let (process, key) = key.rsplit_once("], ")?;
     if !key.trim_end().ends_with("stacktrace:") {
         return None;
     }
     let (name, tid) = process.rsplit_once('[')?;
-    Some(Entry {
+    Some(Bucket {
         tid: tid.trim().parse().ok()?,
         name: name.trim_end().to_string(),
         stack: Vec::new(),

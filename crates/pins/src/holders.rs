@@ -45,7 +45,7 @@ impl fmt::Display for Maker {
 /// What one process holds pinned by one means; each udmabuf and each umem is a separate entry.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
-pub struct Holder {
+pub struct PinHolder {
     /// The process ID; None if no visible process has it: it is in a socket's queue, with a driver,
     /// or with a process that cannot be seen.
     pub pid: Option<u32>,
@@ -101,8 +101,8 @@ impl Person {
         }
     }
 
-    pub(super) fn maker(&self) -> tracker::Maker<'_> {
-        tracker::Maker {
+    pub(super) fn maker(&self) -> tracker::TrackedProcess<'_> {
+        tracker::TrackedProcess {
             pid: self.pid,
             uid: self.uid,
             name: &self.name,
@@ -110,7 +110,7 @@ impl Person {
     }
 }
 
-impl Holder {
+impl PinHolder {
     /// An entry for memory that these processes hold.
     pub(super) fn of(people: &[&Person], by: Maker, bytes: Option<u64>) -> Self {
         let first = people.first();
@@ -147,7 +147,7 @@ pub(super) fn all(
     people: &[Person],
     processes: &[Process],
     asked: Option<u32>,
-) -> (Vec<Holder>, Vec<Absent>) {
+) -> (Vec<PinHolder>, Vec<Absent>) {
     let (mut holders, mut absent) = (Vec::new(), Vec::new());
     let vfio = vfio::holders(people);
     for process in processes {
@@ -157,10 +157,10 @@ pub(super) fn all(
             (count + ring.count, bytes + ring.bytes)
         });
         if count > 0 {
-            holders.push(Holder::of_process(process, Maker::IoUring, bytes, count));
+            holders.push(PinHolder::of_process(process, Maker::IoUring, bytes, count));
         }
         if process.pinned > 0 {
-            holders.push(Holder::of_process(
+            holders.push(PinHolder::of_process(
                 process,
                 Maker::Pinned,
                 process.pinned,
@@ -169,11 +169,11 @@ pub(super) fn all(
         }
         if let Some((_, devices)) = drives {
             let count = devices.len() as u64;
-            let mut holder = Holder::of_process(process, Maker::Vfio, process.locked, count);
+            let mut holder = PinHolder::of_process(process, Maker::Vfio, process.locked, count);
             holder.device = Some(devices.join(", "));
             holders.push(holder);
         } else if process.locked > 0 {
-            holders.push(Holder::of_process(
+            holders.push(PinHolder::of_process(
                 process,
                 Maker::Locked,
                 process.locked,
@@ -201,7 +201,7 @@ pub(super) fn all(
 }
 
 /// Puts this process first among those that hold the same.
-fn put_first(holder: &mut Holder, people: &[Person], asked: u32) {
+fn put_first(holder: &mut PinHolder, people: &[Person], asked: u32) {
     let person = people.iter().find(|person| person.pid == asked);
     if let (Some(person), true) = (person, holder.pid != Some(asked)) {
         holder.also.retain(|pid| *pid != asked);

@@ -29,7 +29,7 @@ struct Segment {
 pub struct Kcore {
     file: File,
     segments: Vec<Segment>,
-    pub info: Info,
+    pub info: VmCoreInfo,
 }
 
 impl Kcore {
@@ -122,7 +122,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// The text of the note with that name.
-fn vmcoreinfo(mut notes: &[u8]) -> Option<Info> {
+fn vmcoreinfo(mut notes: &[u8]) -> Option<VmCoreInfo> {
     loop {
         let size = |at: usize| {
             let bytes = notes.get(at..)?.first_chunk()?;
@@ -132,7 +132,7 @@ fn vmcoreinfo(mut notes: &[u8]) -> Option<Info> {
         let begin = 12 + name.next_multiple_of(4);
         let value = notes.get(begin..begin.checked_add(text)?)?;
         if notes.get(12..)?.starts_with(b"VMCOREINFO\0") {
-            return Some(Info(String::from_utf8_lossy(value).into_owned()));
+            return Some(VmCoreInfo(String::from_utf8_lossy(value).into_owned()));
         }
         notes = notes.get(begin + text.next_multiple_of(4)..)?;
     }
@@ -140,9 +140,9 @@ fn vmcoreinfo(mut notes: &[u8]) -> Option<Info> {
 
 /// VMCOREINFO: lines of `KIND(NAME)=VALUE`.
 #[derive(Clone, Debug)]
-pub struct Info(String);
+pub struct VmCoreInfo(String);
 
-impl Info {
+impl VmCoreInfo {
     fn value(&self, kind: &str, name: &str) -> Option<&str> {
         let key = format!("{kind}({name})=");
         self.0.lines().find_map(|line| line.strip_prefix(&key))

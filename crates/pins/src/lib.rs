@@ -25,11 +25,11 @@ mod watch;
 mod xdp;
 
 pub use file::{FilePins, Mapper, of_file};
-pub use holders::{Absent, Holder, Maker};
+pub use holders::{Absent, Maker, PinHolder};
 pub use pages::{PageGroup, PinnedPages, PinnedRange, Whose, pages};
-pub use rings::{RegisteredBuffer, Ring};
-pub use tracker::{Blocked, Region, RegionFile, ShortPin, blocked};
-pub use watch::{Place, Row, Watch, Watched, watch};
+pub use rings::{ProcessRing, RegisteredBuffer};
+pub use tracker::{Blocked, PinnedRegion, RegionFile, ShortPin, blocked};
+pub use watch::{CallSite, Row, Watch, Watched, watch};
 
 use dmafile::{Error, Result};
 use dmafile_sys::{Errno, host, map::page_size, process};
@@ -50,15 +50,15 @@ pub struct Pins {
     pub users: Vec<User>,
     /// Every process that holds pinned memory, once for each method by which it does, from all
     /// sources. The same memory may be in several entries.
-    pub holders: Vec<Holder>,
+    pub holders: Vec<PinHolder>,
     /// The regions of a kernel with the pin tracker (kernel/docs/series.md); without root, only those of
     /// processes that this one may inspect. None without the tracker.
-    pub regions: Option<Vec<Region>>,
+    pub regions: Option<Vec<PinnedRegion>>,
     /// The sources that are not available here, and why.
     pub absent: Vec<Absent>,
     /// Number of processes that could not be inspected, completely or only their rings.
     pub unreadable: u64,
-    /// Whether `/proc` does not even list processes of other users (mounted with `hidepid=2`). Their
+    /// True if `/proc` does not even list processes of other users (mounted with `hidepid=2`). Their
     /// number is unknown then.
     pub hidden: bool,
 }
@@ -112,11 +112,11 @@ pub struct Process {
     /// The soft limit on locked and pinned memory in bytes; None if there is no limit (RLIMIT_MEMLOCK
     /// in `/proc/PID/limits`).
     pub limit: Option<u64>,
-    /// Whether CAP_IPC_LOCK is effective and lifts that limit. In a user namespace other than the
+    /// True if CAP_IPC_LOCK is effective and lifts that limit. In a user namespace other than the
     /// initial one the capability has no effect, and this is false.
     pub cap_ipc_lock: bool,
     /// Its io_uring rings; None without permission to inspect them.
-    pub rings: Option<Vec<Ring>>,
+    pub rings: Option<Vec<ProcessRing>>,
 }
 
 /// What all processes of one user pin together. Registered buffers count against RLIMIT_MEMLOCK per
@@ -301,7 +301,7 @@ impl Process {
 
     /// Whether it pins or locks memory, or might.
     fn holds(&self) -> bool {
-        let of_rings = |ring: &Ring| ring.buffers.is_none() || ring.count > 0;
+        let of_rings = |ring: &ProcessRing| ring.buffers.is_none() || ring.count > 0;
         self.pinned > 0 || self.locked > 0 || self.rings.iter().flatten().any(of_rings)
     }
 }

@@ -5,7 +5,7 @@
 //! that was booted with `pin_owner=on` counts the pins of both, and reports them without its memory being read.
 
 use super::btf::Btf;
-use super::file::{Mapper, Target};
+use super::file::{InspectedFile, Mapper};
 use super::{ended, find, hidden, tracker};
 use crate::frames::{self, Frames, Tracked};
 use crate::kcore::{self, Kcore};
@@ -55,8 +55,8 @@ pub struct PageGroup {
     pub inode: Option<u64>,
     /// Its name, if a process maps it.
     pub file: Option<String>,
-    /// Whether the kernel counts their pins exactly: true for folios of several pages, and with `pin_owner=on`
-    /// on a kernel with the series for all.
+    /// True if the kernel counts their pins exactly: those of folios of several pages, and, with `pin_owner=on`
+    /// on a kernel with the series, all.
     pub exact: bool,
     /// Number of folios.
     pub folios: u64,
@@ -110,7 +110,7 @@ const CHUNK: u64 = 16384;
 /// kernels; ESRCH and those of open(2) for the requested process or file.
 pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
     let target = match whose {
-        Whose::File(path) => Some(Target::open(path)?),
+        Whose::File(path) => Some(InspectedFile::open(path)?),
         Whose::Process(pid) => find(*pid).map(|_| None)?,
         Whose::All => None,
     };
@@ -141,7 +141,7 @@ pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
                 .is_some_and(|(device, inode)| (device, *inode) == (&target.device, target.inode))
         });
     }
-    let mut mapped = Mapped::default();
+    let mut mapped = MappedBy::default();
     if !folios.is_empty() {
         mapped.look(&folios, pid)?;
     }
@@ -152,7 +152,7 @@ pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
 }
 
 fn refused(place: &str, errno: Errno) -> Error {
-    let error = Error::os("cannot look for pinned pages", errno).at(place);
+    let error = Error::os("cannot list pinned pages", errno).at(place);
     match errno {
         Errno::PERM | Errno::ACCESS => {
             match host::choice("/sys/kernel/security/lockdown").as_deref() {
@@ -231,7 +231,7 @@ fn add(folios: &mut Vec<Folio>, page: &Tracked, file: Option<&FileId>) {
 /// The kernel's array of page structures, and the offsets of its fields.
 struct Kernel {
     core: Kcore,
-    layout: Layout,
+    layout: EntryLayout,
     /// Memory sections by number: where the entry of frame 0 would be.
     sections: BTreeMap<u64, u64>,
     pages_per_section: u64,
@@ -240,7 +240,7 @@ struct Kernel {
 
 /// Offsets from the start of an entry.
 #[derive(Clone, Copy, Debug)]
-struct Layout {
+struct EntryLayout {
     size: u64,
     flags: usize,
     head: u64,
@@ -267,12 +267,12 @@ impl Kernel {
         let types = Btf::read()?;
         let strange = || {
             Error::new(
-                "cannot look for pinned pages",
+                "cannot list pinned pages",
                 "the kernel's tables have an unknown format",
             )
             .at(kcore::PATH)
         };
-        let layout = Layout::of(&core, &types).ok_or_else(strange)?;
+        let layout = EntryLayout::of(&core, &types).ok_or_else(strange)?;
         let (sections, pages_per_section) = sections(&core).ok_or_else(strange)?;
         let files = || {
             Some(Files {
@@ -341,18 +341,18 @@ impl Kernel {
     fn confirm(
         &self,
         frames: &Frames,
-        found: Seen,
+        found: EntryState,
         known: &mut HashMap<u64, Option<FileId>>,
     ) -> Option<Folio> {
         let (frame, pages, mapping) = match found {
-            Seen::Nothing { .. } => return None,
-            Seen::Large {
+            EntryState::Nothing { .. } => return None,
+            EntryState::Large {
                 frame,
                 pages,
                 mapping,
                 ..
             } => (frame, pages, mapping),
-            Seen::Small { frame, mapping, .. } => (frame, 1, mapping),
+            EntryState::Small { frame, mapping, .. } => (frame, 1, mapping),
         };
         // It may have been freed since.
         let flags = frames.flags(frame).ok()?;
@@ -360,8 +360,8 @@ impl Kernel {
             return None;
         }
         let (pins, exact) = match found {
-            Seen::Large { pins, .. } => (pins, true),
-            Seen::Small { references, .. } => {
+            EntryState::Large { pins, .. } => (pins, true),
+            EntryState::Small { references, .. } => {
                 // Only pages that a process can map can be pinned; others may have many references, too.
                 let mappable = frames::LRU | frames::MMAP | frames::ANON | frames::SWAPBACKED;
                 if flags & mappable == 0 {
@@ -375,7 +375,7 @@ impl Kernel {
                     }
                 }
             }
-            Seen::Nothing { .. } => return None,
+            EntryState::Nothing { .. } => return None,
         };
         // The lowest bits of the pointer say whether it refers to a file.
         let is_file = mapping != 0 && mapping & 3 == 0 && flags & frames::ANON == 0;
@@ -417,7 +417,7 @@ fn small_pins(references: u64, mapped: u64, mapping: u64, flags: u64) -> u64 {
 
 /// The result of inspecting one entry, or the first one of a folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
+enum EntryState {
     Nothing {
         pages: u64,
     },
@@ -434,7 +434,7 @@ enum Seen {
     },
 }
 
-impl Seen {
+impl EntryState {
     /// Number of entries it covers.
     fn pages(&self) -> u64 {
         match self {
@@ -444,7 +444,7 @@ impl Seen {
     }
 }
 
-impl Layout {
+impl EntryLayout {
     fn of(core: &Kcore, types: &Btf) -> Option<Self> {
         let info = &core.info;
         let at = |name: &str| {
@@ -467,7 +467,7 @@ impl Layout {
     }
 
     /// Inspects the entry of a frame, together with the following ones.
-    fn look(&self, frame: u64, entries: &[u8]) -> Seen {
+    fn look(&self, frame: u64, entries: &[u8]) -> EntryState {
         /// Larger than any folio.
         const MOST: u64 = 1 << 22;
         let word = |at: usize| entries.get(at..).and_then(|bytes| bytes.first_chunk());
@@ -476,7 +476,7 @@ impl Layout {
             let bytes = entries.get(at..).and_then(|bytes| bytes.first_chunk());
             bytes.map_or(0, |bytes| i32::from_ne_bytes(*bytes).max(0) as u64)
         };
-        let nothing = Seen::Nothing { pages: 1 };
+        let nothing = EntryState::Nothing { pages: 1 };
         // Not the first page of its folio.
         if long(self.compound) & 1 == 1 {
             return nothing;
@@ -489,8 +489,8 @@ impl Layout {
                 return nothing;
             }
             return match int(self.pins) {
-                0 => Seen::Nothing { pages },
-                pins => Seen::Large {
+                0 => EntryState::Nothing { pages },
+                pins => EntryState::Large {
                     frame,
                     pages,
                     pins,
@@ -500,7 +500,7 @@ impl Layout {
         }
         match references {
             0..BIAS => nothing,
-            _ => Seen::Small {
+            _ => EntryState::Small {
                 frame,
                 references,
                 mapping,
@@ -555,7 +555,7 @@ fn sections(core: &Kcore) -> Option<(BTreeMap<u64, u64>, u64)> {
 
 /// Which processes map which of the pinned folios.
 #[derive(Default)]
-struct Mapped {
+struct MappedBy {
     people: Vec<Mapper>,
     /// For each folio, by index in the list, the indexes of processes.
     by: HashMap<usize, Vec<usize>>,
@@ -566,7 +566,7 @@ struct Mapped {
     unreadable: u64,
 }
 
-impl Mapped {
+impl MappedBy {
     fn look(&mut self, folios: &[Folio], asked: Option<u32>) -> Result<()> {
         let all = super::visible()?;
         for pid in all {
@@ -668,7 +668,7 @@ fn sort(flags: u64) -> &'static str {
     }
 }
 
-fn sum(folios: &[Folio], mapped: Mapped, asked: Option<u32>) -> PinnedPages {
+fn sum(folios: &[Folio], mapped: MappedBy, asked: Option<u32>) -> PinnedPages {
     let asked = asked.map(|pid| mapped.people.iter().position(|one| one.pid == pid));
     let cgroups = match folios.iter().any(|one| one.cgroup.is_some()) {
         true => cgroups(),
@@ -750,7 +750,7 @@ mod tests {
     use super::*;
 
     /// The layout of Linux 6.12.
-    const LAYOUT: Layout = Layout {
+    const LAYOUT: EntryLayout = EntryLayout {
         size: 64,
         flags: 0,
         head: 64,
@@ -779,7 +779,7 @@ mod tests {
         let pins = (92, &7_i32.to_ne_bytes()[..]);
         let mapping = (24, &0x8000_u64.to_ne_bytes()[..]);
         let pinned = entries(&[head[0], head[1], pages, pins, mapping]);
-        let large = Seen::Large {
+        let large = EntryState::Large {
             frame: 1024,
             pages: 512,
             pins: 7,
@@ -787,29 +787,35 @@ mod tests {
         };
         assert_eq!(LAYOUT.look(1024, &pinned), large);
         let free = entries(&[head[0], head[1], pages]);
-        assert_eq!(LAYOUT.look(1024, &free), Seen::Nothing { pages: 512 });
+        assert_eq!(LAYOUT.look(1024, &free), EntryState::Nothing { pages: 512 });
         // A folio cannot begin there, and its size is impossible.
-        assert_eq!(LAYOUT.look(1025, &pinned), Seen::Nothing { pages: 1 });
+        assert_eq!(LAYOUT.look(1025, &pinned), EntryState::Nothing { pages: 1 });
         let odd = entries(&[head[0], head[1], pins, (96, &3_u32.to_ne_bytes()[..])]);
-        assert_eq!(LAYOUT.look(1024, &odd), Seen::Nothing { pages: 1 });
+        assert_eq!(LAYOUT.look(1024, &odd), EntryState::Nothing { pages: 1 });
         let tail = entries(&[head[0], (8, &1_u64.to_ne_bytes()[..]), pages, pins]);
-        assert_eq!(LAYOUT.look(1024, &tail), Seen::Nothing { pages: 1 });
+        assert_eq!(LAYOUT.look(1024, &tail), EntryState::Nothing { pages: 1 });
         // A truncated entry is not a pinned folio.
-        assert_eq!(LAYOUT.look(1024, &pinned[..64]), Seen::Nothing { pages: 1 });
+        assert_eq!(
+            LAYOUT.look(1024, &pinned[..64]),
+            EntryState::Nothing { pages: 1 }
+        );
     }
 
     #[test]
     fn references_of_mappings_and_the_cache_are_not_counted_as_pins() {
         let page = |references: i32| entries(&[(52, &references.to_ne_bytes()[..])]);
-        assert_eq!(LAYOUT.look(5, &page(1023)), Seen::Nothing { pages: 1 });
-        let small = Seen::Small {
+        assert_eq!(
+            LAYOUT.look(5, &page(1023)),
+            EntryState::Nothing { pages: 1 }
+        );
+        let small = EntryState::Small {
             frame: 5,
             references: 2049,
             mapping: 0,
         };
         assert_eq!(LAYOUT.look(5, &page(2049)), small);
         // Negative if freed.
-        assert_eq!(LAYOUT.look(5, &page(-1)), Seen::Nothing { pages: 1 });
+        assert_eq!(LAYOUT.look(5, &page(-1)), EntryState::Nothing { pages: 1 });
         // An anonymous page, mapped once, pinned twice; shmem, mapped 1100 times, not pinned.
         let (file, shmem) = (0xff00, frames::SWAPBACKED);
         assert_eq!(small_pins(2049, 1, 0xff01, frames::ANON), 2);

@@ -1,7 +1,7 @@
 //! Memory regions of RDMA devices, by netlink (as `rdma resource show mr` reads them): size and
 //! owner. The kernel does not report their addresses.
 
-use super::holders::{Holder, Maker, Person, refusal};
+use super::holders::{Maker, Person, PinHolder, refusal};
 use crate::netlink::{self, Family, attribute, attributes};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,10 +20,10 @@ const RES_MR: u16 = 40;
 const RES_MRLEN: u16 = 45;
 
 /// A region and its process; None if that has ended or is not visible from here.
-type Region = (Option<u32>, u64);
+type RdmaRegion = (Option<u32>, u64);
 
 /// What is registered by which process with which device; or why that is unknown.
-pub(super) fn holders(people: &[Person]) -> (Vec<Holder>, Option<String>) {
+pub(super) fn holders(people: &[Person]) -> (Vec<PinHolder>, Option<String>) {
     // The request would load the kernel's module for it, which is only useful if there is a device.
     let folder = "/sys/class/infiniband";
     if Path::new(folder)
@@ -39,7 +39,7 @@ pub(super) fn holders(people: &[Person]) -> (Vec<Holder>, Option<String>) {
     }
 }
 
-fn regions() -> Result<Vec<(String, Region)>, dmafile_sys::Errno> {
+fn regions() -> Result<Vec<(String, RdmaRegion)>, dmafile_sys::Errno> {
     let mut all = Vec::new();
     for device in netlink::dump(Family::Rdma, DEVICES, &[])? {
         let Some((index, name)) = device_of(&device) else {
@@ -52,7 +52,7 @@ fn regions() -> Result<Vec<(String, Region)>, dmafile_sys::Errno> {
     Ok(all)
 }
 
-fn sums(regions: &[(String, Region)], people: &[Person]) -> Vec<Holder> {
+fn sums(regions: &[(String, RdmaRegion)], people: &[Person]) -> Vec<PinHolder> {
     let mut sums = BTreeMap::<_, (u64, u64)>::new();
     for (device, (pid, bytes)) in regions {
         let sum = sums.entry((pid, device)).or_default();
@@ -63,11 +63,11 @@ fn sums(regions: &[(String, Region)], people: &[Person]) -> Vec<Holder> {
     sums.into_iter()
         .map(|((pid, device), (count, bytes))| {
             let by: Vec<_> = person(pid).into_iter().collect();
-            Holder {
+            PinHolder {
                 pid: *pid,
                 count,
                 device: Some(device.clone()),
-                ..Holder::of(&by, Maker::Rdma, Some(bytes))
+                ..PinHolder::of(&by, Maker::Rdma, Some(bytes))
             }
         })
         .collect()
@@ -94,7 +94,7 @@ fn device_of(message: &[u8]) -> Option<(u32, String)> {
 }
 
 /// The regions of processes in a message; those of the kernel itself pin no process memory.
-fn regions_of(message: &[u8]) -> impl Iterator<Item = Region> {
+fn regions_of(message: &[u8]) -> impl Iterator<Item = RdmaRegion> {
     let lists = attributes(message).filter(|(kind, _)| *kind == RES_MR);
     let entries = lists.flat_map(|(_, list)| attributes(list));
     entries.filter_map(|(_, entry)| {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// descriptor has been duplicated.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
-pub struct Ring {
+pub struct ProcessRing {
     /// Its descriptor in that process.
     pub fd: u32,
     /// Number of registered buffers.
@@ -32,14 +32,14 @@ pub struct RegisteredBuffer {
 }
 
 /// The rings among these descriptors of a process.
-pub(super) fn of(folder: &Path, links: &[(u32, PathBuf)]) -> Result<Vec<Ring>, Errno> {
+pub(super) fn of(folder: &Path, links: &[(u32, PathBuf)]) -> Result<Vec<ProcessRing>, Errno> {
     let mut rings = Vec::new();
     for (fd, link) in links {
         if link.as_os_str() != "anon_inode:[io_uring]" {
             continue;
         }
         match process::registered(folder, *fd) {
-            Ok(buffers) => rings.push(Ring::new(*fd, buffers)),
+            Ok(buffers) => rings.push(ProcessRing::new(*fd, buffers)),
             // Closed since.
             Err(errno) if ended(errno) => {}
             Err(errno) => return Err(errno),
@@ -48,7 +48,7 @@ pub(super) fn of(folder: &Path, links: &[(u32, PathBuf)]) -> Result<Vec<Ring>, E
     Ok(rings)
 }
 
-impl Ring {
+impl ProcessRing {
     fn new(fd: u32, buffers: Option<Vec<(u64, u64)>>) -> Self {
         let buffers: Option<Vec<_>> = buffers.map(|buffers| {
             let buffers = buffers.into_iter();

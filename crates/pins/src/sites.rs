@@ -5,7 +5,7 @@
 pub(super) struct Site {
     /// Its name in tables.
     pub name: &'static str,
-    /// Whether it pins only for the duration of a transfer.
+    /// True if it pins only for the duration of a transfer.
     pub is_short: bool,
 }
 

@@ -14,12 +14,12 @@ const BLOCKED: &str = "/sys/kernel/debug/pin_owner/blocked";
 /// Memory that was pinned long-term by one call, or by several for adjacent ranges.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
-pub struct Region {
+pub struct PinnedRegion {
     /// Its number; None if only the process's own list was readable.
     pub id: Option<u64>,
     /// The process that pinned it; None if it is gone, or not in this PID namespace.
     pub pid: Option<u32>,
-    /// Whether that process has ended: the pins belong to a process that received its descriptor, or
+    /// True if that process has ended: the pins belong to a process that received its descriptor, or
     /// have leaked.
     pub gone: bool,
     /// The user of that process at that time.
@@ -34,7 +34,7 @@ pub struct Region {
     pub start: u64,
     /// Where it ends (exclusive).
     pub end: u64,
-    /// Whether a device may write there.
+    /// True if a device may write there.
     pub writes: bool,
     /// Remaining pins.
     pub pins: u64,
@@ -44,7 +44,7 @@ pub struct Region {
     pub age: f64,
     /// The memfd, if it was pinned through its descriptor.
     pub memfd: Option<RegionFile>,
-    /// Whether its number of pins may be wrong, because an unpin may have been attributed to another
+    /// True if its number of pins may be wrong, because an unpin may have been attributed to another
     /// region on the same folio, or the other way round.
     pub guessed: bool,
     /// The call stack, with `pin_owner=on,stack`.
@@ -84,7 +84,7 @@ pub struct Blocked {
     /// How many of these are long-term.
     pub long: u64,
     /// The newest region among these, if it still exists.
-    pub region: Option<Region>,
+    pub region: Option<PinnedRegion>,
     /// References that neither pins nor mappings nor caches explain; negative if some of these were gone
     /// already.
     pub unexplained: i64,
@@ -105,7 +105,7 @@ pub struct ShortPin {
 }
 
 /// A process whose own list is read.
-pub(super) struct Maker<'a> {
+pub(super) struct TrackedProcess<'a> {
     pub pid: u32,
     pub uid: u32,
     pub name: &'a str,
@@ -118,7 +118,7 @@ pub(super) fn is_on() -> bool {
 }
 
 /// The regions of these processes, or of all; None if this kernel does not track pins.
-pub(super) fn regions(makers: &[Maker<'_>], all: bool) -> Option<Vec<Region>> {
+pub(super) fn regions(makers: &[TrackedProcess<'_>], all: bool) -> Option<Vec<PinnedRegion>> {
     if let Ok(text) = fs::read_to_string(REGIONS) {
         let mut regions = parse_regions(&text, host::uptime());
         let wanted = |pid| makers.iter().any(|maker| Some(maker.pid) == pid);
@@ -143,10 +143,10 @@ pub(super) fn regions(makers: &[Maker<'_>], all: bool) -> Option<Vec<Region>> {
 pub fn blocked() -> Result<Vec<Blocked>> {
     let text = fs::read_to_string(BLOCKED).map_err(|error| {
         let errno = errno(&error);
-        let error = Error::os("cannot list what did not move", errno).at(BLOCKED);
+        let error = Error::os("cannot list pages that failed to migrate", errno).at(BLOCKED);
         match errno {
             Errno::NOENT if Path::new("/proc/self/pins").exists() => error
-                .with_why("the kernel's tracker of pins is off")
+                .with_why("the kernel's pin tracker is off")
                 .with_remedy("boot with pin_owner=on"),
             Errno::NOENT => error
                 .with_why("this kernel does not track pins")
@@ -161,8 +161,8 @@ pub fn blocked() -> Result<Vec<Blocked>> {
 }
 
 /// Parses debugfs: number, process, user and name before each line, and stacks after it.
-fn parse_regions(text: &str, now: f64) -> Vec<Region> {
-    let mut regions: Vec<Region> = Vec::new();
+fn parse_regions(text: &str, now: f64) -> Vec<PinnedRegion> {
+    let mut regions: Vec<PinnedRegion> = Vec::new();
     for line in text.lines() {
         if line.starts_with("    ") {
             if let Some(last) = regions.last_mut() {
@@ -181,7 +181,7 @@ fn parse_regions(text: &str, now: f64) -> Vec<Region> {
         let (Ok(id), Ok(uid)) = (id.parse(), uid.parse()) else {
             continue;
         };
-        regions.extend(parse_line(rest, now).map(|region| Region {
+        regions.extend(parse_line(rest, now).map(|region| PinnedRegion {
             id: Some(id),
             pid: pid.parse().ok().filter(|pid| *pid != 0),
             gone: pid == "gone",
@@ -194,10 +194,10 @@ fn parse_regions(text: &str, now: f64) -> Vec<Region> {
 }
 
 /// Parses `/proc/PID/pins`: two sums, then the lines.
-fn parse_own(text: &str, maker: &Maker<'_>, now: f64) -> Vec<Region> {
+fn parse_own(text: &str, maker: &TrackedProcess<'_>, now: f64) -> Vec<PinnedRegion> {
     let lines = text.lines().filter_map(|line| parse_line(line, now));
     lines
-        .map(|region| Region {
+        .map(|region| PinnedRegion {
             pid: Some(maker.pid),
             uid: maker.uid,
             name: maker.name.to_string(),
@@ -208,7 +208,7 @@ fn parse_own(text: &str, maker: &Maker<'_>, now: f64) -> Vec<Region> {
 
 /// `START-END ACCESS PINS BYTES SINCE FUNCTION`; for a memfd preceded by `@` and followed by its device,
 /// inode and name; and `~` for a guess.
-fn parse_line(line: &str, now: f64) -> Option<Region> {
+fn parse_line(line: &str, now: f64) -> Option<PinnedRegion> {
     let mut words = line.split(' ');
     let range = words.next()?;
     let is_memfd = range.starts_with('@');
@@ -231,7 +231,7 @@ fn parse_line(line: &str, now: f64) -> Option<Region> {
         }
         false => None,
     };
-    Some(Region {
+    Some(PinnedRegion {
         id: None,
         pid: None,
         gone: false,
@@ -252,7 +252,7 @@ fn parse_line(line: &str, now: f64) -> Option<Region> {
 }
 
 /// `WHEN WHY NAME=VALUE...`
-fn parse_blocked(line: &str, regions: &[Region], now: f64) -> Option<Blocked> {
+fn parse_blocked(line: &str, regions: &[PinnedRegion], now: f64) -> Option<Blocked> {
     let (when, rest) = line.split_once(' ')?;
     let (why, rest) = rest.split_once(' ')?;
     let field = |name: &str| {
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn regions_of_the_own_process_are_parsed() {
-        let maker = Maker {
+        let maker = TrackedProcess {
             pid: 7,
             uid: 1000,
             name: "server",

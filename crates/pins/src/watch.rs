@@ -2,7 +2,7 @@
 //! process and stack.
 
 use super::btf::Btf;
-use super::hist::{self, Entry};
+use super::hist::{self, Bucket};
 use super::sites::site;
 use crate::tracefs::Instance;
 use dmafile::CancelToken;
@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 pub struct Watched {
     /// Duration in seconds.
     pub seconds: f64,
-    /// Whether short-term pins (direct I/O) were counted as well.
+    /// True if short-term pins (direct I/O) were counted as well.
     pub short: bool,
-    /// Whether `pinned` is the requested number of pages and not the result: before Linux 6.9, probes cannot
+    /// True if `pinned` is the requested number of pages and not the result: before Linux 6.9, probes cannot
     /// see both the arguments and the return value of a function.
     pub requested: bool,
     /// One row per process and purpose.
@@ -51,13 +51,13 @@ pub struct Row {
     /// pins, too.
     pub unpinned: u64,
     /// The callers.
-    pub places: Vec<Place>,
+    pub places: Vec<CallSite>,
 }
 
 /// A caller of the functions that pin.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
-pub struct Place {
+pub struct CallSite {
     /// The function, with its module in brackets.
     pub function: String,
     /// As in [`Row`].
@@ -73,7 +73,7 @@ pub struct Place {
 pub struct Watch {
     /// For how long; None: until the token is set.
     pub time: Option<Duration>,
-    /// Whether to count short-term pins as well: each direct read then costs a probe.
+    /// If true, short-term pins are counted as well: each direct read then costs a probe.
     pub short: bool,
     /// Only this process.
     pub pid: Option<u32>,
@@ -166,7 +166,7 @@ pub fn watch(what: &Watch, stop: &CancelToken, started: impl FnOnce()) -> Result
     let (instance, probes) = start(longterm)?;
     let begun = Instant::now();
     started();
-    let mut names = Names::default();
+    let mut names = ThreadNames::default();
     // Short enough to react to a signal, and long enough to cost nothing.
     const PAUSE: Duration = Duration::from_millis(100);
     const LOOK_EVERY: u32 = 10;
@@ -221,10 +221,10 @@ struct Probes {
     requested: bool,
 }
 
-type Read = (&'static Probe, Vec<Entry>, u64);
+type ProbeRead = (&'static Probe, Vec<Bucket>, u64);
 
 impl Probes {
-    fn read(&self, instance: &Instance) -> Result<Vec<Read>> {
+    fn read(&self, instance: &Instance) -> Result<Vec<ProbeRead>> {
         let one = |probe: &&'static Probe| {
             let text = instance.histogram(probe.name).map_err(|errno| {
                 Error::os("cannot watch pins", errno).at("a histogram of tracefs")
@@ -344,9 +344,9 @@ impl Probe {
 
 /// The process of each thread; None for a kernel thread.
 #[derive(Default)]
-struct Names(HashMap<u32, Option<Option<(u32, String)>>>);
+struct ThreadNames(HashMap<u32, Option<Option<(u32, String)>>>);
 
-impl Names {
+impl ThreadNames {
     fn learn(&mut self, tid: u32) {
         self.0.entry(tid).or_insert_with(|| {
             let status = process::status(&folder(tid)).ok()?;
@@ -361,7 +361,7 @@ impl Names {
     }
 
     /// ID and name of the process of an entry.
-    fn of(&mut self, entry: &Entry) -> (Option<u32>, String) {
+    fn of(&mut self, entry: &Bucket) -> (Option<u32>, String) {
         self.learn(entry.tid);
         if entry.name.starts_with("kworker/") {
             return (None, "kworker".to_string());
@@ -374,8 +374,8 @@ impl Names {
 }
 
 /// Sums up the histograms, by process and purpose.
-fn rows(read: &[Read], names: &mut Names, short: bool) -> Vec<Row> {
-    let mut rows = BTreeMap::<(Option<u32>, String, String), BTreeMap<String, Place>>::new();
+fn rows(read: &[ProbeRead], names: &mut ThreadNames, short: bool) -> Vec<Row> {
+    let mut rows = BTreeMap::<(Option<u32>, String, String), BTreeMap<String, CallSite>>::new();
     for (probe, entries, _) in read {
         for entry in entries {
             let callers = hist::callers(&entry.stack, probe.function);
@@ -390,7 +390,7 @@ fn rows(read: &[Read], names: &mut Names, short: bool) -> Vec<Row> {
             let by = found.map_or_else(|| function.clone(), |site| site.name.to_string());
             let (pid, name) = names.of(entry);
             let places = rows.entry((pid, name, by)).or_default();
-            let place = places.entry(function.clone()).or_insert(Place {
+            let place = places.entry(function.clone()).or_insert(CallSite {
                 function,
                 pinned: 0,
                 unpinned: 0,
@@ -456,7 +456,7 @@ mod tests {
 
     #[test]
     fn rows_are_summed_by_process_and_purpose() {
-        let entry = |tid, name: &str, stack: &[&str], sum| Entry {
+        let entry = |tid, name: &str, stack: &[&str], sum| Bucket {
             tid,
             name: name.to_string(),
             stack: stack.iter().map(ToString::to_string).collect(),
@@ -478,7 +478,7 @@ mod tests {
             entry(4_194_305, "server", &["__bio_release_pages"], 9),
         ];
         let read = [(probe("fast"), pinned, 0), (probe("un_page"), unpinned, 0)];
-        let all = rows(&read, &mut Names::default(), false);
+        let all = rows(&read, &mut ThreadNames::default(), false);
         let seen: Vec<_> = all
             .iter()
             .map(|row| {
@@ -499,6 +499,6 @@ mod tests {
                 (Some(4_194_305), "io_uring buffer", 7, 0, 1),
             ]
         );
-        assert_eq!(rows(&read, &mut Names::default(), true).len(), 4);
+        assert_eq!(rows(&read, &mut ThreadNames::default(), true).len(), 4);
     }
 }

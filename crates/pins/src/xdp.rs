@@ -1,7 +1,7 @@
 //! Packet memory of AF_XDP sockets (umem), by sock_diag(7) as for `ss --xdp`: those of this network
 //! namespace.
 
-use super::holders::{Holder, Maker, Person, refusal};
+use super::holders::{Maker, Person, PinHolder, refusal};
 use crate::netlink::{self, Family, attributes};
 use dmafile_sys::{Errno, host};
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ struct Umem {
     bytes: u64,
 }
 
-pub(super) fn holders(people: &[Person]) -> (Vec<Holder>, Option<String>) {
+pub(super) fn holders(people: &[Person]) -> (Vec<PinHolder>, Option<String>) {
     // The request would load the kernel's module for it, which is only useful if there is a socket.
     let there = host::text("/proc/net/protocols").map_or(0, |text| sockets(&text));
     if there == 0 {
@@ -51,7 +51,7 @@ pub(super) fn holders(people: &[Person]) -> (Vec<Holder>, Option<String>) {
 }
 
 /// Each umem once, with all processes that have a socket that uses it.
-fn joined(umems: &[Umem], people: &[Person]) -> Vec<Holder> {
+fn joined(umems: &[Umem], people: &[Person]) -> Vec<PinHolder> {
     let mut by_id = BTreeMap::<u32, Vec<Umem>>::new();
     for umem in umems {
         by_id.entry(umem.id).or_default().push(*umem);
@@ -71,9 +71,9 @@ fn joined(umems: &[Umem], people: &[Person]) -> Vec<Holder> {
         .map(|umems| {
             let mut by: Vec<_> = people.iter().filter(|one| has(one, &umems)).collect();
             by.sort_unstable_by_key(|person| person.pid);
-            Holder {
+            PinHolder {
                 inode: Some(umems[0].inode),
-                ..Holder::of(&by, Maker::AfXdp, Some(umems[0].bytes))
+                ..PinHolder::of(&by, Maker::AfXdp, Some(umems[0].bytes))
             }
         })
         .collect()

@@ -1,6 +1,6 @@
 //! One file of a recording: its records, and the index that makes them valid.
 
-use super::format::{AREA, Ends, Entry, Head, Header, room};
+use super::format::{AREA, BlockHeader, Ends, FileHeader, RecordEntry, room};
 use dmafile::Result;
 use dmafile::folder::Folder;
 use dmafile::internal::part::Growing;
@@ -11,12 +11,12 @@ use std::sync::Mutex;
 /// A file that is being written.
 pub(super) struct Writing {
     pub(super) growing: Growing,
-    header: Header,
-    index: Mutex<Index>,
+    header: FileHeader,
+    index: Mutex<IndexProgress>,
 }
 
 /// The progress of its index.
-struct Index {
+struct IndexProgress {
     /// Whether the header and the file's name are on the disk.
     begun: bool,
     /// Offset of the next block, and how many more of its area follow.
@@ -27,10 +27,10 @@ struct Index {
 
 impl Writing {
     /// A new file, with space for its header and the first blocks of its index.
-    pub(super) fn create(folder: &Folder, path: &Path, header: Header) -> Result<Self> {
+    pub(super) fn create(folder: &Folder, path: &Path, header: FileHeader) -> Result<Self> {
         let growing = Growing::create(folder, path)?;
         let block = growing.grain();
-        let header = Header {
+        let header = FileHeader {
             block,
             index: block,
             ..header
@@ -38,7 +38,7 @@ impl Writing {
         let file = Self {
             growing,
             header,
-            index: Mutex::new(Index {
+            index: Mutex::new(IndexProgress {
                 begun: false,
                 at: block,
                 left: AREA - 1,
@@ -82,7 +82,7 @@ impl Writing {
     /// name them. `set_aside` reserves places for more blocks of the index.
     pub(super) fn settle(
         &self,
-        entries: &[Entry],
+        entries: &[RecordEntry],
         ends: Ends,
         set_aside: impl Fn(u64) -> Result<u64>,
     ) -> Result<()> {
@@ -98,7 +98,7 @@ impl Writing {
                 0 if ends == Ends::No => set_aside(AREA * self.header.block)?,
                 _ => index.at + self.header.block,
             };
-            let head = Head {
+            let head = BlockHeader {
                 number: index.number,
                 next,
                 ends,

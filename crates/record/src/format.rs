@@ -21,7 +21,7 @@ const SUMMED: u32 = 1;
 
 /// The start of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct FileHeader {
     /// Everything begins at a multiple of this, in bytes.
     pub(super) block: u64,
     /// The same in all files of a recording, and different in every other recording.
@@ -38,7 +38,7 @@ pub(super) struct Header {
 
 /// The head of a block of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct BlockHeader {
     /// Number of the block within the index, from 0.
     pub(super) number: u64,
     /// Offset of the next one, which may not exist yet.
@@ -57,7 +57,7 @@ pub(super) enum Ends {
 
 /// One record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct RecordEntry {
     pub(super) number: u64,
     pub(super) offset: u64,
     pub(super) length: u64,
@@ -73,7 +73,7 @@ pub(super) fn room(block: u64) -> usize {
     block as usize / HEAD - 1
 }
 
-impl Header {
+impl FileHeader {
     /// The block that a file begins with.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.block as usize);
@@ -118,9 +118,9 @@ impl Header {
     }
 }
 
-impl Head {
+impl BlockHeader {
     /// An index block with these entries, at most [`room`] of them.
-    pub(super) fn encode(&self, of: &Header, entries: &[Entry]) -> Vec<u8> {
+    pub(super) fn encode(&self, of: &FileHeader, entries: &[RecordEntry]) -> Vec<u8> {
         let flags = match self.ends {
             Ends::No => 0,
             Ends::File => END | MORE,
@@ -146,7 +146,11 @@ impl Head {
     }
 
     /// Parses an index block; None if it is invalid, or does not have this number.
-    pub(super) fn decode(bytes: &[u8], of: &Header, number: u64) -> Option<(Self, Vec<Entry>)> {
+    pub(super) fn decode(
+        bytes: &[u8],
+        of: &FileHeader,
+        number: u64,
+    ) -> Option<(Self, Vec<RecordEntry>)> {
         let (head, body) = bytes.split_first_chunk::<HEAD>()?;
         let mut fields = Fields(head);
         let is_one = fields.take() == INDEX_MAGIC
@@ -170,11 +174,11 @@ impl Head {
         unsigned = crc32c::crc32c_append(unsigned, body);
         let is_sound = head.number == number && count <= room(of.block) && sum == unsigned;
         let entries = body.chunks_exact(HEAD).take(count);
-        (is_one && is_sound).then(|| (head, entries.map(Entry::decode).collect()))
+        (is_one && is_sound).then(|| (head, entries.map(RecordEntry::decode).collect()))
     }
 }
 
-impl Entry {
+impl RecordEntry {
     fn encode(&self, into: &mut Vec<u8>) {
         into.extend(self.number.to_le_bytes());
         into.extend(self.offset.to_le_bytes());
@@ -226,7 +230,7 @@ impl Fields<'_> {
 mod tests {
     use super::*;
 
-    const HEADER: Header = Header {
+    const HEADER: FileHeader = FileHeader {
         block: 4096,
         recording: [7; 16],
         file: 3,
@@ -235,8 +239,8 @@ mod tests {
         index: 8192,
     };
 
-    fn entries(count: u64) -> Vec<Entry> {
-        let entry = |number| Entry {
+    fn entries(count: u64) -> Vec<RecordEntry> {
+        let entry = |number| RecordEntry {
             number,
             offset: number << 12,
             length: 100 * number,
@@ -253,17 +257,17 @@ mod tests {
         let bytes = HEADER.encode();
         assert_eq!(bytes.len(), 4096);
         let head: [u8; HEAD] = bytes[..HEAD].try_into().unwrap();
-        assert_eq!(Header::decode(&head), Some(HEADER));
+        assert_eq!(FileHeader::decode(&head), Some(HEADER));
         for at in 0..HEAD {
             let mut bad = head;
             bad[at] ^= 1;
-            assert_eq!(Header::decode(&bad), None, "byte {at}");
+            assert_eq!(FileHeader::decode(&bad), None, "byte {at}");
         }
     }
 
     #[test]
     fn an_index_block_is_decoded_only_if_no_byte_has_changed() {
-        let head = Head {
+        let head = BlockHeader {
             number: 9,
             next: 1 << 33,
             ends: Ends::File,
@@ -271,14 +275,14 @@ mod tests {
         let full = entries(room(4096) as u64);
         let bytes = head.encode(&HEADER, &full);
         assert_eq!(bytes.len(), 4096);
-        assert_eq!(Head::decode(&bytes, &HEADER, 9), Some((head, full)));
-        assert_eq!(Head::decode(&bytes, &HEADER, 8), None);
-        let other = Header { file: 4, ..HEADER };
-        assert_eq!(Head::decode(&bytes, &other, 9), None);
+        assert_eq!(BlockHeader::decode(&bytes, &HEADER, 9), Some((head, full)));
+        assert_eq!(BlockHeader::decode(&bytes, &HEADER, 8), None);
+        let other = FileHeader { file: 4, ..HEADER };
+        assert_eq!(BlockHeader::decode(&bytes, &other, 9), None);
         for at in 0..bytes.len() {
             let mut bad = bytes.clone();
             bad[at] ^= 1;
-            assert_eq!(Head::decode(&bad, &HEADER, 9), None, "byte {at}");
+            assert_eq!(BlockHeader::decode(&bad, &HEADER, 9), None, "byte {at}");
         }
     }
 }

@@ -118,7 +118,7 @@ impl Capture {
         self
     }
 
-    /// Whether to compute a CRC-32C of each record, for which the CPU reads it once; default true.
+    /// Sets whether to compute a CRC-32C of each record, for which the CPU reads it once; default true.
     pub fn checksum(mut self, checksum: bool) -> Self {
         self.checksum = checksum;
         self
@@ -189,8 +189,8 @@ impl Capture {
         Ok(())
     }
 
-    fn how(&self) -> part::How {
-        part::How {
+    fn how(&self) -> part::PartOptions {
+        part::PartOptions {
             method: self.method,
             io: self.io,
             checksum: self.checksum,
@@ -214,7 +214,7 @@ fn name_of(first: &std::path::Path, file: u32) -> PathBuf {
 
 /// Memory to record from. It is mapped and inspected once, and can be appended often; clones share it.
 #[derive(Clone)]
-pub struct RecordBuffer(Arc<part::Memory>);
+pub struct RecordBuffer(Arc<part::PartMemory>);
 
 impl RecordBuffer {
     /// Memory behind a descriptor (a memfd, a dma-buf), or a file. Offsets count from the start of the
@@ -224,13 +224,13 @@ impl RecordBuffer {
     /// EINVAL for a pipe or a folder, EBADF for a descriptor that is not open for reading, and any error
     /// of opening the file.
     pub fn open(origin: &Origin<'static>) -> Result<Self> {
-        part::Memory::open(origin).map(Arc::new).map(Self)
+        part::PartMemory::open(origin).map(Arc::new).map(Self)
     }
 
     /// Memory of this process. The owner is kept alive until the last record from it is written. The bytes
     /// of a record should not change before then.
     pub fn lent(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
-        Self(Arc::new(part::Memory::lent(owner)))
+        Self(Arc::new(part::PartMemory::lent(owner)))
     }
 
     /// Its size in bytes.

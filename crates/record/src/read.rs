@@ -1,6 +1,6 @@
 //! Reads a recording, complete or as a crash has left it.
 
-use super::format::{Ends, Entry, HEAD, Head, Header};
+use super::format::{BlockHeader, Ends, FileHeader, HEAD, RecordEntry};
 use crate::name_of;
 use dmafile::{Error, Result};
 use dmafile_sys::{self, Errno, file};
@@ -83,8 +83,8 @@ impl Recording {
         &self.records
     }
 
-    /// Whether the recording was finished and all of it is here. Otherwise it was cut short, for example
-    /// by a crash, or is still in progress.
+    /// Returns `true` if the recording was finished and all of it is here. Otherwise a crash may have ended it,
+    /// or it is still in progress.
     pub fn is_complete(&self) -> bool {
         self.complete
     }
@@ -140,7 +140,7 @@ impl Recording {
     }
 
     /// Adds the records of a file; returns how it ends, and the number of the next record.
-    fn add(&mut self, path: PathBuf, fd: OwnedFd, header: &Header) -> Result<(Ends, u64)> {
+    fn add(&mut self, path: PathBuf, fd: OwnedFd, header: &FileHeader) -> Result<(Ends, u64)> {
         let cannot =
             |errno| Error::os("cannot read the recording", errno).at(path.display().to_string());
         let size = file::stat(fd.as_fd()).map_err(cannot)?.size;
@@ -152,7 +152,7 @@ impl Recording {
             && at.checked_add(header.block).is_some_and(|end| end <= size)
         {
             file::pread_all(fd.as_fd(), &mut block, at).map_err(cannot)?;
-            let Some((head, entries)) = Head::decode(&block, header, number) else {
+            let Some((head, entries)) = BlockHeader::decode(&block, header, number) else {
                 break;
             };
             for entry in entries {
@@ -173,7 +173,7 @@ impl Recording {
     }
 }
 
-fn record(entry: &Entry, file: usize) -> Record {
+fn record(entry: &RecordEntry, file: usize) -> Record {
     Record {
         number: entry.number,
         file,
@@ -192,10 +192,10 @@ fn open(path: &Path) -> Result<OwnedFd> {
 }
 
 /// The header of a file; None if it has none.
-fn header(fd: &OwnedFd, path: &Path) -> Result<Option<Header>> {
+fn header(fd: &OwnedFd, path: &Path) -> Result<Option<FileHeader>> {
     let mut bytes = [0; HEAD];
     match file::pread_all(fd.as_fd(), &mut bytes, 0) {
-        Ok(()) => Ok(Header::decode(&bytes)),
+        Ok(()) => Ok(FileHeader::decode(&bytes)),
         // The file is shorter than a header. Errors of the disk are reported by the next read.
         Err(Errno::IO) if file::stat(fd.as_fd()).is_ok_and(|stat| stat.size < HEAD as u64) => {
             Ok(None)
@@ -210,16 +210,16 @@ fn header(fd: &OwnedFd, path: &Path) -> Result<Option<Header>> {
 /// The next file of the same recording, which begins with the record of this number, if there is one.
 fn follower(
     first: &Path,
-    before: &Header,
+    before: &FileHeader,
     number: u64,
-) -> Result<Option<(PathBuf, OwnedFd, Header)>> {
+) -> Result<Option<(PathBuf, OwnedFd, FileHeader)>> {
     let path = name_of(first, before.file + 1);
     if !path.exists() {
         return Ok(None);
     }
     let fd = open(&path)?;
     let header = header(&fd, &path)?;
-    let is_next = |header: &Header| {
+    let is_next = |header: &FileHeader| {
         header.recording == before.recording
             && header.file == before.file + 1
             && header.first == number
@@ -235,7 +235,7 @@ mod tests {
 
     /// A file of a recording with one block of records, which have no bytes.
     fn write(path: &Path, file: u32, first: u64, numbers: &[u64], ends: Ends) {
-        let header = Header {
+        let header = FileHeader {
             block: BLOCK as u64,
             recording: [7; 16],
             file,
@@ -243,7 +243,7 @@ mod tests {
             first,
             index: BLOCK as u64,
         };
-        let entry = |&number: &u64| Entry {
+        let entry = |&number: &u64| RecordEntry {
             number,
             offset: 0,
             length: 0,
@@ -253,7 +253,7 @@ mod tests {
             checksum: None,
         };
         let entries: Vec<_> = numbers.iter().map(entry).collect();
-        let head = Head {
+        let head = BlockHeader {
             number: 0,
             next: 2 * BLOCK as u64,
             ends,

@@ -2,10 +2,10 @@
 //! keeper thread acknowledges what is written, in order.
 
 use super::file::Writing;
-use super::format::{Ends, Entry, Header};
+use super::format::{Ends, FileHeader, RecordEntry};
 use super::{Capture, Note, RecordBuffer, WhenFull, now};
 use dmafile::folder::Folder;
-use dmafile::internal::{part::How, part::folder_of};
+use dmafile::internal::{part::PartOptions, part::folder_of};
 use dmafile::internal::{sync::lock, sync::wait, sync::wait_for};
 use dmafile::{Error, Result};
 use dmafile_sys::{Errno, host};
@@ -41,38 +41,38 @@ pub struct Recorded {
 /// recording, but cannot report an error. A forked child has neither its threads nor any use for it: there
 /// it and its tickets return EINVAL, and dropping them does nothing.
 pub struct Recorder {
-    shared: Arc<Shared>,
+    shared: Arc<RecorderShared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// A record that was appended.
 #[derive(Clone)]
 pub struct Ticket {
-    shared: Arc<Shared>,
+    shared: Arc<RecorderShared>,
     number: u64,
 }
 
-struct Shared {
+struct RecorderShared {
     /// The process that has the threads.
     process: u32,
     capture: Capture,
-    how: How,
+    how: PartOptions,
     folder: Folder,
     recording: [u8; 16],
-    state: Mutex<State>,
+    state: Mutex<RecorderState>,
     /// Something in the state has changed.
     changed: Condvar,
 }
 
-struct State {
+struct RecorderState {
     /// Appended, and not being written yet.
     queue: VecDeque<Item>,
     /// Being written.
     writing: u32,
     /// The files that are not finished: the last one takes new records.
-    files: VecDeque<Place>,
+    files: VecDeque<FileSpace>,
     /// Records from the first unacknowledged one on.
-    slots: VecDeque<Slot>,
+    slots: VecDeque<QueueSlot>,
     /// The first record that is not written, or that follows one that is not.
     written: u64,
     /// A thread waits until all records before this one are acknowledged.
@@ -88,7 +88,7 @@ struct State {
 }
 
 /// A file, and how much of its space is assigned.
-struct Place {
+struct FileSpace {
     file: Arc<Writing>,
     end: u64,
     /// The number of its first record, and the number after its last one when it takes no more.
@@ -106,8 +106,8 @@ struct Item {
     offset: u64,
 }
 
-struct Slot {
-    entry: Entry,
+struct QueueSlot {
+    entry: RecordEntry,
     done: Option<Result<()>>,
 }
 
@@ -124,13 +124,13 @@ impl Recorder {
                 .at(second.display().to_string())
                 .with_remedy("remove it, or record to another file"));
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RecorderShared {
             process: std::process::id(),
             how: capture.how(),
             capture,
             folder,
             recording: host::random(),
-            state: Mutex::new(State {
+            state: Mutex::new(RecorderState {
                 queue: VecDeque::new(),
                 writing: 0,
                 files: VecDeque::new(),
@@ -165,25 +165,25 @@ impl Recorder {
 
     fn start_threads(&self) -> Result<()> {
         let mut threads = lock(&self.threads);
-        let mut start = |name: String, run: fn(&Shared)| {
+        let mut start = |name: String, run: fn(&RecorderShared)| {
             let shared = Arc::clone(&self.shared);
             let spawned = std::thread::Builder::new()
                 .name(name)
                 .spawn(move || {
                     // Also on a panic: nothing may wait for work that this thread will not do.
-                    let _end = End(&shared);
+                    let _end = ThreadGuard(&shared);
                     run(&shared);
                 })
                 .map_err(|error| {
                     let errno = dmafile_sys::errno(error);
-                    Error::os("cannot start a thread to record with", errno)
+                    Error::os("cannot start the recorder's thread", errno)
                 });
             threads.push(spawned?);
             Ok(())
         };
-        start("dmafile-keep".to_string(), Shared::keep)?;
+        start("dmafile-keep".to_string(), RecorderShared::keep)?;
         for worker in 0..self.shared.capture.in_flight {
-            start(format!("dmafile-rec-{worker}"), Shared::work)?;
+            start(format!("dmafile-rec-{worker}"), RecorderShared::work)?;
         }
         Ok(())
     }
@@ -236,8 +236,9 @@ impl Recorder {
 
     /// Waits until an append need not wait, or will return an error; false on timeout.
     pub fn wait_for_room(&self, most: Duration) -> bool {
-        let over =
-            |state: &State| self.shared.has_room(state) || state.failed.is_some() || state.closing;
+        let over = |state: &RecorderState| {
+            self.shared.has_room(state) || state.failed.is_some() || state.closing
+        };
         match self.shared.wait_until(Some(most), over) {
             Ok(state) => state.is_some(),
             Err(_) => true,
@@ -326,7 +327,7 @@ impl Ticket {
         self.number
     }
 
-    /// Whether it is written, or has failed: nothing reads the buffer any more.
+    /// Returns `true` if it is written, or has failed: nothing reads the buffer any more.
     pub fn is_written(&self) -> bool {
         let state = self.shared.own_state();
         state.is_ok_and(|state| state.is_settled(self.number))
@@ -346,14 +347,14 @@ impl Ticket {
     /// As [`Ticket::wait`].
     pub fn wait_for(&self, most: Option<Duration>) -> Result<bool> {
         let number = self.number;
-        let over = |state: &State| state.is_settled(number);
+        let over = |state: &RecorderState| state.is_settled(number);
         match self.shared.wait_until(most, over)? {
             Some(state) => state.outcome(number).map(|()| true),
             None => Ok(false),
         }
     }
 
-    /// Whether it is acknowledged.
+    /// Returns `true` if it is acknowledged.
     pub fn is_durable(&self) -> bool {
         let state = self.shared.own_state();
         state.is_ok_and(|state| state.counts.durable > self.number)
@@ -380,9 +381,9 @@ fn panicked() -> Error {
 }
 
 /// Marks the end of a thread when dropped.
-struct End<'a>(&'a Shared);
+struct ThreadGuard<'a>(&'a RecorderShared);
 
-impl Drop for End<'_> {
+impl Drop for ThreadGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.fail(&panicked());
@@ -392,7 +393,7 @@ impl Drop for End<'_> {
     }
 }
 
-impl State {
+impl RecorderState {
     /// Whether it is written, or never will be.
     fn is_settled(&self, number: u64) -> bool {
         // After a panic there may be no thread left that would write it.
@@ -401,7 +402,7 @@ impl State {
     }
 
     /// None if it is acknowledged already.
-    fn slot(&self, number: u64) -> Option<&Slot> {
+    fn slot(&self, number: u64) -> Option<&QueueSlot> {
         let at = number.checked_sub(self.counts.durable)?;
         self.slots.get(at as usize)
     }
@@ -417,7 +418,7 @@ impl State {
     }
 
     /// Fails if no more may be appended.
-    fn goes_on(&self, shared: &Shared) -> Result<()> {
+    fn goes_on(&self, shared: &RecorderShared) -> Result<()> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -431,13 +432,13 @@ impl State {
     }
 }
 
-impl Shared {
+impl RecorderShared {
     fn is_here(&self) -> bool {
         self.process == std::process::id()
     }
 
     /// The locked state; EINVAL in a forked child, where a thread that does not exist may hold the lock.
-    fn own_state(&self) -> Result<MutexGuard<'_, State>> {
+    fn own_state(&self) -> Result<MutexGuard<'_, RecorderState>> {
         if self.is_here() {
             return Ok(lock(&self.state));
         }
@@ -459,7 +460,7 @@ impl Shared {
             .with_remedy("choose a range inside it"))
     }
 
-    fn has_room(&self, state: &State) -> bool {
+    fn has_room(&self, state: &RecorderState) -> bool {
         state.queue.len() as u64 + u64::from(state.writing) < self.capture.in_flight.into()
     }
 
@@ -467,8 +468,8 @@ impl Shared {
     fn wait_until(
         &self,
         most: Option<Duration>,
-        over: impl Fn(&State) -> bool,
-    ) -> Result<Option<MutexGuard<'_, State>>> {
+        over: impl Fn(&RecorderState) -> bool,
+    ) -> Result<Option<MutexGuard<'_, RecorderState>>> {
         let until = most.and_then(|most| Instant::now().checked_add(most));
         let mut state = self.own_state()?;
         while !over(&state) {
@@ -492,7 +493,7 @@ impl Shared {
         state.wanted = state.wanted.max(number);
         self.changed.notify_all();
         drop(state);
-        let over = |state: &State| state.counts.durable >= number || state.over;
+        let over = |state: &RecorderState| state.counts.durable >= number || state.over;
         let Some(state) = self.wait_until(most, over)? else {
             return Ok(false);
         };
@@ -512,7 +513,7 @@ impl Shared {
     /// Gives a record its place, if another may be in flight.
     fn take_if_room(
         self: &Arc<Self>,
-        state: &mut State,
+        state: &mut RecorderState,
         buffer: &RecordBuffer,
         range: (u64, u64),
         note: Note,
@@ -526,7 +527,7 @@ impl Shared {
     /// Gives a record its place.
     fn take(
         self: &Arc<Self>,
-        state: &mut State,
+        state: &mut RecorderState,
         buffer: &RecordBuffer,
         (at, length): (u64, u64),
         note: Note,
@@ -547,7 +548,7 @@ impl Shared {
         let offset = place.end;
         place.file.growing.reserve_ahead(offset + blocks)?;
         place.end = offset + blocks;
-        let entry = Entry {
+        let entry = RecordEntry {
             number,
             offset,
             length,
@@ -564,7 +565,7 @@ impl Shared {
             file: Arc::clone(&place.file),
             offset,
         };
-        state.slots.push_back(Slot { entry, done: None });
+        state.slots.push_back(QueueSlot { entry, done: None });
         state.queue.push_back(item);
         state.counts.records += 1;
         state.counts.bytes += length;
@@ -576,9 +577,9 @@ impl Shared {
     }
 
     /// Opens the next file, in which records go from now on.
-    fn open_file(&self, state: &mut State) -> Result<()> {
+    fn open_file(&self, state: &mut RecorderState) -> Result<()> {
         let (number, first) = (state.counts.files, state.counts.records);
-        let header = Header {
+        let header = FileHeader {
             block: 0,
             recording: self.recording,
             file: number,
@@ -591,7 +592,7 @@ impl Shared {
         if let Some(last) = state.files.back_mut() {
             last.last = Some(first);
         }
-        state.files.push_back(Place {
+        state.files.push_back(FileSpace {
             end: file.start(),
             file: Arc::new(file),
             first,
@@ -605,7 +606,7 @@ impl Shared {
     /// A thread that writes records until there are no more.
     fn work(&self) {
         loop {
-            let over = |state: &State| !state.queue.is_empty() || state.closing;
+            let over = |state: &RecorderState| !state.queue.is_empty() || state.closing;
             let Ok(Some(mut state)) = self.wait_until(None, over) else {
                 return;
             };
@@ -650,7 +651,7 @@ impl Shared {
         let slot = &mut state.slots[at];
         slot.entry.checksum = done.as_ref().ok().copied().flatten();
         slot.done = Some(done.map(drop));
-        while let Some(Slot {
+        while let Some(QueueSlot {
             done: Some(Ok(())), ..
         }) = state.slot(state.written)
         {
@@ -681,7 +682,7 @@ impl Shared {
     fn keep(&self) {
         let mut since = Instant::now();
         loop {
-            let due = |state: &State| {
+            let due = |state: &RecorderState| {
                 let unsettled = state.written - state.counts.durable;
                 let most = self.capture.sync_every.unwrap_or(MOST_UNSETTLED);
                 let asked = state.wanted > state.counts.durable && unsettled > 0;
@@ -695,19 +696,19 @@ impl Shared {
                     || (old == Some(true) && unsettled > 0)
                     || rotated.is_some_and(|last| state.written >= last)
             };
-            let ended = |state: &State| {
+            let ended = |state: &RecorderState| {
                 let idle = state.queue.is_empty() && state.writing == 0;
                 // A thread that panicked leaves records that will never be written.
                 state.over || idle && (state.closing || state.failed.is_some())
             };
-            let over = |state: &State| due(state) || ended(state);
+            let over = |state: &RecorderState| due(state) || ended(state);
             let left = self
                 .capture
                 .sync_interval
                 .map(|time| time.saturating_sub(since.elapsed()));
             let left = left.map(|left| left.max(Duration::from_millis(1)));
             let Ok(Some(state)) = self.wait_until(left, over) else {
-                let unsettled = |state: &State| state.written > state.counts.durable;
+                let unsettled = |state: &RecorderState| state.written > state.counts.durable;
                 if !unsettled(&lock(&self.state)) {
                     since = Instant::now();
                 }
@@ -737,7 +738,7 @@ impl Shared {
             let from = state.counts.durable;
             let upto = end.map_or(state.written, |end| end.min(state.written));
             let slots = state.slots.iter().take((upto - from) as usize);
-            let entries: Vec<Entry> = slots.map(|slot| slot.entry).collect();
+            let entries: Vec<RecordEntry> = slots.map(|slot| slot.entry).collect();
             let ends = match end {
                 Some(end) if end == upto => Ends::File,
                 None if finish => Ends::Recording,

@@ -441,7 +441,7 @@ fn a_failed_save_leaves_the_previous_snapshot() {
     let missing = Snapshot::new(folder.join("no")).add("a", origin(b"x"));
     let line = missing.run().unwrap_err().to_string();
     assert!(
-        line.contains("no such folder (ENOENT); make the folder first"),
+        line.contains("no such folder (ENOENT); create it first"),
         "{line}"
     );
     let file = Snapshot::new(folder.join(MANIFEST)).add("a", origin(b"x"));
@@ -510,7 +510,7 @@ fn a_second_saver_is_refused() {
     let save = save.on_plan(move |_| {
         let error = pair(&folder, 3).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
-        let says = "another one is being saved there (EBUSY); wait until that has ended";
+        let says = "another snapshot is being saved there (EBUSY); wait until that has ended";
         assert!(error.to_string().contains(says), "{error}");
         check_loads(&folder, 1);
         let mode = fs::metadata(folder.join(LOCK)).unwrap().mode();

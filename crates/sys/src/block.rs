@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 
 /// A block device that a file is or is stored on.
 #[derive(Clone, Debug)]
-pub struct Device {
+pub struct BlockDevice {
     /// Its name, or that of a partition.
     name: String,
     /// The folder of the whole disk, with links resolved.
     disk: PathBuf,
 }
 
-impl Device {
+impl BlockDevice {
     /// The device with this number; None if /sys has none, as for file systems without a block device.
     pub fn of((major, minor): (u32, u32)) -> Option<Self> {
         Self::at(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")))
@@ -202,7 +202,7 @@ mod tests {
         }
         let link = dir.path().join("259:0");
         std::os::unix::fs::symlink(&folder, &link).unwrap();
-        let found = Device::at(&link).unwrap();
+        let found = BlockDevice::at(&link).unwrap();
         (
             found.name().to_string(),
             found.not_one_nvme(),
@@ -271,6 +271,6 @@ mod tests {
 
     #[test]
     fn an_unknown_device_number_is_not_a_device() {
-        assert!(Device::of((0, 4096)).is_none());
+        assert!(BlockDevice::of((0, 4096)).is_none());
     }
 }

@@ -12,7 +12,7 @@ const SYS_CACHESTAT: libc::c_long = 451;
 
 /// struct cachestat_range of linux/mman.h.
 #[repr(C)]
-struct Range {
+struct CachestatRange {
     offset: u64,
     len: u64,
 }
@@ -32,7 +32,7 @@ struct Counts {
 ///
 /// EPERM for a file that this user neither owns nor may write to; ENOSYS before 6.5.
 pub fn resident(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, Errno> {
-    let range = Range { offset, len };
+    let range = CachestatRange { offset, len };
     let mut counts = Counts::default();
     // SAFETY: both structures live through the call and have the kernel's layout.
     let result = unsafe {

@@ -25,7 +25,7 @@ unsafe impl Argument for Create {
 
 /// struct dma_heap_allocation_data of linux/dma-heap.h.
 #[repr(C)]
-struct Allocation {
+struct HeapAllocation {
     size: Size,
     fd: u32,
     fd_flags: u32,
@@ -50,7 +50,7 @@ struct FileOf {
 const DMA_HEAP_ALLOC_AND_READ_FILE: u64 = 1;
 
 // SAFETY: DMA_HEAP_IOCTL_ALLOC updates the structure, and has no addresses in it.
-unsafe impl Argument for Allocation {
+unsafe impl Argument for HeapAllocation {
     const OPCODE: Opcode = opcode::read_write::<Self>(b'H', 0);
 }
 
@@ -163,7 +163,7 @@ pub fn allocate_and_read(heap: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<O
 }
 
 fn ask(heap: BorrowedFd<'_>, size: Size, heap_flags: u64) -> Result<OwnedFd, Errno> {
-    let mut data = Allocation {
+    let mut data = HeapAllocation {
         size,
         fd: 0,
         fd_flags: (libc::O_RDWR | libc::O_CLOEXEC) as u32,

@@ -84,7 +84,7 @@ macro_rules! table {
 
         impl Driver {
             $(
-                #[allow(dead_code, reason = "the words for an error are asked for without one")]
+                #[allow(dead_code, reason = "used by tests without a driver")]
                 /// # Safety
                 /// The arguments must be what the driver requires: handles that it has returned and
                 /// that have not been destroyed, and memory that it may write its results to.
@@ -169,7 +169,7 @@ impl Driver {
             }
         };
         if driver.is_foreign() {
-            let why = "no driver of a GPU outlives a fork: use it in a process that has not used it before it was forked";
+            let why = "GPU drivers do not survive fork(): the parent used the GPU before forking";
             return Err(missing(why.to_string()));
         }
         Ok(driver)
@@ -425,15 +425,15 @@ impl Drop for Registered {
 }
 
 /// A stream of a device: a queue of copies that are executed in order.
-pub struct Stream {
+pub struct CopyStream {
     context: Arc<Context>,
     handle: Handle,
 }
 
 // SAFETY: the driver may be called from any thread.
-unsafe impl Send for Stream {}
+unsafe impl Send for CopyStream {}
 
-impl Stream {
+impl CopyStream {
     pub fn new(context: &Arc<Context>) -> Result<Self, Failure> {
         /// The stream does not synchronise with the default stream, which other libraries use.
         const NON_BLOCKING: c_uint = 1;
@@ -493,7 +493,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for CopyStream {
     fn drop(&mut self) {
         if let Ok(_entered) = self.context.enter() {
             // SAFETY: the handle is not used again.
@@ -528,7 +528,7 @@ impl Event {
     }
 
     /// Records the event: it completes when everything that is queued on `stream` now has completed.
-    pub fn record(&self, stream: &Stream) -> Result<(), Failure> {
+    pub fn record(&self, stream: &CopyStream) -> Result<(), Failure> {
         let _entered = self.context.enter()?;
         // SAFETY: neither handle has been destroyed.
         unsafe { self.context.driver.event_record(self.handle, stream.handle) }

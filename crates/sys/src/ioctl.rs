@@ -22,15 +22,15 @@ pub(super) unsafe trait Argument {
 /// return value is a count or a descriptor.
 pub(super) fn request<R: Argument>(fd: impl AsFd, data: &mut R) -> Result<IoctlOutput, Errno> {
     // SAFETY: `Argument` says that the kernel takes this structure for this number.
-    unsafe { rustix::ioctl::ioctl(fd, Call(data)) }
+    unsafe { rustix::ioctl::ioctl(fd, IoctlCall(data)) }
 }
 
 /// As [`rustix::ioctl::Updater`], which does not return the result of the call.
-struct Call<'a, R>(&'a mut R);
+struct IoctlCall<'a, R>(&'a mut R);
 
 // SAFETY: number and structure match, as `Argument` requires; the pointer is that of a structure
 // borrowed for longer than the call.
-unsafe impl<R: Argument> Ioctl for Call<'_, R> {
+unsafe impl<R: Argument> Ioctl for IoctlCall<'_, R> {
     type Output = IoctlOutput;
 
     const IS_MUTATING: bool = true;

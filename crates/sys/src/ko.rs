@@ -40,7 +40,7 @@ pub const BUFFERED: u32 = 0x4;
 /// struct dmafile_info.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Info {
+pub struct ModuleInfo {
     size: u32,
     /// Alignment of direct I/O in bytes, for files that do not need a larger one.
     pub align: u32,
@@ -58,7 +58,7 @@ pub struct Info {
 }
 
 // SAFETY: DMAFILE_IOC_INFO updates the structure, and has no addresses in it.
-unsafe impl Argument for Info {
+unsafe impl Argument for ModuleInfo {
     const OPCODE: Opcode = opcode::read_write::<Self>(MAGIC, 0);
 }
 
@@ -140,13 +140,13 @@ unsafe impl Argument for Rw {
 /// struct dmafile_progress: shared by a running request and its caller.
 #[repr(C, align(8))]
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct ModuleProgress {
     bytes: AtomicU64,
     stop: AtomicU32,
     reserved: u32,
 }
 
-impl Progress {
+impl ModuleProgress {
     /// Number of bytes in place, counted from the first one.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Acquire)
@@ -164,7 +164,7 @@ impl Progress {
 
 /// Where bytes are in a file and in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
+pub struct ModuleRange {
     pub file: u64,
     pub at: u64,
     pub len: u64,
@@ -172,7 +172,7 @@ pub struct Range {
 
 /// How a request moves its bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct How {
+pub struct MoveOptions {
     /// Bytes that are allocated, and passed to the file system, at a time; 0 for the module's default.
     pub chunk: u64,
     /// Fail with EINVAL rather than use the page cache or a copy.
@@ -181,7 +181,7 @@ pub struct How {
     pub in_order: bool,
 }
 
-impl How {
+impl MoveOptions {
     fn flags(self) -> u32 {
         let flag = |set, flag| if set { flag } else { 0 };
         flag(self.strict, STRICT) | flag(self.in_order, IN_ORDER)
@@ -207,10 +207,10 @@ pub fn open() -> Result<OwnedFd, Errno> {
 }
 
 /// Its features and limits (DMAFILE_IOC_INFO).
-pub fn info(node: BorrowedFd<'_>) -> Result<Info, Errno> {
-    let mut info = Info {
-        size: size_of::<Info>() as u32,
-        ..Info::default()
+pub fn info(node: BorrowedFd<'_>) -> Result<ModuleInfo, Errno> {
+    let mut info = ModuleInfo {
+        size: size_of::<ModuleInfo>() as u32,
+        ..ModuleInfo::default()
     };
     call(node, &mut info)?;
     Ok(info)
@@ -234,10 +234,10 @@ pub fn allocate(node: BorrowedFd<'_>, length: u64) -> Result<OwnedFd, Errno> {
 pub fn allocate_and_read(
     node: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
-    range: Range,
+    range: ModuleRange,
     size: u64,
-    how: How,
-    progress: &Progress,
+    how: MoveOptions,
+    progress: &ModuleProgress,
 ) -> Result<(OwnedFd, Moved), Errno> {
     let mut read = AllocRead {
         size: size_of::<AllocRead>() as u32,
@@ -271,9 +271,9 @@ pub fn read(
     node: BorrowedFd<'_>,
     dma_buf: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
-    range: Range,
-    how: How,
-    progress: &Progress,
+    range: ModuleRange,
+    how: MoveOptions,
+    progress: &ModuleProgress,
 ) -> (Moved, Result<(), Errno>) {
     rw(READ, node, dma_buf, file, range, how, progress)
 }
@@ -283,9 +283,9 @@ pub fn write(
     node: BorrowedFd<'_>,
     dma_buf: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
-    range: Range,
-    how: How,
-    progress: &Progress,
+    range: ModuleRange,
+    how: MoveOptions,
+    progress: &ModuleProgress,
 ) -> (Moved, Result<(), Errno>) {
     rw(WRITE, node, dma_buf, file, range, how, progress)
 }
@@ -295,9 +295,9 @@ fn rw(
     node: BorrowedFd<'_>,
     dma_buf: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
-    range: Range,
-    how: How,
-    progress: &Progress,
+    range: ModuleRange,
+    how: MoveOptions,
+    progress: &ModuleProgress,
 ) -> (Moved, Result<(), Errno>) {
     let mut rw = Rw {
         size: size_of::<Rw>() as u32,
@@ -369,7 +369,7 @@ mod tests {
                 list
             }};
         }
-        let mut all = members!(Info, "dmafile_info": size, align, features, max_buffer, gather,
+        let mut all = members!(ModuleInfo, "dmafile_info": size, align, features, max_buffer, gather,
             max_gather, depth, reserved);
         all.extend(members!(Alloc, "dmafile_alloc": size, fd_flags, length, flags, fd, alloc_ns));
         all.extend(
@@ -381,9 +381,9 @@ mod tests {
             members!(Rw, "dmafile_rw": size, flags, fd, file_fd, file_offset, buffer_offset,
             length, gather, progress, mode, align, bytes, submit_ns, wait_ns, copy_ns),
         );
-        all.extend(members!(Progress, "dmafile_progress": bytes, stop, reserved));
+        all.extend(members!(ModuleProgress, "dmafile_progress": bytes, stop, reserved));
         let numbers = [
-            ("DMAFILE_IOC_INFO", Info::OPCODE.into()),
+            ("DMAFILE_IOC_INFO", ModuleInfo::OPCODE.into()),
             ("DMAFILE_IOC_ALLOC", Alloc::OPCODE.into()),
             ("DMAFILE_IOC_ALLOC_READ", AllocRead::OPCODE.into()),
             ("DMAFILE_IOC_RW", Rw::OPCODE.into()),

@@ -23,7 +23,6 @@ pub mod map;
 pub mod memfd;
 pub mod numa;
 pub mod pagemap;
-pub mod pipe;
 pub mod place;
 pub mod process;
 pub mod sandbox;

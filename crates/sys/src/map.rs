@@ -415,13 +415,13 @@ impl View {
 
 /// Bytes that a caller lends for reading.
 #[derive(Clone)]
-pub struct Lent<'m> {
+pub struct Borrowed<'m> {
     region: Region<'m>,
     /// Keeps them alive and in place, if no borrow does.
     _owner: Option<Arc<dyn AsRef<[u8]> + Send + Sync>>,
 }
 
-impl<'m> Lent<'m> {
+impl<'m> Borrowed<'m> {
     /// For as long as they are borrowed.
     pub fn shown(memory: &'m [u8]) -> Self {
         Self {
@@ -430,7 +430,7 @@ impl<'m> Lent<'m> {
         }
     }
 
-    /// As [`Lent::shown`], for memory that others may write to at the same time.
+    /// As [`Borrowed::shown`], for memory that others may write to at the same time.
     pub fn shown_shared(memory: &'m [AtomicU8]) -> Self {
         let memory = NonNull::slice_from_raw_parts(NonNull::from(memory).cast(), memory.len());
         Self {

@@ -30,7 +30,7 @@ struct Scan {
 /// struct page_region of linux/fs.h.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Found {
+struct PageRegion {
     start: u64,
     end: u64,
     categories: u64,
@@ -60,7 +60,7 @@ fn scanned(region: &Region<'_>) -> Result<u64, Errno> {
 
 /// The ranges with pages of a category.
 fn scan(pagemap: &File, whole: Range<u64>, category: u64) -> Result<Vec<Range<u64>>, Errno> {
-    let mut found = [Found::default(); 64];
+    let mut found = [PageRegion::default(); 64];
     let mut all = Vec::new();
     let mut start = whole.start;
     while start < whole.end {

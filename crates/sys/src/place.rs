@@ -23,7 +23,7 @@ pub struct Named {
     pub mode: u32,
     /// Number of its names.
     pub links: u32,
-    /// Whether it cannot be changed or replaced (chattr(1)).
+    /// True if it cannot be changed or replaced (chattr(1)).
     pub immutable: bool,
 }
 

@@ -151,7 +151,7 @@ pub fn fdinfo(folder: &Path, fd: u32) -> Result<String, Errno> {
 
 /// A line of `maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mapped {
+pub struct MapsLine {
     pub start: u64,
     pub end: u64,
     /// The offset of `start` in the file.
@@ -164,7 +164,7 @@ pub struct Mapped {
     pub name: String,
 }
 
-impl Mapped {
+impl MapsLine {
     /// Size in bytes of the intersection with a range of addresses.
     pub fn common(&self, start: u64, bytes: u64) -> u64 {
         let end = start.saturating_add(bytes).min(self.end);
@@ -173,18 +173,18 @@ impl Mapped {
 }
 
 /// The mappings of a process.
-pub fn maps(folder: &Path) -> Result<Vec<Mapped>, Errno> {
+pub fn maps(folder: &Path) -> Result<Vec<MapsLine>, Errno> {
     let text = text(&folder.join("maps"))?;
     Ok(text.lines().filter_map(parse_mapped).collect())
 }
 
-fn parse_mapped(line: &str) -> Option<Mapped> {
+fn parse_mapped(line: &str) -> Option<MapsLine> {
     let mut words = line.splitn(6, ' ');
     let (start, end) = words.next()?.split_once('-')?;
     let offset = words.nth(1)?;
     let device = words.next()?.to_string();
     let hex = |word: &str| u64::from_str_radix(word, 16).ok();
-    Some(Mapped {
+    Some(MapsLine {
         start: hex(start)?,
         end: hex(end)?,
         offset: hex(offset)?,

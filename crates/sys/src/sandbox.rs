@@ -47,10 +47,8 @@ calls! {
     RECVMSG recvmsg = SYS_recvmsg;
     RENAMEAT renameat = SYS_renameat;
     RENAMEAT2 renameat2 = SYS_renameat2;
-    SENDFILE sendfile = SYS_sendfile;
     SENDMSG sendmsg = SYS_sendmsg;
     SOCKET socket = SYS_socket;
-    SPLICE splice = SYS_splice;
     SYNCFS syncfs = SYS_syncfs;
 }
 

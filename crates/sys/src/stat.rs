@@ -34,8 +34,7 @@ pub struct Inode {
     /// Memory and offset alignment of direct I/O, if the kernel reports it (STATX_DIOALIGN, Linux 6.1).
     /// Zeros mean that direct I/O is not supported. Only statx tells it.
     pub direct: Option<(u32, u32)>,
-    /// Whether it cannot be changed or replaced (chattr(1)). Only statx tells it: otherwise false, and a change
-    /// fails.
+    /// True if it cannot be changed or replaced (chattr(1)). Without statx it is false, and a change fails.
     pub immutable: bool,
 }
 

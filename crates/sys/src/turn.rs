@@ -33,11 +33,11 @@ impl Turns {
     }
 
     /// Gives the turn to a device, until the result is dropped.
-    pub fn lend(&self) -> Result<Lent<'_>, Errno> {
+    pub fn lend(&self) -> Result<DeviceTurn<'_>, Errno> {
         let mut lent = self.lent.write().unwrap_or_else(PoisonError::into_inner);
         self.sync(true)?;
         *lent = true;
-        Ok(Lent(Some(self)))
+        Ok(DeviceTurn(Some(self)))
     }
 
     fn take_back(&self) -> Result<(), Errno> {
@@ -66,16 +66,16 @@ impl Turns {
 }
 
 /// A device's turn. Before it ends, everything must be unmapped from the device.
-pub struct Lent<'a>(Option<&'a Turns>);
+pub struct DeviceTurn<'a>(Option<&'a Turns>);
 
-impl Lent<'_> {
+impl DeviceTurn<'_> {
     /// Ends it. If that fails, the CPU may not see what the device has written.
     pub fn take_back(mut self) -> Result<(), Errno> {
         self.0.take().map_or(Ok(()), Turns::take_back)
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for DeviceTurn<'_> {
     fn drop(&mut self) {
         if let Some(turns) = self.0 {
             // After a panic the memory is discarded.

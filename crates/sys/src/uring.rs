@@ -19,12 +19,12 @@ struct Update {
 }
 
 const IORING_REGISTER_BUFFERS_UPDATE: u32 = 16;
-/// `data` is an array of [`Buffer`]; EINVAL if the kernel does not support it.
+/// `data` is an array of [`RegbufDesc`]; EINVAL if the kernel does not support it.
 const IORING_RSRC_UPDATE_EXTENDED: u32 = 1 << 1;
 
 /// struct io_uring_regbuf_desc.
 #[repr(C)]
-struct Buffer {
+struct RegbufDesc {
     kind: u32,
     flags: u32,
     size: u64,
@@ -43,7 +43,7 @@ const IO_REGBUF_PREMAP: u32 = 1 << 31;
 const IO_REGBUF_TARGET_FIXED: u32 = 1 << 30;
 
 /// Empties a slot.
-const EMPTY: Buffer = Buffer {
+const EMPTY: RegbufDesc = RegbufDesc {
     kind: IO_REGBUF_TYPE_EMPTY,
     flags: 0,
     size: 0,
@@ -73,14 +73,14 @@ pub enum Landing<'m> {
 
 /// A completed read or write.
 #[derive(Clone, Copy, Debug)]
-pub struct Done {
+pub struct Completion {
     /// The number that was passed when it was submitted.
     pub token: u64,
     pub result: Result<u64, Errno>,
 }
 
 /// The ring. Dropping it waits for operations in flight; the memory may be freed after that.
-pub struct Ring<'m> {
+pub struct IoRing<'m> {
     ring: IoUring,
     region: Region<'m>,
     files: Vec<BorrowedFd<'m>>,
@@ -89,7 +89,7 @@ pub struct Ring<'m> {
     in_flight: usize,
 }
 
-impl<'m> Ring<'m> {
+impl<'m> IoRing<'m> {
     /// A ring for `depth` concurrent reads of `files`, with the files registered if that works.
     ///
     /// EPERM if a sysctl or a seccomp filter forbids it, ENOSYS if the kernel has none.
@@ -179,7 +179,7 @@ impl<'m> Ring<'m> {
         .map(drop)
     }
 
-    /// As [`Ring::fill_slot`], and maps them for direct reads of the file with this number. EOPNOTSUPP if that
+    /// As [`IoRing::fill_slot`], and maps them for direct reads of the file with this number. EOPNOTSUPP if that
     /// file's driver does not support it.
     pub fn fill_slot_mapped(
         &mut self,
@@ -191,7 +191,7 @@ impl<'m> Ring<'m> {
         if !self.registered_files {
             return Err(Errno::BADF);
         }
-        let buffer = Buffer {
+        let buffer = RegbufDesc {
             kind: IO_REGBUF_TYPE_UADDR,
             flags: IO_REGBUF_PREMAP | IO_REGBUF_TARGET_FIXED,
             size: len,
@@ -211,7 +211,7 @@ impl<'m> Ring<'m> {
         (at, len): (u64, u64),
         file: usize,
     ) -> Result<(), Errno> {
-        let buffer = Buffer {
+        let buffer = RegbufDesc {
             kind: IO_REGBUF_TYPE_DMABUF,
             size: len,
             uaddr: at,
@@ -233,7 +233,7 @@ impl<'m> Ring<'m> {
         self.queue(false, token, landing, len, place);
     }
 
-    /// As [`Ring::read`], for a write.
+    /// As [`IoRing::read`], for a write.
     pub fn write(&mut self, token: u64, from: Landing<'m>, len: u64, place: (usize, u64)) {
         self.queue(true, token, from, len, place);
     }
@@ -306,10 +306,10 @@ impl<'m> Ring<'m> {
     }
 
     /// Collects completed operations.
-    pub fn completed(&mut self, into: &mut Vec<Done>) {
+    pub fn completed(&mut self, into: &mut Vec<Completion>) {
         into.clear();
         into.extend(
-            self.ring.completion().map(|entry| Done {
+            self.ring.completion().map(|entry| Completion {
                 token: entry.user_data(),
                 result: u64::try_from(entry.result())
                     .map_err(|_| Errno::from_raw_os_error(-entry.result())),
@@ -319,7 +319,7 @@ impl<'m> Ring<'m> {
     }
 }
 
-impl Drop for Ring<'_> {
+impl Drop for IoRing<'_> {
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.in_flight > 0 {
@@ -342,7 +342,7 @@ impl Drop for Ring<'_> {
 }
 
 /// Registers a buffer in a slot, or empties it.
-fn update(ring: &IoUring, slot: u32, buffer: &Buffer) -> Result<(), Errno> {
+fn update(ring: &IoUring, slot: u32, buffer: &RegbufDesc) -> Result<(), Errno> {
     let update = Update {
         offset: slot,
         flags: IORING_RSRC_UPDATE_EXTENDED,

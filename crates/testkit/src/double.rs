@@ -32,7 +32,7 @@ static CUDA: LazyLock<Library> = LazyLock::new(|| open("libcuda.so.1", &[]));
 static HIP: LazyLock<Library> = LazyLock::new(|| open("libamdhip64.so.7", &["-DHIP".to_string()]));
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Whether the driver is that of this machine.
+/// Returns `true` if the driver is that of this machine.
 pub fn is_real() -> bool {
     std::env::var("DMAFILE_GPU").is_ok_and(|which| which == "real")
 }

@@ -211,7 +211,7 @@ SEALED = (
     "writing: "
 )
 HELD = (
-    "1 long-term pin, whose region has ended since",
+    "1 long-term pin, since unmapped",
     r"1 short pin, the first by \d+, pin_once, .+ before",
     "1 reference that no pin, mapping or cache explains",
 )

@@ -36,13 +36,13 @@ SECTORS = (64 * MIB) // SECTOR
 BLOCK = MIB
 SIZE = 8 * MIB
 DIRECT = {
-    "memfd": ("uring", "threads", "read", "sendfile", "splice"),
-    "udmabuf": ("uring", "threads", "read", "sendfile", "splice"),
+    "memfd": ("uring", "threads"),
+    "udmabuf": ("uring", "threads"),
     "heap:system": ("bounce",),
     "dmafile": ("module", "bounce"),
 }
 """The methods of each kind that read directly."""
-BUFFERED = ("threads", "read", "mmap")
+BUFFERED = ("threads",)
 ALLOWED = {"KiB of shared memory": 64, "KiB of uncounted memory": 6 << 10}
 """The allowed increase after a fault. Reports in /tmp are shared memory too. Devices and rings use
 some unaccounted pages; one load of SIZE would be more."""

@@ -23,22 +23,17 @@ RANGES = ((777, MIB + 5), (4096, 4096), (2 * CHUNK + 1, CHUNK + 776), (CHUNK - 1
 LIMIT = "/sys/module/udmabuf/parameters/size_limit_mb"
 POOL = "/proc/sys/vm/nr_hugepages"
 
-BUFFERED = ("threads", "read", "mmap", "uring")
+BUFFERED = ("uring", "threads")
 METHODS = {
-    "udmabuf": (
-        ("uring", "threads", "read", "sendfile", "splice"),
-        (*BUFFERED, "sendfile", "splice"),
-    ),
-    # Only the CPU can write to memory of a heap: no disk, and no write(2).
+    "udmabuf": (("uring", "threads"), BUFFERED),
+    # Only the CPU can write to memory of a heap, not a disk.
     "heap:system": (("bounce",), BUFFERED),
     "dmafile": (("module", "bounce"), (*BUFFERED, "module")),
 }
 """The direct and the buffered methods of each kind."""
-UNPINNED = ("uring", "threads", "read", "sendfile", "splice")
+UNPINNED = ("uring", "threads")
 REFUSED = {"udmabuf": ("module",), "heap:system": (*UNPINNED, "module"), "dmafile": UNPINNED}
 """The methods of each kind that cannot read directly."""
-NO_HUGE = ("sendfile", "splice")
-"""hugetlbfs has no write(2)."""
 
 
 class Matrix:
@@ -116,8 +111,6 @@ class Matrix:
         for pages in ("base", "thp", "huge"):
             for when in ("before", "ahead", "in-read"):
                 for way in self.ways(self.whole and when == "ahead"):
-                    if pages == "huge" and way and way[0].removeprefix("--method=") in NO_HUGE:
-                        continue
                     words = (f"--pages={pages}", f"--allocation={when}", *way)
                     got = self.load(file, *words)["pages"]
                     # Pages that the reads allocate are not merged into huge pages.

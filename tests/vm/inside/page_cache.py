@@ -96,10 +96,10 @@ class PageCache:
 
     def is_told_before(self, file: File) -> None:
         plan = self.loads.run("explain", str(file.path)).stdout
-        assert ("the reads drop what they bring in" in plan) == self.drops, plan
+        assert ("reads leave nothing in the page cache" in plan) == self.drops, plan
         assert "RWF_DONTCACHE" in plan, plan
         doctor = self.loads.run("doctor", str(file.path)).stdout
-        assert ("can drop from the page cache" in doctor) == self.drops, doctor
+        assert ("can drop their pages from the page cache" in doctor) == self.drops, doctor
         assert ("fill the page cache" in doctor) != self.drops, doctor
 
 

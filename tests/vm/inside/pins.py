@@ -451,7 +451,7 @@ def untracked(pins: Pins, pinner: Pinner) -> None:
     pins.same("no regions", pins.run(str(pinner.pid))["regions"], None)
     for words in ((), (str(pinner.pid),)):
         pins.has("no pages", pins.refused("--pages", *words), NO_KCORE)
-    pins.has("off", pins.refused("--blocked"), "tracker of pins is off (ENOENT); boot with pin")
+    pins.has("off", pins.refused("--blocked"), "pin tracker is off (ENOENT); boot with pin")
 
 
 def of_the_series(pins: Pins) -> None:

@@ -2,13 +2,13 @@
 
 use super::{counted, shown};
 use crate::text::columns;
-use dmafile_pins::{Holder, Maker, Process};
+use dmafile_pins::{Maker, PinHolder, Process};
 use indicatif::BinaryBytes;
 use std::fmt::Write;
 use tabwriter::Alignment;
 
 /// One line per holder and kind of pin; limits are those of the processes.
-pub(super) fn table(holders: &[Holder], processes: &[Process]) -> String {
+pub(super) fn table(holders: &[PinHolder], processes: &[Process]) -> String {
     let mut table = format!("{:>7}\tUSER\t{:>10}\tBY\tNAME\tWHAT\n", "PID", "BYTES");
     // Already sorted by process and kind; what the same processes hold is one line.
     for group in holders.chunk_by(|one, next| {
@@ -35,7 +35,7 @@ pub(super) fn table(holders: &[Holder], processes: &[Process]) -> String {
     columns(&table, Alignment::Left)
 }
 
-fn what(group: &[Holder], process: Option<&Process>) -> String {
+fn what(group: &[PinHolder], process: Option<&Process>) -> String {
     let first = &group[0];
     let count: u64 = group.iter().map(|one| one.count).sum();
     let device = first.device.as_deref().unwrap_or_default();

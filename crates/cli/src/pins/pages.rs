@@ -60,7 +60,7 @@ fn text(pinned: &PinnedPages) -> String {
 
 fn table(text: &mut String, groups: &[PageGroup]) {
     let mut table = format!(
-        "{:>10}\t{:>8}\tSORT\tMAPPED BY\tCGROUP\tFILE\n",
+        "{:>10}\t{:>8}\tTYPE\tMAPPED BY\tCGROUP\tFILE\n",
         "BYTES", "PINS"
     );
     for group in groups {

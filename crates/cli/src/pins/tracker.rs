@@ -4,7 +4,7 @@ use super::{counted, shown};
 use crate::Failure;
 use crate::output::{write_json, write_stdout};
 use crate::text::columns;
-use dmafile_pins::{Blocked, Region, blocked};
+use dmafile_pins::{Blocked, PinnedRegion, blocked};
 use indicatif::{BinaryBytes, HumanDuration};
 use serde::Serialize;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use tabwriter::Alignment;
 
 /// One line per region.
-pub(super) fn table(regions: &[Region]) -> String {
+pub(super) fn table(regions: &[PinnedRegion]) -> String {
     let mut table = format!(
         "{:>7}\tUSER\t{:>10}\t{:>8}\tBY\tNAME\tWHAT\n",
         "PID", "BYTES", "SINCE"
@@ -37,7 +37,7 @@ pub(super) fn table(regions: &[Region]) -> String {
     columns(&table, Alignment::Left)
 }
 
-fn what(region: &Region) -> String {
+fn what(region: &PinnedRegion) -> String {
     let place = match &region.memfd {
         Some(memfd) => format!("{}, from {:#x}", shown(&memfd.name), region.start),
         None => format!("memory at {:x}", region.start),
@@ -88,7 +88,7 @@ fn sentence(one: &Blocked) -> String {
         "syscall_or_cpuset" => "could not be moved to another node",
         "seal_write" => "kept a memfd from being sealed against writing",
         "not_isolated" => "could not be taken off its list",
-        "unmovable" => "is not of a kind that moves",
+        "unmovable" => "cannot be migrated",
         "not_freed" => "was not given back",
         _ => "did not move",
     };
@@ -108,7 +108,7 @@ fn sentence(one: &Blocked) -> String {
     let mut held = Vec::new();
     if one.long > 0 {
         let by = one.region.as_ref().map_or_else(
-            || "whose region has ended since".to_string(),
+            || "since unmapped".to_string(),
             |region| {
                 let pid = region.pid.map_or_else(String::new, |pid| format!("{pid} "));
                 let gone = if region.gone { " (gone)" } else { "" };
@@ -135,7 +135,7 @@ fn sentence(one: &Blocked) -> String {
         ));
     }
     if held.is_empty() {
-        held.push("nothing held it any more when the kernel looked".to_string());
+        held.push("already released when the kernel looked".to_string());
     }
     text + ": " + &held.join("; ")
 }

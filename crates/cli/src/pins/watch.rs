@@ -7,7 +7,7 @@ use crate::output::{write_json, write_stdout};
 use crate::signals::interruptible;
 use crate::text::columns;
 use dmafile::CancelToken;
-use dmafile_pins::{Place, Watch, Watched, watch};
+use dmafile_pins::{CallSite, Watch, Watched, watch};
 use std::fmt::Write;
 use std::time::Duration;
 use tabwriter::Alignment;
@@ -80,7 +80,7 @@ fn table(text: &mut String, watched: &Watched) {
         let functions: Vec<_> = row
             .places
             .iter()
-            .map(|place: &Place| &*place.function)
+            .map(|place: &CallSite| &*place.function)
             .collect();
         let _ = writeln!(
             table,

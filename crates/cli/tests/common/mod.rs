@@ -22,9 +22,7 @@ pub const MIB: u64 = 1 << 20;
 /// An ordinary user, for tests that run as root.
 pub const NOBODY: u32 = 65534;
 /// Every method that fills any kind of memory, as `--method` names them.
-pub const METHODS: [&str; 8] = [
-    "auto", "uring", "threads", "read", "mmap", "bounce", "sendfile", "splice",
-];
+pub const METHODS: [&str; 4] = ["auto", "uring", "threads", "bounce"];
 
 /// Even on a busy machine, only a command that hangs takes this long.
 const HANGS_AFTER: Duration = Duration::from_secs(60);
@@ -319,7 +317,7 @@ pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a process catches a signal.
+/// Returns `true` if a process catches a signal.
 pub fn caught(pid: i32, signal: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
@@ -402,7 +400,7 @@ pub fn skip(why: &str) {
     io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
-/// Whether `file` in `dir` can be read with direct I/O; if not, this prints why.
+/// Returns `true` if `file` in `dir` can be read with direct I/O; if not, this prints why.
 pub fn reads_directly(dir: &Dir) -> bool {
     let plan = dir.run("explain file --io direct");
     if !plan.status.success() {

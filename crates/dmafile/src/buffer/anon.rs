@@ -112,7 +112,7 @@ impl Filled for Private {
 
     fn can_pin(&self) -> Result<bool, &'static str> {
         match self.copied {
-            true => Err("it would be copied, page by page: pin what it is a copy of"),
+            true => Err("copy-on-write memory cannot be pinned: pin the original"),
             false => Ok(true),
         }
     }

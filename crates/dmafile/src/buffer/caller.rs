@@ -4,22 +4,22 @@ use super::memory::{CopyOut, Filling};
 use crate::sys::Errno;
 use crate::sys::map::{Region, page_size};
 
-pub(crate) struct Lent<'m>(Region<'m>);
+pub(crate) struct CallerMemory<'m>(Region<'m>);
 
-impl<'m> Lent<'m> {
+impl<'m> CallerMemory<'m> {
     pub(crate) fn new(memory: &'m mut [u8]) -> Self {
         Self(Region::lent(memory))
     }
 }
 
-impl CopyOut for Lent<'_> {
+impl CopyOut for CallerMemory<'_> {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
         self.0.copy_out(at, into);
         Ok(())
     }
 }
 
-impl Filling for Lent<'_> {
+impl Filling for CallerMemory<'_> {
     fn region(&self) -> Region<'_> {
         self.0
     }

@@ -14,29 +14,29 @@ use std::sync::Arc;
 /// One dma-buf while it is being filled.
 pub(super) struct ToFill {
     map: Mapping,
-    piece: Piece,
+    piece: DmaBufPiece,
     /// All of it was zero when it was passed in.
     fresh: bool,
     turns: Turns,
     /// CPU access for writing: from when it was created to be filled until it is complete, except
     /// during the turns of devices.
-    access: Access,
+    access: WriteAccess,
 }
 
 /// One or several, filled.
 pub(super) struct DmaBufs {
     /// All of them, back to back.
     view: View,
-    pieces: Vec<Piece>,
+    pieces: Vec<DmaBufPiece>,
 }
 
-struct Piece {
+struct DmaBufPiece {
     /// The caller may have a reference, too.
     fd: Arc<OwnedFd>,
     bytes: u64,
 }
 
-impl Piece {
+impl DmaBufPiece {
     fn new(fd: Arc<OwnedFd>) -> Result<Self, Errno> {
         let bytes = dmabuf::size(fd.as_fd())?;
         Ok(Self { fd, bytes })
@@ -44,9 +44,9 @@ impl Piece {
 }
 
 /// CPU access for writing, until this is dropped (DMA_BUF_IOCTL_SYNC).
-struct Access(Option<Arc<OwnedFd>>);
+struct WriteAccess(Option<Arc<OwnedFd>>);
 
-impl Access {
+impl WriteAccess {
     fn begin(fd: &Arc<OwnedFd>) -> Result<Self, Errno> {
         dmabuf::sync(fd.as_fd(), true, false)?;
         Ok(Self(Some(Arc::clone(fd))))
@@ -60,7 +60,7 @@ impl Access {
     }
 }
 
-impl Drop for Access {
+impl Drop for WriteAccess {
     fn drop(&mut self) {
         if let Some(fd) = &self.0 {
             // Ending an access that has begun should not fail, and a drop could not report it.
@@ -71,10 +71,10 @@ impl Drop for Access {
 
 impl ToFill {
     pub(super) fn new(fd: &Arc<OwnedFd>, fresh: bool) -> Result<Self, Errno> {
-        let piece = Piece::new(Arc::clone(fd))?;
+        let piece = DmaBufPiece::new(Arc::clone(fd))?;
         Ok(Self {
             map: Mapping::chain(&[(piece.fd.as_fd(), piece.bytes)])?,
-            access: Access::begin(fd)?,
+            access: WriteAccess::begin(fd)?,
             turns: Turns::new(fd),
             piece,
             fresh,
@@ -128,7 +128,7 @@ impl Finish for ToFill {
 impl DmaBufs {
     /// dma-bufs that have been filled elsewhere.
     pub(super) fn whole(fds: Vec<Arc<OwnedFd>>) -> Result<Self, Errno> {
-        let pieces: Result<Vec<_>, Errno> = fds.into_iter().map(Piece::new).collect();
+        let pieces: Result<Vec<_>, Errno> = fds.into_iter().map(DmaBufPiece::new).collect();
         let pieces = pieces?;
         let parts: Vec<_> = pieces
             .iter()
@@ -204,7 +204,8 @@ impl Filled for DmaBufs {
     }
 
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
-        let own = |piece: Piece| Arc::try_unwrap(piece.fd).or_else(|fd| file::twin(fd.as_fd()));
+        let own =
+            |piece: DmaBufPiece| Arc::try_unwrap(piece.fd).or_else(|fd| file::twin(fd.as_fd()));
         self.pieces.into_iter().map(own).collect()
     }
 }

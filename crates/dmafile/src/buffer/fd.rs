@@ -20,20 +20,20 @@ pub(super) fn existing(fd: &Arc<OwnedFd>, plan: &Plan, pages: Pages) -> Result<B
         let made = ToFill::new(fd, false).map_err(super::dmabuf::cannot_map)?;
         return Ok(Box::new(made));
     }
-    Ok(Box::new(Existing::new(fd, plan, pages)?))
+    Ok(Box::new(FdFilling::new(fd, plan, pages)?))
 }
 
 /// While it is being filled.
-struct Existing {
+struct FdFilling {
     map: Mapping,
     tactic: Tactic,
     /// It was empty when it was passed in, so all of it was zero.
     fresh: bool,
-    file: File,
+    file: FdFilled,
 }
 
 /// The descriptor and its properties.
-struct File {
+struct FdFilled {
     fd: Arc<OwnedFd>,
     /// Its owner may truncate it: then the CPU accesses it through the descriptor, which
     /// returns an error, and not through the mapping, which would raise SIGBUS.
@@ -42,7 +42,7 @@ struct File {
     len: u64,
 }
 
-impl Existing {
+impl FdFilling {
     fn new(fd: &Arc<OwnedFd>, plan: &Plan, pages: Pages) -> Result<Self> {
         let fail = |errno| cannot_map(errno, pages);
         let stat = file::stat(fd.as_fd()).map_err(fail)?;
@@ -66,7 +66,7 @@ impl Existing {
             map,
             tactic,
             fresh: stat.allocated == 0,
-            file: File {
+            file: FdFilled {
                 fd: Arc::clone(fd),
                 // hugetlbfs does not support write(2); its owner is trusted not to truncate
                 // it.
@@ -77,7 +77,7 @@ impl Existing {
     }
 }
 
-impl CopyOut for Existing {
+impl CopyOut for FdFilling {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
         match self.file.may_shrink {
             true => file::pread_all(self.file.fd.as_fd(), into, at)?,
@@ -87,7 +87,7 @@ impl CopyOut for Existing {
     }
 }
 
-impl Filling for Existing {
+impl Filling for FdFilling {
     fn region(&self) -> Region<'_> {
         self.map.region()
     }
@@ -132,7 +132,7 @@ impl Filling for Existing {
     }
 }
 
-impl Finish for Existing {
+impl Finish for FdFilling {
     fn finish(self: Box<Self>) -> Result<Box<dyn Filled>, Errno> {
         Ok(Box::new(FilledExisting {
             view: Some(self.map.into_view()),
@@ -145,7 +145,7 @@ impl Finish for Existing {
 struct FilledExisting {
     /// None only if it could not be mapped again after it was sealed.
     view: Option<View>,
-    file: File,
+    file: FdFilled,
 }
 
 impl FilledExisting {

@@ -3,7 +3,7 @@
 use super::anon::Anon;
 use super::memfd::Memfd;
 use super::udmabuf::Udmabuf;
-use super::{Filling, Finish, Ring, fd, heap, ko};
+use super::{Filling, Finish, RingBuffer, fd, heap, ko};
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
 use crate::options::{Kind, Pages};
@@ -23,9 +23,14 @@ pub(crate) fn make(
 }
 
 /// Creates a ring of `bytes` bytes for a plan, and logs the reasons for its form.
-pub(crate) fn make_ring(bytes: u64, plan: &Plan, asked: Pages, log: &Reasons) -> Result<Ring> {
+pub(crate) fn make_ring(
+    bytes: u64,
+    plan: &Plan,
+    asked: Pages,
+    log: &Reasons,
+) -> Result<RingBuffer> {
     let made = with_pages(plan.pages, asked, log, |pages| {
-        let ring = Ring::new(bytes, plan.capacity, plan.phase(), pages)?;
+        let ring = RingBuffer::new(bytes, plan.capacity, plan.phase(), pages)?;
         if pages == Pages::Huge {
             take_from_pool(&ring)?;
         }
@@ -44,7 +49,7 @@ fn with_pages<M>(
         // The pool had room a moment ago, or a limit that we cannot see applies: use another page
         // size, unless this one was requested.
         Err(error) if pages == Pages::Huge && asked == Pages::Auto => {
-            let why = message!["no hugetlb pages after all: ", &error];
+            let why = message!["no hugetlb pages: ", &error];
             log.add("pages", Pages::Thp, why);
             make(Pages::Thp)
         }
@@ -91,7 +96,7 @@ pub(crate) fn cannot_export(errno: Errno, kind: &str) -> Error {
 
 /// The error for a failed mapping: ENOMEM does not only mean too little memory.
 pub(super) fn cannot_map(errno: Errno, pages: Pages) -> Error {
-    let error = Error::os("cannot make the buffer", errno);
+    let error = Error::os("cannot create the buffer", errno);
     match (errno, pages, host::address_space()) {
         (Errno::NOMEM, Pages::Huge, _) => error
             .with_why("the hugetlb pool is too small for it")

@@ -3,7 +3,7 @@
 use super::memory::{CopyOut, Filled, Filling, Finish};
 use super::pages::{self, Tactic};
 use super::{cannot_map, pages_of};
-use crate::device::{Device, Pinned};
+use crate::device::{Device, PinnedMemory};
 use crate::error::{Error, Result};
 use crate::options::Pages;
 use crate::plan::Plan;
@@ -17,7 +17,7 @@ use std::sync::Mutex;
 /// While it is being filled.
 pub(super) struct Memfd {
     /// The pin for a device, if there is one. Dropped before the mapping.
-    pin: Mutex<Option<Pinned>>,
+    pin: Mutex<Option<PinnedMemory>>,
     /// The device to pin it for, and the bytes to pin: offset of the first one, and number.
     pin_for: Option<(Device, u64, u64)>,
     map: Mapping,
@@ -131,15 +131,14 @@ impl Filling for Memfd {
         }
         let (at, bytes) = pages_of(at, bytes);
         let start = self.map.region().start().wrapping_add(at as usize);
-        *pin = Some(Pinned::new(device, start, bytes, true)?);
+        *pin = Some(PinnedMemory::new(device, start, bytes, true)?);
         Ok(true)
     }
 }
 
 impl Finish for Memfd {
     fn finish(self: Box<Self>) -> Result<Box<dyn Filled>, Errno> {
-        // Direct sendfile and splice write whole blocks, which may have extended it.
-        if self.tactic.grain() == page_size() || self.len != self.final_size {
+        if self.len != self.final_size {
             memfd::resize(self.fd.as_fd(), self.final_size)?;
         }
         // Receivers can rely on its size, and udmabuf requires F_SEAL_SHRINK.
@@ -156,7 +155,7 @@ impl Finish for Memfd {
 /// Filled, or received.
 pub(super) struct FilledMemfd {
     /// The pin for a device, until the buffer takes it.
-    pin: Option<Pinned>,
+    pin: Option<PinnedMemory>,
     /// None if an access could raise a signal, or if it could not be mapped again after it was
     /// sealed: then its bytes are accessed by system calls.
     view: Option<View>,
@@ -249,7 +248,7 @@ impl Filled for FilledMemfd {
         Ok(!self.view.as_ref().is_some_and(View::is_sealed))
     }
 
-    fn take_pin(&mut self) -> Option<Pinned> {
+    fn take_pin(&mut self) -> Option<PinnedMemory> {
         self.pin.take()
     }
 

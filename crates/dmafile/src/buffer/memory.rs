@@ -2,7 +2,7 @@
 //! so no region exists when slices can be made.
 
 use super::DmaBuf;
-use crate::device::Pinned;
+use crate::device::PinnedMemory;
 use crate::error::Error;
 use crate::sys::map::{Region, View};
 use crate::sys::turn::Turns;
@@ -82,7 +82,7 @@ pub(crate) trait Filled: CopyOut {
     }
 
     /// Takes the pin, if the memory was pinned while it was being filled.
-    fn take_pin(&mut self) -> Option<Pinned> {
+    fn take_pin(&mut self) -> Option<PinnedMemory> {
         None
     }
 

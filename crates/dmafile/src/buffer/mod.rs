@@ -16,7 +16,7 @@ mod ring;
 mod share;
 mod udmabuf;
 
-use crate::device::{Device, Pinned};
+use crate::device::{Device, PinnedMemory};
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
 use crate::options::Kind;
@@ -28,12 +28,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 
 pub use access::{CpuAccess, CpuAccessMut};
-pub(crate) use caller::Lent;
+pub(crate) use caller::CallerMemory;
 pub(crate) use dmabuf::{adopt_fused, exporters_pages};
 use make::cannot_map;
 pub(crate) use make::{cannot_export, make, make_ring};
 pub(crate) use memory::{CopyOut, Filled, Filling, Finish};
-pub(crate) use ring::Ring;
+pub(crate) use ring::RingBuffer;
 
 /// A filled buffer: the requested bytes of the file, with zeros around them.
 ///
@@ -41,7 +41,7 @@ pub(crate) use ring::Ring;
 /// Dropping the buffer unmaps the memory and closes the descriptor.
 pub struct Buffer {
     // Dropped before the memory, which must be unpinned before it is unmapped.
-    pinned: Mutex<Option<Pinned>>,
+    pinned: Mutex<Option<PinnedMemory>>,
     memory: Box<dyn Filled>,
     kind: String,
     offset: u64,
@@ -103,7 +103,7 @@ impl Buffer {
         self.len
     }
 
-    /// Whether there are none: only for an empty source of a snapshot. A load of 0 bytes is refused.
+    /// Returns `true` if there are none, as for an empty source of a snapshot; a load of 0 bytes is refused.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -263,7 +263,7 @@ impl Buffer {
         };
         let (at, bytes) = pages_of(self.offset, self.len);
         let start = start.wrapping_add(at as usize);
-        *pinned = Some(Pinned::new(device, start, bytes, writable)?);
+        *pinned = Some(PinnedMemory::new(device, start, bytes, writable)?);
         Ok(())
     }
 
@@ -274,12 +274,12 @@ impl Buffer {
     /// until the process ends, whatever happens to the buffer.
     pub fn unpin(&self) -> Result<()> {
         let pinned = sync::lock(&self.pinned).take();
-        pinned.map_or(Ok(()), Pinned::end)
+        pinned.map_or(Ok(()), PinnedMemory::end)
     }
 
     /// The device that it is pinned for, if any.
     pub fn pinned(&self) -> Option<Device> {
-        sync::lock(&self.pinned).as_ref().map(Pinned::device)
+        sync::lock(&self.pinned).as_ref().map(PinnedMemory::device)
     }
 
     fn range(&self) -> (usize, usize) {
@@ -316,7 +316,7 @@ impl Buffer {
                 ),
                 Errno::PERM => error
                     .with_why("its owner does not allow seals")
-                    .with_remedy("make the memfd with MFD_ALLOW_SEALING"),
+                    .with_remedy("create the memfd with MFD_ALLOW_SEALING"),
                 _ => error,
             }
         })

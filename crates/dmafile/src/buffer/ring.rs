@@ -7,7 +7,7 @@ use crate::options::Pages;
 use crate::sys::Errno;
 use crate::sys::map::Region;
 
-pub(crate) struct Ring {
+pub(crate) struct RingBuffer {
     memory: Anon,
     /// Size of the ring; its memory may end with the page after that.
     bytes: u64,
@@ -16,7 +16,7 @@ pub(crate) struct Ring {
     phase: u64,
 }
 
-impl Ring {
+impl RingBuffer {
     /// `bytes` bytes for `len` bytes that pass through: a multiple of the slot size, unless no slot is filled
     /// twice. A slot begins where `at + phase` is a multiple of the slot size.
     pub(super) fn new(bytes: u64, len: u64, phase: u64, pages: Pages) -> Result<Self> {
@@ -35,7 +35,7 @@ impl Ring {
     }
 }
 
-impl CopyOut for Ring {
+impl CopyOut for RingBuffer {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
         let left = (self.bytes - (at + self.phase) % self.bytes).min(into.len() as u64);
         let (first, rest) = into.split_at_mut(left as usize);
@@ -47,7 +47,7 @@ impl CopyOut for Ring {
     }
 }
 
-impl Filling for Ring {
+impl Filling for RingBuffer {
     fn region(&self) -> Region<'_> {
         self.memory.ring(self.bytes, self.len, self.phase)
     }

@@ -17,7 +17,7 @@ const MAGIC: &[u8; 8] = b"dmafile1";
 impl Buffer {
     /// Sends the descriptor, or all of its dma-bufs, over a Unix socket (SCM_RIGHTS, see unix(7)), with
     /// the offset and length of its bytes. A memfd is sent as a descriptor of its own: its position, flags and
-    /// locks are not shared with this buffer's. A dma-buf cannot be opened again, nor can a memfd without `/proc`;
+    /// locks are not shared with this buffer's. A dma-buf cannot be reopened, nor can a memfd without `/proc`;
     /// then they are.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl Buffer {
     /// the claimed range.
     ///
     /// # Errors
-    /// EPROTO for anything else than a buffer, ECONNRESET if the sender is gone, EMFILE if this process
+    /// EPROTO for anything other than a buffer, ECONNRESET if the sender is gone, EMFILE if this process
     /// has too many open descriptors. A non-blocking socket, or one with a timeout, gives EAGAIN if
     /// nothing has arrived; nothing is lost then.
     pub fn receive(socket: &UnixStream) -> Result<Self> {
@@ -108,7 +108,7 @@ impl Buffer {
         }
         let (offset, len) = (number(8), number(16));
         let end = offset.checked_add(len).filter(|_| len > 0);
-        let end = end.ok_or_else(|| refuse("its range is empty or has no end"))?;
+        let end = end.ok_or_else(|| refuse("its range is empty or overflows"))?;
         let (memory, kind) = adopt(fds, end).map_err(|why| refuse(&why))?;
         Ok(Self::new(memory, kind.to_string(), offset, len))
     }
@@ -126,7 +126,7 @@ impl Buffer {
     ) -> Result<Self, String> {
         let buffer = Self::of_peer_to_seal(fds, kind, (offset, len))?;
         if sealed && buffer.memory.bytes().is_none() {
-            return Err("it is not sealed, although its holder claims so".to_string());
+            return Err("the holder says it is sealed, but it is not".to_string());
         }
         buffer.enter_forks();
         Ok(buffer)
@@ -140,7 +140,7 @@ impl Buffer {
         (offset, len): (u64, u64),
     ) -> Result<Self, String> {
         let end = offset.checked_add(len).filter(|_| len > 0);
-        let end = end.ok_or("its range is empty or has no end")?;
+        let end = end.ok_or("its range is empty or overflows")?;
         let is_memfd = kind == Kind::Memfd.to_string();
         if is_memfd && fds.len() != 1 {
             return Err(format!("{} descriptors for a memfd", fds.len()));
@@ -148,7 +148,7 @@ impl Buffer {
         let (memory, found) = adopt(fds, end)?;
         if is_memfd != (found == Kind::Memfd.to_string()) {
             return Err(format!(
-                "it is a {found}, and not of the kind that its holder claims"
+                "the holder says it is a {kind}, but it is a {found}"
             ));
         }
         Ok(Self::unforked(memory, found.to_string(), offset, len))
@@ -160,7 +160,7 @@ impl Buffer {
 fn adopt(mut fds: Vec<OwnedFd>, end: u64) -> Result<(Box<dyn Filled>, &'static str), String> {
     let all = fds.iter().all(|fd| dmabuf::is_one(fd.as_fd()));
     if fds.is_empty() {
-        return Err("no descriptor came with it".to_string());
+        return Err("the message carries no descriptor".to_string());
     }
     if !all {
         let memory = FilledMemfd::adopt(fds.swap_remove(0), end)?;

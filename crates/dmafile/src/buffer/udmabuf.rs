@@ -18,10 +18,10 @@ pub(super) struct Udmabuf {
     node: OwnedFd,
     size: u64,
     /// The dma-bufs, when all pages are present.
-    made: OnceLock<Vec<Piece>>,
+    made: OnceLock<Vec<UdmabufPiece>>,
 }
 
-struct Piece {
+struct UdmabufPiece {
     fd: OwnedFd,
     at: u64,
     bytes: u64,
@@ -50,11 +50,11 @@ impl Udmabuf {
     }
 
     /// Creates the dma-bufs: one, or as many as the limit requires.
-    fn make(&self) -> Result<Vec<Piece>, Errno> {
+    fn make(&self) -> Result<Vec<UdmabufPiece>, Errno> {
         let memfd = self.memfd.descriptor().expect("a memfd has a descriptor");
         let one = |at: u64, bytes: u64| {
             let fd = dmabuf::udmabuf(self.node.as_fd(), memfd, at, bytes)?;
-            Ok(Piece { fd, at, bytes })
+            Ok(UdmabufPiece { fd, at, bytes })
         };
         match one(0, self.size) {
             Ok(whole) => return Ok(vec![whole]),
@@ -114,7 +114,7 @@ impl Filling for Udmabuf {
 impl Finish for Udmabuf {
     fn finish(self: Box<Self>) -> Result<Box<dyn Filled>, Errno> {
         self.complete()?;
-        Ok(Box::new(Made {
+        Ok(Box::new(UdmabufFilled {
             view: self.memfd.into_view(),
             pieces: self.made.into_inner().unwrap_or_default(),
         }))
@@ -122,19 +122,19 @@ impl Finish for Udmabuf {
 }
 
 /// Filled. The dma-bufs hold the memfd's pages.
-struct Made {
+struct UdmabufFilled {
     view: View,
-    pieces: Vec<Piece>,
+    pieces: Vec<UdmabufPiece>,
 }
 
-impl CopyOut for Made {
+impl CopyOut for UdmabufFilled {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
         self.view.copy_out(at, into);
         Ok(())
     }
 }
 
-impl Filled for Made {
+impl Filled for UdmabufFilled {
     fn enter_forks(&self) {
         self.view.enter_forks();
     }

@@ -19,7 +19,7 @@ pub(crate) fn allocate(heap: &OwnedFd, bytes: u64) -> Result<OwnedFd> {
 
 fn cannot_open(name: &str, errno: Errno) -> Error {
     let node = format!("{}/{name}", dmabuf::HEAPS);
-    let error = Error::os("cannot make the buffer", errno);
+    let error = Error::os("cannot create the buffer", errno);
     let there: Vec<_> = dmabuf::heaps()
         .iter()
         .filter_map(|node| Some(node.file_name()?.to_string_lossy().into_owned()))

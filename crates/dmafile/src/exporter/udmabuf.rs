@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 /// Opens the node.
 pub(crate) fn open() -> Result<OwnedFd> {
     dmabuf::open_udmabuf().map_err(|errno| {
-        let error = Error::os("cannot make the buffer", errno);
+        let error = Error::os("cannot create the buffer", errno);
         match errno {
             Errno::NOENT | Errno::NXIO | Errno::NODEV => error
                 .with_why("there is no /dev/udmabuf")

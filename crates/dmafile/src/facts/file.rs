@@ -3,7 +3,7 @@
 use super::premap;
 use crate::error::Result;
 use crate::source::Source;
-use crate::sys::block::Device;
+use crate::sys::block::BlockDevice;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -20,17 +20,17 @@ pub struct File {
     pub file_system: String,
     /// Alignment of direct reads in offset, length and memory.
     pub align: u64,
-    /// Whether `align` comes from `statx(STATX_DIOALIGN)`; otherwise it was found by reading.
+    /// True if `align` comes from `statx(STATX_DIOALIGN)`; otherwise it was found by reading.
     pub align_told: bool,
     /// Why direct I/O cannot be used; `None` if it can.
     pub direct_refused: Option<String>,
-    /// Whether reads through the page cache can drop the pages that they bring in (`RWF_DONTCACHE`).
+    /// True if reads through the page cache can drop the pages that they bring in (`RWF_DONTCACHE`).
     pub drops_behind: bool,
-    /// Whether its file system keeps it in memory: the page cache is the file.
+    /// True if its file system keeps it in memory: the page cache is the file.
     pub in_memory: bool,
     /// The block device that it is or is stored on, as named in `/dev`; `None` if there is none.
     pub device: Option<String>,
-    /// Whether that device accesses memory through an IOMMU that translates, so that mapping for it
+    /// True if that device accesses memory through an IOMMU that translates, so that mapping for it
     /// costs the CPU more than a look-up.
     pub translated: bool,
     /// Why memory cannot be DMA-mapped once for direct reads of it; `None` if it can.
@@ -62,7 +62,7 @@ impl File {
             direct_refused,
             drops_behind: source.drops_behind(),
             in_memory: source.in_memory(),
-            translated: device.as_ref().is_some_and(Device::is_translated),
+            translated: device.as_ref().is_some_and(BlockDevice::is_translated),
             device: device.map(|device| device.name().to_string()),
             premap_refused,
         }

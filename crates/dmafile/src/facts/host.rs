@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// What this machine offers to this process now. Sizes are in bytes.
 ///
-/// Every feature is found by trying it, not by a version number. `None` means unknown: a container may
+/// Every feature is probed, not derived from a version number. `None` means unknown: a container may
 /// hide it.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
@@ -28,11 +28,11 @@ pub struct Host {
     pub available: Option<u64>,
     /// Memory that the tightest cgroup still allows, and the file with that limit.
     pub cgroup: Option<(u64, PathBuf)>,
-    /// Whether memory of dma-heaps counts against that limit (`mem_accounting`, since 2026).
+    /// True if memory of dma-heaps counts against that limit (`mem_accounting`, since 2026).
     pub heaps_are_charged: bool,
     /// RLIMIT_MEMLOCK; `None` if there is no limit.
     pub memlock: Option<u64>,
-    /// Whether CAP_IPC_LOCK is effective: RLIMIT_MEMLOCK does not apply.
+    /// True if CAP_IPC_LOCK is effective: RLIMIT_MEMLOCK does not apply.
     pub pins_freely: bool,
     /// Number of CPUs that this process may run on.
     pub cpus: usize,
@@ -41,12 +41,12 @@ pub struct Host {
     pub node: Option<u32>,
     /// Why io_uring cannot be used, as the name of an errno; `None` if it can.
     pub uring_refused: Option<String>,
-    /// Whether io_uring supports buffers that are DMA-mapped once for a file
+    /// True if io_uring supports buffers that are DMA-mapped once for a file
     /// (`IORING_RSRC_UPDATE_EXTENDED`).
     pub premaps: bool,
-    /// Whether a sysctl disables it (`kernel.io_uring_disabled`).
+    /// True if a sysctl disables it (`kernel.io_uring_disabled`).
     pub uring_disabled: bool,
-    /// Whether a driver that maps a udmabuf for the CPU (`dma_buf_vmap`) sees the first page of a huge
+    /// True if a driver that maps a udmabuf for the CPU (`dma_buf_vmap`) sees the first page of a huge
     /// page in place of all its pages, as in Linux 6.11 and 6.12. User space cannot try that, so this
     /// depends on the version.
     pub udmabuf_vmaps_wrong: bool,
@@ -62,7 +62,7 @@ impl Host {
             host::number(format!("/sys/kernel/mm/hugepages/hugepages-{kb}kB/{name}")).unwrap_or(0)
         };
         let free = pool("free_hugepages").saturating_sub(pool("resv_hugepages"));
-        let uring_refused = sys::uring::Ring::probe()
+        let uring_refused = sys::uring::IoRing::probe()
             .err()
             .map(|errno| errno_name(errno.raw_os_error()));
         // Needed only for the remedy.
@@ -85,7 +85,7 @@ impl Host {
             cpus: host::cpus(),
             node: sys::numa::node(),
             uring_refused,
-            premaps: sys::uring::Ring::maps_once(),
+            premaps: sys::uring::IoRing::maps_once(),
             uring_disabled,
             udmabuf_vmaps_wrong: host::release()
                 .is_some_and(|release| ((6, 11)..(6, 13)).contains(&release)),

@@ -1,11 +1,11 @@
-//! Whether memory can be DMA-mapped once for the disk that has a file: found by trying.
+//! Probes whether memory can be DMA-mapped once for the disk that has a file.
 
 use crate::error::errno_name;
 use crate::source::Source;
 use crate::sys::Errno;
-use crate::sys::block::Device;
+use crate::sys::block::BlockDevice;
 use crate::sys::map::{Mapping, page_size};
-use crate::sys::uring::Ring;
+use crate::sys::uring::IoRing;
 use std::os::fd::BorrowedFd;
 
 /// The reason, on a kernel that cannot map buffers once.
@@ -15,7 +15,7 @@ const NOT_IN_KERNEL: &str = "this kernel's io_uring has no extended buffer updat
 /// Why memory cannot be mapped once for the files of a source, all of which can be read directly; None if
 /// it can. Tried with a page.
 pub(super) fn refused(source: &Source) -> Option<String> {
-    if !Ring::maps_once() {
+    if !IoRing::maps_once() {
         return Some(NOT_IN_KERNEL.to_string());
     }
     let tried = with_ring(source, |ring, file| {
@@ -32,7 +32,7 @@ pub(super) fn dma_buf_refused(source: &Source, dma_buf: BorrowedFd<'_>) -> Optio
     if let Some(why) = source.direct_refused() {
         return Some(why);
     }
-    if !Ring::maps_once() {
+    if !IoRing::maps_once() {
         return Some(NOT_IN_KERNEL.to_string());
     }
     let window = (0, page_size());
@@ -44,24 +44,24 @@ pub(super) fn dma_buf_refused(source: &Source, dma_buf: BorrowedFd<'_>) -> Optio
 /// As [`dma_buf_refused`], for direct writes to one file on a device.
 pub(crate) fn dma_buf_refused_for(
     file: BorrowedFd<'_>,
-    device: Option<&Device>,
+    device: Option<&BlockDevice>,
     dma_buf: BorrowedFd<'_>,
 ) -> Option<String> {
-    if !Ring::maps_once() {
+    if !IoRing::maps_once() {
         return Some(NOT_IN_KERNEL.to_string());
     }
     let page = page_size();
     let memory = Mapping::anon(page as usize, page as usize);
     let tried = memory.and_then(|memory| {
-        let mut ring = Ring::new(vec![file], memory.region(), 1)?;
+        let mut ring = IoRing::new(vec![file], memory.region(), 1)?;
         ring.open_slots(1)?;
         ring.map_slot(0, dma_buf, (0, page), 0)
     });
     tried.err().map(|errno| why_not_dma_buf(device, errno))
 }
 
-fn why_not_dma_buf(device: Option<&Device>, errno: Errno) -> String {
-    let device = device.map_or("the device", Device::name);
+fn why_not_dma_buf(device: Option<&BlockDevice>, errno: Errno) -> String {
+    let device = device.map_or("the device", BlockDevice::name);
     match errno {
         Errno::OPNOTSUPP => {
             format!("the exporter of the dma-buf does not map it for {device} (EOPNOTSUPP)")
@@ -75,7 +75,7 @@ fn why_not_dma_buf(device: Option<&Device>, errno: Errno) -> String {
 /// Returns the offset in the source of the first file for which it fails, and the reason.
 fn with_ring(
     source: &Source,
-    mut attempt: impl FnMut(&mut Ring<'_>, usize) -> Result<(), Errno>,
+    mut attempt: impl FnMut(&mut IoRing<'_>, usize) -> Result<(), Errno>,
 ) -> Option<(u64, Errno)> {
     let starts: Vec<u64> = source.files().map(|(_, start, _)| start).collect();
     let files = starts.iter().map(|&at| source.direct(at));
@@ -84,7 +84,7 @@ fn with_ring(
     let page = page_size() as usize;
     let made = Mapping::anon(page, page);
     let made = made.and_then(|memory| {
-        let mut ring = Ring::new(files, memory.region(), 1)?;
+        let mut ring = IoRing::new(files, memory.region(), 1)?;
         ring.open_slots(1)?;
         let mut all = starts.iter().enumerate();
         Ok(all.find_map(|(number, &at)| Some((at, attempt(&mut ring, number).err()?))))
@@ -93,7 +93,7 @@ fn with_ring(
 }
 
 /// Explains an errno for a file on a file system: if possible, by what /sys says about the device.
-fn why(device: Option<&Device>, file_system: &str, errno: Errno) -> String {
+fn why(device: Option<&BlockDevice>, file_system: &str, errno: Errno) -> String {
     let Some(device) = device else {
         return format!(
             "{file_system} has no block device of its own ({})",

@@ -1,4 +1,4 @@
-//! Properties of the target memory, found by trying before anything is decided.
+//! Properties of the target memory, probed before anything is decided.
 
 use super::premap;
 use crate::error::{Error, Result};
@@ -16,22 +16,22 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// Memory for a load: its kind, and what is known about it before it is created.
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
+pub(crate) struct MemoryTarget {
     /// The requested kind, or the one that `dma-buf` stands for here.
     pub kind: Kind,
     /// Existing memory: the caller's, or that of an `fd:N`.
-    pub existing: Option<Existing>,
+    pub existing: Option<ExistingMemory>,
     /// Memory that is accessed through the mapping of a dma-buf.
     pub dma_buf: Option<DmaBufFacts>,
     /// Size of the ring in bytes, if the file passes through one.
     pub ring: Option<u64>,
-    /// Whether the kernel can copy the file into existing memory (copy_file_range(2)).
+    /// True if the kernel can copy the file into existing memory (copy_file_range(2)).
     pub copies: bool,
 }
 
 /// Properties of existing memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Existing {
+pub(crate) struct ExistingMemory {
     /// Its size in bytes.
     pub bytes: u64,
     /// Its address, or 0 if it will be mapped at the start of a page.
@@ -42,7 +42,7 @@ pub(crate) struct Existing {
     pub empty: bool,
     /// Bytes of it that are not allocated yet.
     pub lacking: u64,
-    /// Whether it consists of hugetlb pages, which do not support write(2).
+    /// True if it consists of hugetlb pages, which do not support write(2).
     pub hugetlb: bool,
 }
 
@@ -53,17 +53,17 @@ pub(crate) struct DmaBufFacts {
     pub unpinnable: Option<Errno>,
     /// dmafile.ko, if it created the dma-buf or will create it.
     pub ko: Option<Ko>,
-    /// Whether it comes from a heap that reads files during allocation.
+    /// True if it comes from a heap that reads files during allocation.
     pub heap_reads: bool,
     /// Why it cannot be mapped once for the file's disk, if that was tried.
     pub premap_refused: Option<String>,
 }
 
-impl Target {
+impl MemoryTarget {
     /// The caller's memory.
     pub(crate) fn caller(memory: &[u8]) -> Self {
         Self {
-            existing: Some(Existing {
+            existing: Some(ExistingMemory {
                 address: memory.as_ptr().addr() as u64,
                 bytes: memory.len() as u64,
                 at: None,
@@ -158,7 +158,7 @@ fn may_map(request: &Request) -> bool {
     request.io != Io::Buffered && matches!(request.method, Method::Auto | Method::Premap)
 }
 
-/// The first kind of dma-buf that can be created here, found by trying. The log says why it is this
+/// The first kind of dma-buf that can be created here, which it probes. The log says why it is this
 /// one and not an earlier one.
 fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kind> {
     type Probe = fn() -> Result<()>;
@@ -179,12 +179,12 @@ fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kin
             Kind::Heap("system".to_string()),
             false,
             || probe_heap("system", None).map(drop),
-            "the last choice; its bytes are copied",
+            "the last resort: bytes are copied",
         ),
     ];
     let heap_first = match probe_heap("system", Some(source)) {
         Ok(facts) if facts.heap_reads && may_fuse(request, source) => {
-            Some("it has the disk write into its pages while they are being allocated")
+            Some("it lets the disk write into its pages while they are being allocated")
         }
         Ok(facts) if facts.premap_refused.is_none() && may_map(request) => {
             Some("the disk writes into its pages, for which they are mapped once")
@@ -207,7 +207,7 @@ fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kin
         };
         match probed {
             Ok(()) => {
-                log.add("kind", &kind, format!("found by trying: {why}"));
+                log.add("kind", &kind, format!("probed: {why}"));
                 return Ok(kind);
             }
             Err(error) => {
@@ -220,7 +220,7 @@ fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kin
     let errno = first.and_then(|error| error.raw_os_error());
     let errno = errno.map_or(Errno::OPNOTSUPP, Errno::from_raw_os_error);
     Err(
-        Error::new("cannot make a dma-buf", Message::join(refused, "; and "))
+        Error::new("cannot create a dma-buf", Message::join(refused, "; and "))
             .with_errno(errno)
             .with_remedy(message![
                 "modprobe dmafile or udmabuf (`dmafile doctor` says more), or ",
@@ -279,7 +279,7 @@ fn probe_fd(
     number: i32,
     at: Option<u64>,
     source: &Source,
-) -> Result<(Existing, Option<DmaBufFacts>)> {
+) -> Result<(ExistingMemory, Option<DmaBufFacts>)> {
     let refuse = |why: &str, errno, remedy: &str| {
         Error::new("cannot fill the descriptor", why)
             .with_errno(errno)
@@ -306,7 +306,7 @@ fn probe_fd(
             let why = "it is a dma-buf that this process cannot map";
             refuse(why, errno, "use one whose exporter allows CPU access")
         })?;
-        let existing = Existing {
+        let existing = ExistingMemory {
             bytes,
             address: 0,
             at,
@@ -327,7 +327,7 @@ fn probe_fd(
         refuse(
             "it is neither a memfd nor a dma-buf",
             Errno::INVAL,
-            "make one with memfd_create(2)",
+            "create one with memfd_create(2)",
         )
     })?;
     if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
@@ -339,7 +339,7 @@ fn probe_fd(
     }
     if memfd::appends(fd) == Ok(true) {
         return Err(refuse(
-            "it is open for appending, so that nothing can be written in place",
+            "it is open for appending, so it cannot be written in place",
             Errno::INVAL,
             "open it without O_APPEND",
         ));
@@ -347,7 +347,7 @@ fn probe_fd(
     if memfd::is_writable(fd) == Ok(false) {
         return Err(not_writable());
     }
-    let existing = Existing {
+    let existing = ExistingMemory {
         bytes: stat.size,
         address: 0,
         at,

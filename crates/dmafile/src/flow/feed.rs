@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// A contiguous range that one operation moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub(crate) struct IoExtent {
     /// Its offset in the file.
     pub file: u64,
     /// Its offset in the buffer's memory.
@@ -37,8 +37,8 @@ pub(crate) enum Lane {
 
 /// The result of [`Feed::take`].
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Take {
-    Extent(Extent),
+pub(crate) enum FeedResult {
+    Extent(IoExtent),
     /// The memory for the next extent is still being allocated.
     NotYet,
     /// There are no more extents.
@@ -64,16 +64,16 @@ pub(crate) struct Cut {
 /// The queue between the allocating thread and those that move bytes.
 pub(crate) struct Feed {
     cut: Cut,
-    state: Mutex<State>,
+    state: Mutex<FeedState>,
     more: Condvar,
     /// Signalled when memory is added, for a lane that waits in its ring and not here.
     pub bell: Option<Bell>,
 }
 
-struct State {
+struct FeedState {
     main: VecDeque<FileRange>,
     copy: VecDeque<FileRange>,
-    returned: Vec<Extent>,
+    returned: Vec<IoExtent>,
     /// Memory below this offset of the buffer is allocated.
     frontier: u64,
     stopped: bool,
@@ -91,7 +91,7 @@ impl Feed {
     ) -> Self {
         Self {
             cut,
-            state: Mutex::new(State {
+            state: Mutex::new(FeedState {
                 main: main.into_iter().collect(),
                 copy: copy.into_iter().collect(),
                 returned: Vec::new(),
@@ -142,18 +142,18 @@ impl Feed {
     }
 
     /// The next extent of a lane, without blocking.
-    pub(crate) fn take(&self, lane: Lane) -> Take {
+    pub(crate) fn take(&self, lane: Lane) -> FeedResult {
         self.next(&mut self.lock(), lane)
     }
 
     /// Waits for the next extent of a lane; None if there are no more.
-    pub(crate) fn wait(&self, lane: Lane) -> Option<Extent> {
+    pub(crate) fn wait(&self, lane: Lane) -> Option<IoExtent> {
         let mut state = self.lock();
         loop {
             match self.next(&mut state, lane) {
-                Take::Extent(extent) => return Some(extent),
-                Take::Drained => return None,
-                Take::NotYet => {
+                FeedResult::Extent(extent) => return Some(extent),
+                FeedResult::Drained => return None,
+                FeedResult::NotYet => {
                     state = sync::wait(&self.more, state);
                 }
             }
@@ -166,7 +166,7 @@ impl Feed {
     }
 
     /// Returns an extent that the method could not move; the main lane hands it out again.
-    pub(crate) fn put_back(&self, extent: Extent) {
+    pub(crate) fn put_back(&self, extent: IoExtent) {
         self.lock().returned.push(extent);
     }
 
@@ -182,22 +182,22 @@ impl Feed {
         left
     }
 
-    fn next(&self, state: &mut State, lane: Lane) -> Take {
+    fn next(&self, state: &mut FeedState, lane: Lane) -> FeedResult {
         if state.stopped {
-            return Take::Drained;
+            return FeedResult::Drained;
         }
         let frontier = state.frontier;
         let runs = match lane {
             Lane::Main => {
                 if let Some(extent) = state.returned.pop() {
-                    return Take::Extent(extent);
+                    return FeedResult::Extent(extent);
                 }
                 &mut state.main
             }
             Lane::Copy => &mut state.copy,
         };
         let Some(run) = runs.front_mut() else {
-            return Take::Drained;
+            return FeedResult::Drained;
         };
         let align = match lane {
             Lane::Main => self.cut.align,
@@ -207,14 +207,14 @@ impl Feed {
         let cut = Cut { align, ..self.cut };
         let (extent, next) = cut.first(*run);
         if extent.at + extent.len > frontier {
-            return Take::NotYet;
+            return FeedResult::NotYet;
         }
         if next < run.1 {
             run.0 = next;
         } else {
             runs.pop_front();
         }
-        Take::Extent(extent)
+        FeedResult::Extent(extent)
     }
 
     fn wake(&self) {
@@ -224,7 +224,7 @@ impl Feed {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FeedState> {
         sync::lock(&self.state)
     }
 }
@@ -254,14 +254,14 @@ impl Drop for Panics<'_> {
 
 impl Cut {
     /// The first extent of a range of the file, and where the next one starts.
-    fn first(&self, (start, end): FileRange) -> (Extent, u64) {
+    fn first(&self, (start, end): FileRange) -> (IoExtent, u64) {
         let file = start - start % self.align;
         let at = file.wrapping_sub(self.base);
         // Cut at the ends of blocks in memory, but at an aligned offset of the file.
         let stop_at = at + self.block - (at + self.phase) % self.block;
         let next = (file + (stop_at - at)).min(end);
         let rounded = (next - file).next_multiple_of(self.align);
-        let extent = Extent {
+        let extent = IoExtent {
             file,
             at,
             len: rounded.min(self.capacity - at),
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn drain(feed: &Feed, lane: Lane) -> Vec<Extent> {
+    fn drain(feed: &Feed, lane: Lane) -> Vec<IoExtent> {
         std::iter::from_fn(|| feed.wait(lane)).collect()
     }
 
@@ -293,13 +293,13 @@ mod tests {
         };
         let feed = Feed::new([(0, 20000)], [], cut, None);
         feed.hold();
-        assert_eq!(feed.take(Lane::Main), Take::NotYet);
+        assert_eq!(feed.take(Lane::Main), FeedResult::NotYet);
         feed.publish(8192);
-        assert!(matches!(feed.take(Lane::Main), Take::Extent(e) if e.at == 0));
-        assert_eq!(feed.take(Lane::Main), Take::NotYet);
+        assert!(matches!(feed.take(Lane::Main), FeedResult::Extent(e) if e.at == 0));
+        assert_eq!(feed.take(Lane::Main), FeedResult::NotYet);
         feed.publish(20480);
         assert_eq!(drain(&feed, Lane::Main).len(), 2);
-        assert_eq!(feed.take(Lane::Copy), Take::Drained);
+        assert_eq!(feed.take(Lane::Copy), FeedResult::Drained);
     }
 
     #[test]

@@ -7,12 +7,12 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 /// Ranges of memory whose bytes are in place.
 #[derive(Default)]
 pub(crate) struct Landed {
-    state: Mutex<State>,
+    state: Mutex<LandedState>,
     more: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct LandedState {
     upto: u64,
     beyond: BTreeMap<u64, u64>,
     over: bool,
@@ -49,15 +49,15 @@ impl Landed {
         (state.upto > have).then_some(state.upto)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LandedState> {
         sync::lock(&self.state)
     }
 }
 
 /// Calls [`Landed::over`] when dropped, so also if the thread panics that reports bytes.
-pub(crate) struct Over<'a>(pub(crate) &'a Landed);
+pub(crate) struct LandedGuard<'a>(pub(crate) &'a Landed);
 
-impl Drop for Over<'_> {
+impl Drop for LandedGuard<'_> {
     fn drop(&mut self) {
         self.0.over();
     }
@@ -85,7 +85,7 @@ mod tests {
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| landed.wait(0));
             let broken = scope.spawn(|| {
-                let _over = Over(&landed);
+                let _over = LandedGuard(&landed);
                 panic!("on purpose");
             });
             assert!(broken.join().is_err());

@@ -1,6 +1,6 @@
 //! What a transfer measures while it runs: bytes in place, phases, overlap, the timeline.
 
-use super::feed::Extent;
+use super::feed::IoExtent;
 use super::landed::Landed;
 use super::overlap::{Interval, Overlap, Overlapped};
 use super::trace::{ROW_ALLOC, ROW_MAIN, Span};
@@ -231,7 +231,7 @@ impl<'a> Meter<'a> {
     }
 
     /// An extent's requested bytes are in place.
-    pub(crate) fn landed(&self, extent: &Extent, direct: bool) {
+    pub(crate) fn landed(&self, extent: &IoExtent, direct: bool) {
         let counter = if direct { &self.direct } else { &self.buffered };
         counter.fetch_add(extent.need - extent.head, Ordering::Relaxed);
         self.in_place(extent.at, extent.at + extent.need);

@@ -87,7 +87,7 @@ pub struct Table {
     pub format: Format,
     /// Everything else in the header, by name.
     pub metadata: BTreeMap<String, Value>,
-    /// Whether the header has metadata, which may be empty; it is optional in safetensors files.
+    /// True if the header has metadata, which may be empty; it is optional in safetensors files.
     pub has_metadata: bool,
     /// The tensors, in the order of their bytes in the file.
     pub tensors: Vec<Entry>,

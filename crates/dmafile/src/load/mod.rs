@@ -16,15 +16,15 @@ use std::sync::Arc;
 
 pub use report::{Extent, Loaded, Report};
 
-type PlanFn = Box<dyn FnOnce(&Plan) + Send>;
+type LoadPlanFn = Box<dyn FnOnce(&Plan) + Send>;
 
 /// Where the bytes come from.
-enum Origin {
+enum LoadOrigin {
     Path(PathBuf),
     Open(Arc<Source>),
 }
 
-impl Origin {
+impl LoadOrigin {
     fn open(&self) -> Result<Arc<Source>> {
         match self {
             Self::Path(path) => Source::open(path).map(Arc::new),
@@ -53,26 +53,26 @@ impl Origin {
 /// ```
 #[must_use = "nothing is loaded before `run` or `run_into`"]
 pub struct Load {
-    origin: Origin,
+    origin: LoadOrigin,
     request: Request,
     verify: Option<Verify>,
     trace: bool,
     cancel: CancelToken,
     progress: Option<ProgressFn>,
-    on_plan: Option<PlanFn>,
+    on_plan: Option<LoadPlanFn>,
     names: &'static dyn Names,
 }
 
 impl Load {
     /// Loads the whole file at `path` into a memfd; the plan chooses everything else.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self::with_origin(Origin::Path(path.into()))
+        Self::with_origin(LoadOrigin::Path(path.into()))
     }
 
     /// A load of files that are already open.
     #[doc(hidden)]
     pub fn of(source: Arc<Source>, reach: Reach) -> Self {
-        let mut load = Self::with_origin(Origin::Open(source));
+        let mut load = Self::with_origin(LoadOrigin::Open(source));
         load.request.reach = reach;
         load
     }
@@ -89,7 +89,7 @@ impl Load {
         &self.request.kind
     }
 
-    fn with_origin(origin: Origin) -> Self {
+    fn with_origin(origin: LoadOrigin) -> Self {
         Self {
             origin,
             request: Request::default(),
@@ -114,7 +114,7 @@ impl Load {
         self
     }
 
-    /// Whether a memfd must end where the bytes end, as programs expect that open it as a file.
+    /// Sets whether a memfd must end where the bytes end, as programs expect that open it as a file.
     /// [`Pages::Auto`] then does not use hugetlb pages, because they would round its size up. Default
     /// false.
     pub fn exact_size(mut self, exact: bool) -> Self {
@@ -181,8 +181,7 @@ impl Load {
         self
     }
 
-    /// Whether to refuse early a load that exceeds available memory or a cgroup's limit; default
-    /// true.
+    /// Sets whether to refuse a load that exceeds available memory or a cgroup's limit early; default true.
     pub fn check_memory(mut self, check: bool) -> Self {
         self.request.check_memory = check;
         self

@@ -1,6 +1,6 @@
 //! The result of a load: the buffer, and a report.
 
-use super::run::Decided;
+use super::run::LoadDecision;
 use crate::buffer::{Buffer, DmaBuf};
 use crate::exporter::ko;
 use crate::flow::clock::{Clock, Cpu};
@@ -97,7 +97,7 @@ pub struct Report {
 
 impl Report {
     pub(super) fn of(
-        decided: &Decided,
+        decided: &LoadDecision,
         meter: &Meter<'_>,
         clock: &Clock,
         log: &Reasons,

@@ -2,10 +2,10 @@
 
 use super::Load;
 use super::report::{Loaded, Report};
-use crate::buffer::{self, Buffer, DmaBuf, Filled, Lent};
+use crate::buffer::{self, Buffer, CallerMemory, DmaBuf, Filled};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::facts::target::Target;
+use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host, Layout};
 use crate::flow::clock::Clock;
 use crate::flow::meter::{Meter, Phase};
@@ -16,35 +16,35 @@ use crate::reasons::Reasons;
 use crate::request::{Reach, Request};
 use crate::sink::{Ring, Sink};
 use crate::source::{Shard, Source};
-use crate::transfer::{self, Outcome, Through, Transfer, Work};
-use crate::verify::Check;
+use crate::transfer::{self, LoadTransfer, Outcome, Through, Work};
+use crate::verify::DigestCheck;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What was found. Nothing has been allocated yet, and nothing moved except for probing.
-struct Seen {
+struct LoadFacts {
     source: Peeked,
     file: File,
     host: Host,
-    target: Target,
+    target: MemoryTarget,
     layout: Layout,
     /// Time from the start of the load until the file was open and the target known.
     opened: Duration,
 }
 
 /// What a load is going to do.
-pub(super) struct Decided {
+pub(super) struct LoadDecision {
     source: Peeked,
-    target: Target,
+    target: MemoryTarget,
     pub(super) plan: Plan,
     pub(super) layout: Layout,
-    checks: Vec<Check>,
+    checks: Vec<DigestCheck>,
     pub(super) shards: Vec<Shard>,
     opened: Duration,
 }
 
-impl Decided {
+impl LoadDecision {
     /// The report of a load that has moved every byte.
     fn report(
         &self,
@@ -92,7 +92,7 @@ impl Load {
     /// As [`Load::run`], as far as they can be foreseen.
     pub fn plan(mut self) -> Result<Plan> {
         let log = Reasons::named(self.names);
-        let Decided {
+        let LoadDecision {
             mut plan, target, ..
         } = self.prepare(None, &Clock::start(), &log)?;
         if let Kind::Pinned(device) = target.kind {
@@ -173,10 +173,10 @@ impl Load {
     /// As [`Load::run`]; EINVAL if `memory` is too small. After an error its contents are undefined.
     pub fn run_into(mut self, memory: &mut [u8]) -> Result<Report> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
-        let decided = self.prepare(Some(Target::caller(memory)), &clock, &log)?;
+        let decided = self.prepare(Some(MemoryTarget::caller(memory)), &clock, &log)?;
         let meter = self.meter(&clock, &decided, self.verify.is_some());
-        let lent = Lent::new(memory);
-        let transfer = Transfer {
+        let lent = CallerMemory::new(memory);
+        let transfer = LoadTransfer {
             work: self.work(&decided, &meter, &log),
             memory: &lent,
         };
@@ -210,11 +210,16 @@ impl Load {
     }
 
     /// Inspects and decides for a load through a ring.
-    fn prepare_through(&mut self, ring: Ring, clock: &Clock, log: &Reasons) -> Result<Decided> {
+    fn prepare_through(
+        &mut self,
+        ring: Ring,
+        clock: &Clock,
+        log: &Reasons,
+    ) -> Result<LoadDecision> {
         self.request.kind = Kind::Anon;
         // Only the ring needs memory.
         self.request.check_memory = false;
-        let seen = self.look(Some(Target::ring(ring.bytes)), clock, log)?;
+        let seen = self.look(Some(MemoryTarget::ring(ring.bytes)), clock, log)?;
         let mut decided = self.decide(seen, log)?;
         let plan = &mut decided.plan;
         plan.through_ring()?;
@@ -225,7 +230,12 @@ impl Load {
     }
 
     /// Inspects, decides, and shows the plan.
-    fn prepare(&mut self, target: Option<Target>, clock: &Clock, log: &Reasons) -> Result<Decided> {
+    fn prepare(
+        &mut self,
+        target: Option<MemoryTarget>,
+        clock: &Clock,
+        log: &Reasons,
+    ) -> Result<LoadDecision> {
         let seen = self.look(target, clock, log)?;
         let decided = self.decide(seen, log)?;
         self.show(&decided.plan);
@@ -239,13 +249,18 @@ impl Load {
     }
 
     /// Opens the file and inspects it, this machine, and the target if that is not known yet.
-    fn look(&self, target: Option<Target>, clock: &Clock, log: &Reasons) -> Result<Seen> {
+    fn look(
+        &self,
+        target: Option<MemoryTarget>,
+        clock: &Clock,
+        log: &Reasons,
+    ) -> Result<LoadFacts> {
         let request = &self.request;
         self.check()?;
         let source = Peeked(self.origin.open()?);
         let target = match target {
             Some(known) => known,
-            None => Target::probe(request, &source, log)?,
+            None => MemoryTarget::probe(request, &source, log)?,
         };
         let opened = clock.begin.elapsed();
         let (file, host) = (File::of(&source), Host::probe());
@@ -260,7 +275,7 @@ impl Load {
         if residency && file.in_memory {
             layout.in_memory();
         }
-        Ok(Seen {
+        Ok(LoadFacts {
             source,
             file,
             host,
@@ -271,8 +286,8 @@ impl Load {
     }
 
     /// Makes the plan.
-    fn decide(&self, seen: Seen, log: &Reasons) -> Result<Decided> {
-        let Seen {
+    fn decide(&self, seen: LoadFacts, log: &Reasons) -> Result<LoadDecision> {
+        let LoadFacts {
             source,
             file,
             host,
@@ -288,11 +303,11 @@ impl Load {
         let (start, end) = (plan.offset, plan.offset + plan.bytes);
         let checks = match &self.verify {
             Some(_) if matches!(request.reach, Reach::Only(_)) => {
-                let why = "chosen tensors have no digest of their own";
-                let remedy = message!["leave out ", Opt::Verify, " or ", Opt::Patterns];
+                let why = "cannot verify selected tensors";
+                let remedy = message!["load whole files, or drop ", Opt::Verify];
                 return Err(Error::usage(Opt::Verify, why).with_remedy(remedy));
             }
-            Some(verify) => Check::all(verify, &source, start, end)?,
+            Some(verify) => DigestCheck::all(verify, &source, start, end)?,
             None => Vec::new(),
         };
         if let Some(check) = checks.iter().find(|check| check.by_name) {
@@ -304,7 +319,7 @@ impl Load {
             (0, true) => Shard::several(&source),
             _ => Vec::new(),
         };
-        Ok(Decided {
+        Ok(LoadDecision {
             source,
             target,
             plan,
@@ -316,7 +331,7 @@ impl Load {
     }
 
     /// `ordered`: it must also track how far the bytes are in place without a gap.
-    fn meter(&self, clock: &Clock, decided: &Decided, ordered: bool) -> Meter<'_> {
+    fn meter(&self, clock: &Clock, decided: &LoadDecision, ordered: bool) -> Meter<'_> {
         let layout = &decided.layout;
         let meter = Meter::new(
             clock.begin,
@@ -332,7 +347,7 @@ impl Load {
 
     fn work<'a>(
         &'a self,
-        decided: &'a Decided,
+        decided: &'a LoadDecision,
         meter: &'a Meter<'a>,
         log: &'a Reasons,
     ) -> Work<'a> {
@@ -375,17 +390,21 @@ fn asks_for_residency(request: &Request) -> bool {
 }
 
 /// Memory, its outcome, and the page size it got with a remark.
-type Made = (Box<dyn Filled>, Outcome, (String, Option<String>));
+type FilledMemory = (Box<dyn Filled>, Outcome, (String, Option<String>));
 
 /// Creates the memory, and moves the bytes into it.
-fn make_and_fill(work: &Work<'_>, request: &Request, target: &Target) -> Result<Made> {
+fn make_and_fill(
+    work: &Work<'_>,
+    request: &Request,
+    target: &MemoryTarget,
+) -> Result<FilledMemory> {
     let Work {
         plan, meter, log, ..
     } = *work;
     let start = meter.now();
     let filling = buffer::make(&target.kind, plan, request.pages, log)?;
     meter.add_step(Phase::Alloc, start);
-    let transfer = Transfer {
+    let transfer = LoadTransfer {
         work: *work,
         memory: &*filling,
     };

@@ -4,9 +4,9 @@
 
 use super::fill::{read_direct, vanished};
 use super::pool::crowd;
-use super::{Job, Stop, uring, work};
+use super::{ReadJob, Stop, uring, work};
 use crate::error::Error;
-use crate::flow::feed::{Extent, Lane};
+use crate::flow::feed::{IoExtent, Lane};
 use crate::sys::map::{Mapping, Region, page_size};
 use crate::sys::{Errno, file, sandbox};
 
@@ -24,10 +24,10 @@ pub(super) struct Bounce<'m> {
     block: u64,
     align: u64,
     /// The job that the bytes are read for.
-    job: &'m Job<'m>,
+    job: &'m ReadJob<'m>,
 }
 
-pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let blocks = job.plan.to_read.div_ceil(job.plan.tuning.block).max(1);
     match job.rung.registered {
         true => {
@@ -64,7 +64,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
 }
 
 /// Reads one extent that direct reads cannot put into place, in one of the two lanes.
-pub(super) fn once(job: &Job<'_>, extent: &Extent) -> Result<(), Stop> {
+pub(super) fn once(job: &ReadJob<'_>, extent: &IoExtent) -> Result<(), Stop> {
     let align = job.plan.tuning.align;
     let block = (extent.file % align + extent.need).next_multiple_of(align);
     in_ring(job, 1, block, |inner, bounce| {
@@ -75,12 +75,12 @@ pub(super) fn once(job: &Job<'_>, extent: &Extent) -> Result<(), Stop> {
 
 /// Creates a ring of `slots` blocks for the duration of `reads`, with a job that reads into it.
 fn in_ring(
-    job: &Job<'_>,
+    job: &ReadJob<'_>,
     slots: u64,
     block: u64,
-    reads: impl FnOnce(&Job<'_>, &Bounce<'_>) -> Result<(), Stop>,
+    reads: impl FnOnce(&ReadJob<'_>, &Bounce<'_>) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
-    let cannot = |errno| Stop::Refused(Error::os("cannot make a ring to read into", errno));
+    let cannot = |errno| Stop::Refused(Error::os("cannot create a ring to read into", errno));
     let (bytes, align) = (slots * block, job.plan.tuning.align.max(page_size()));
     let ring = match bytes >= HUGE {
         true => Mapping::anon(
@@ -95,7 +95,7 @@ fn in_ring(
     let _ = blocks.want_huge();
     // Before Linux 6.5 a fork could separate a page from the read that fills it.
     blocks.leave_out_of_forks(true);
-    let inner = Job {
+    let inner = ReadJob {
         region: blocks,
         never_faults: true,
         descriptor: None,
@@ -114,10 +114,10 @@ fn in_ring(
 impl Bounce<'_> {
     /// What to read into a block for an extent: whole units of the file's direct I/O alignment.
     /// Extents end where blocks of the file do, so they still fit when rounded up.
-    pub(super) fn place(&self, slot: u64, extent: &Extent) -> Extent {
+    pub(super) fn place(&self, slot: u64, extent: &IoExtent) -> IoExtent {
         let head = extent.file % self.align;
         let need = head + extent.need;
-        Extent {
+        IoExtent {
             file: extent.file - head,
             at: slot * self.block,
             len: need.next_multiple_of(self.align),
@@ -128,7 +128,7 @@ impl Bounce<'_> {
     }
 
     /// Copies the bytes of an extent from its block to their final place.
-    pub(super) fn copy(&self, slot: u64, extent: &Extent) -> Result<(), Stop> {
+    pub(super) fn copy(&self, slot: u64, extent: &IoExtent) -> Result<(), Stop> {
         let from = slot * self.block + extent.file % self.align;
         let to = &self.job.region;
         if self.job.never_faults {

@@ -3,12 +3,12 @@
 //! return EXDEV or EINVAL.
 
 use super::fill::{cut_short, failed};
-use super::{Job, Stop, work};
+use super::{ReadJob, Stop, work};
 use crate::error::Error;
 use crate::flow::feed::Lane;
 use crate::sys::{Errno, file, sandbox};
 
-pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let to = match job.dma_buf {
         Some(dma_buf) => dma_buf.fd(),
         None => job.target()?,
@@ -38,7 +38,7 @@ fn is_refusal(errno: Errno) -> bool {
     matches!(errno, Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP) || sandbox::may_return(errno)
 }
 
-fn refused(job: &Job<'_>, errno: Errno) -> Stop {
+fn refused(job: &ReadJob<'_>, errno: Errno) -> Stop {
     let error = Error::os("the kernel does not copy between disks and memory", errno);
     let error = error.at(job.source.whole());
     Stop::Refused(error.with_remedy("boot one with the series in kernel/linux-6.12"))

@@ -1,8 +1,8 @@
 //! How every method handles the result of a read.
 
-use super::{Job, Stop};
+use super::{ReadJob, Stop};
 use crate::error::Error;
-use crate::flow::feed::Extent;
+use crate::flow::feed::IoExtent;
 use crate::message::{Opt, message};
 use crate::options::Io;
 use crate::source::Source;
@@ -13,14 +13,19 @@ pub(super) enum Rest {
     /// All requested bytes have been read.
     Nothing,
     /// This remains to be read in the same mode.
-    Again(Extent),
+    Again(IoExtent),
     /// The rest does not start at an offset where a direct read may.
-    Buffered(Extent),
+    Buffered(IoExtent),
 }
 
 /// Evaluates the result of a read. An end of file inside the requested range means that it was
 /// truncated.
-pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> Result<Rest, Stop> {
+pub(super) fn judge(
+    job: &ReadJob<'_>,
+    extent: &IoExtent,
+    got: u64,
+    direct: bool,
+) -> Result<Rest, Stop> {
     if got >= extent.need {
         return Ok(Rest::Nothing);
     }
@@ -34,7 +39,7 @@ pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> R
     } else {
         got
     };
-    let rest = Extent {
+    let rest = IoExtent {
         file: extent.file + skip,
         at: extent.at + skip,
         len: extent.len - skip,
@@ -49,7 +54,7 @@ pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> R
 }
 
 /// Reads an extent completely through the page cache.
-pub(super) fn read_buffered(job: &Job<'_>, mut extent: Extent) -> Result<(), Stop> {
+pub(super) fn read_buffered(job: &ReadJob<'_>, mut extent: IoExtent) -> Result<(), Stop> {
     loop {
         let (fd, offset) = job.source.buffered(extent.file);
         let read = match job.plan.tuning.drop_behind {
@@ -68,7 +73,7 @@ pub(super) fn read_buffered(job: &Job<'_>, mut extent: Extent) -> Result<(), Sto
 
 /// Reads an extent completely, bypassing the page cache. EINVAL means that direct I/O does not
 /// work here after all: the whole extent must then be moved by another method.
-pub(super) fn read_direct(job: &Job<'_>, extent: Extent) -> Result<(), Stop> {
+pub(super) fn read_direct(job: &ReadJob<'_>, extent: IoExtent) -> Result<(), Stop> {
     let mut left = extent;
     loop {
         let (fd, offset) = job.input(left.file)?;
@@ -99,7 +104,7 @@ pub(super) fn refused(source: &Source, errno: Errno) -> Stop {
             .with_remedy(message![
                 "use ",
                 Opt::Io.set(Io::Buffered),
-                ", or leave it to ",
+                " or ",
                 Opt::Io.set(Io::Auto),
             ]),
     )

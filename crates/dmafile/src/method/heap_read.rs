@@ -7,7 +7,7 @@ use super::fill::{cut_short, is_refusal, refused};
 use super::{Fused, Stop};
 use crate::error::Error;
 use crate::exporter::cannot_allocate;
-use crate::flow::feed::Extent;
+use crate::flow::feed::IoExtent;
 use crate::flow::meter::Phase;
 use crate::flow::trace::ROW_READS;
 use crate::sys::{Errno, dmabuf};
@@ -57,7 +57,7 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
         let error = Error::new("cannot use the buffer", "the file grew during the load");
         return Err(Stop::Refused(error.at(source.whole())));
     }
-    let extent = Extent {
+    let extent = IoExtent {
         file: 0,
         at: 0,
         len: plan.bytes,

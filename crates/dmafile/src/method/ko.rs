@@ -2,17 +2,17 @@
 //! whole run in one call, many chunks in flight, nothing pinned, mapped or copied.
 
 use super::fill::{cut_short, failed, is_refusal, refused};
-use super::{Fused, Job, Stop};
+use super::{Fused, ReadJob, Stop};
 use crate::control::CancelToken;
 use crate::error::Error;
 use crate::exporter::ko::{self, Ko};
-use crate::flow::feed::{Extent, Feed, Lane, Take};
+use crate::flow::feed::{Feed, FeedResult, IoExtent, Lane};
 use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace::ROW_READS;
 use crate::plan::Plan;
 use crate::source::Source;
 use crate::sync;
-use crate::sys::ko::{BUFFERED, How, Moved, Progress, Range};
+use crate::sys::ko::{BUFFERED, ModuleProgress, ModuleRange, MoveOptions, Moved};
 use crate::sys::turn::Turns;
 use crate::sys::{self, Errno, map};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,7 +27,7 @@ const SHORT: u64 = 4 << 20;
 const FIRST_CHUNK: u64 = 2 << 20;
 
 /// Moves the main lane into an existing buffer.
-pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let dma_buf = job
         .dma_buf
         .map(Turns::fd)
@@ -37,7 +37,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     while let Some(first) = next.take() {
         let mut run = vec![first];
         // Adjacent extents are moved by the same call.
-        while let Take::Extent(extent) = job.feed.take(Lane::Main) {
+        while let FeedResult::Extent(extent) = job.feed.take(Lane::Main) {
             let last = run[run.len() - 1];
             if (extent.file, extent.at) == (last.file + last.need, last.at + last.need) {
                 run.push(extent);
@@ -46,7 +46,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
                 break;
             }
         }
-        let whole = Range {
+        let whole = ModuleRange {
             file: first.file,
             at: first.at,
             len: run.iter().map(|extent| extent.need).sum(),
@@ -76,10 +76,10 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
 
 /// Moves one range of a run by one call; returns how many bytes were moved, and what ended it early.
 fn part(
-    job: &Job<'_>,
+    job: &ReadJob<'_>,
     (node, ko): (&OwnedFd, &Ko),
     dma_buf: BorrowedFd<'_>,
-    range: Range,
+    range: ModuleRange,
     strict: bool,
 ) -> Result<u64, (u64, Stop)> {
     let input = job.input(range.file);
@@ -87,7 +87,7 @@ fn part(
     let how = how(job.plan, ko, strict);
     let start = job.meter.now();
     job.meter.io_begins();
-    let watch = Watch {
+    let watch = CallMonitor {
         source: job.source,
         meter: job.meter,
         cancel: job.cancel,
@@ -95,7 +95,7 @@ fn part(
         ko,
         range,
     };
-    let inside = Range {
+    let inside = ModuleRange {
         file: offset,
         ..range
     };
@@ -104,7 +104,7 @@ fn part(
     job.meter.io_ends();
     account(job.meter, &moved, range, start);
     if moved.bytes > 0 {
-        let extent = Extent {
+        let extent = IoExtent {
             file: range.file,
             at: range.at,
             len: moved.bytes,
@@ -132,18 +132,18 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
         ..
     } = *fused;
     let (node, ko) = ko::open().map_err(Stop::Refused)?;
-    let range = Range {
+    let range = ModuleRange {
         file: plan.offset,
         at: plan.lead,
         len: plan.bytes,
     };
     let direct = plan.first().direct;
     let (file, offset) = fused.input(range.file)?;
-    let how = How {
+    let how = MoveOptions {
         in_order: fused.in_order,
         ..how(plan, &ko, must_be_direct(plan))
     };
-    let watch = Watch {
+    let watch = CallMonitor {
         source,
         meter,
         cancel: fused.cancel,
@@ -151,7 +151,7 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
         ko: &ko,
         range,
     };
-    let inside = Range {
+    let inside = ModuleRange {
         file: offset,
         ..range
     };
@@ -172,7 +172,7 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
             .mul_f64(FIRST_CHUNK as f64 / plan.capacity.max(FIRST_CHUNK) as f64),
     };
     meter.allocated_in_reads(start, moved.alloc, first, plan.capacity);
-    let extent = Extent {
+    let extent = IoExtent {
         file: range.file,
         at: range.at,
         len: range.len,
@@ -187,7 +187,7 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
 /// Splits a range into parts that one call can move, each with a flag that says whether to refuse it
 /// if `O_DIRECT` cannot move it without a copy. If direct I/O was requested, it is refused, except for
 /// blocks of which only a part is requested, and if file and buffer differ modulo the block size.
-fn parts(range: Range, must_be_direct: bool, align: u64) -> Vec<(Range, bool)> {
+fn parts(range: ModuleRange, must_be_direct: bool, align: u64) -> Vec<(ModuleRange, bool)> {
     let congruent = range.file % align == range.at % align;
     if !must_be_direct || !congruent {
         return vec![(range, false)];
@@ -195,7 +195,7 @@ fn parts(range: Range, must_be_direct: bool, align: u64) -> Vec<(Range, bool)> {
     let end = range.file + range.len;
     let from = range.file.next_multiple_of(align).min(end);
     let to = (end - end % align).max(from);
-    let part = |start: u64, end: u64| Range {
+    let part = |start: u64, end: u64| ModuleRange {
         file: start,
         at: range.at + (start - range.file),
         len: end - start,
@@ -215,8 +215,8 @@ fn must_be_direct(plan: &Plan) -> bool {
     plan.ladder.iter().all(|rung| rung.direct)
 }
 
-fn how(plan: &Plan, ko: &Ko, strict: bool) -> How {
-    How {
+fn how(plan: &Plan, ko: &Ko, strict: bool) -> MoveOptions {
+    MoveOptions {
         chunk: match plan.tuning.chunk == ko.chunk {
             // The default chunk size: no more than this, and less for small ranges.
             true => 0,
@@ -228,7 +228,7 @@ fn how(plan: &Plan, ko: &Ko, strict: bool) -> How {
 }
 
 /// Returns what was not moved to the feed: `done` bytes of these adjacent extents were.
-fn put_back(feed: &Feed, run: &[Extent], done: u64) {
+fn put_back(feed: &Feed, run: &[IoExtent], done: u64) {
     // The feed hands out the last returned extent first.
     for extent in rest(run, done).into_iter().rev() {
         feed.put_back(extent);
@@ -236,13 +236,13 @@ fn put_back(feed: &Feed, run: &[Extent], done: u64) {
 }
 
 /// The rest of extents of which the first `done` bytes were moved.
-fn rest(run: &[Extent], mut done: u64) -> Vec<Extent> {
+fn rest(run: &[IoExtent], mut done: u64) -> Vec<IoExtent> {
     let mut left = Vec::new();
     for extent in run {
         let skip = done.min(extent.need);
         done -= skip;
         if skip < extent.need {
-            left.push(Extent {
+            left.push(IoExtent {
                 file: extent.file + skip,
                 at: extent.at + skip,
                 len: extent.len - skip,
@@ -255,7 +255,7 @@ fn rest(run: &[Extent], mut done: u64) -> Vec<Extent> {
 }
 
 /// Records the times of a call by phase, and how the bytes were moved.
-fn account(meter: &Meter<'_>, moved: &Moved, range: Range, start: Duration) {
+fn account(meter: &Meter<'_>, moved: &Moved, range: ModuleRange, start: Duration) {
     meter.add_time(Phase::Submit, moved.submit);
     meter.add_time(Phase::Wait, moved.wait);
     meter.add_time(Phase::Copy, moved.copy);
@@ -264,20 +264,20 @@ fn account(meter: &Meter<'_>, moved: &Moved, range: Range, start: Duration) {
 }
 
 /// Monitors a call while it runs.
-struct Watch<'a> {
+struct CallMonitor<'a> {
     source: &'a Source,
     meter: &'a Meter<'a>,
     cancel: &'a CancelToken,
     /// Set if the buffer already exists: others may use what is in place, or cancel the call.
     feed: Option<&'a Feed>,
     ko: &'a Ko,
-    range: Range,
+    range: ModuleRange,
 }
 
-impl Watch<'_> {
+impl CallMonitor<'_> {
     /// Runs a call, and reports its progress.
-    fn over<T>(&self, call: impl FnOnce(&Progress) -> T) -> T {
-        let progress = Progress::default();
+    fn over<T>(&self, call: impl FnOnce(&ModuleProgress) -> T) -> T {
+        let progress = ModuleProgress::default();
         if self.range.len <= SHORT {
             if self.cancel.is_set() {
                 progress.stop();
@@ -291,12 +291,12 @@ impl Watch<'_> {
             // If no thread can be created (RLIMIT_NPROC), there is no progress.
             let _watcher = spawn.spawn_scoped(scope, move || self.look(progress, over));
             // Also on a panic: the scope waits for the other thread.
-            let _ends = Ends(over);
+            let _ends = CallGuard(over);
             call(progress)
         })
     }
 
-    fn look(&self, progress: &Progress, over: &(Mutex<bool>, Condvar)) {
+    fn look(&self, progress: &ModuleProgress, over: &(Mutex<bool>, Condvar)) {
         let mut seen = 0;
         let mut since = self.meter.now();
         let mut ended = sync::lock(&over.0);
@@ -346,9 +346,9 @@ impl Watch<'_> {
 }
 
 /// Signals that a call has ended.
-struct Ends<'a>(&'a (Mutex<bool>, Condvar));
+struct CallGuard<'a>(&'a (Mutex<bool>, Condvar));
 
-impl Drop for Ends<'_> {
+impl Drop for CallGuard<'_> {
     fn drop(&mut self) {
         *sync::lock(&self.0.0) = true;
         self.0.1.notify_all();
@@ -359,8 +359,8 @@ impl Drop for Ends<'_> {
 mod tests {
     use super::*;
 
-    fn range(file: u64, at: u64, len: u64) -> Range {
-        Range { file, at, len }
+    fn range(file: u64, at: u64, len: u64) -> ModuleRange {
+        ModuleRange { file, at, len }
     }
 
     #[test]
@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     fn only_extents_that_were_not_read_are_returned() {
-        let extent = |at: u64| Extent {
+        let extent = |at: u64| IoExtent {
             file: at + 1000,
             at,
             len: 100,

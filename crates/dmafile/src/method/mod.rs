@@ -8,17 +8,14 @@ mod copy_file_range;
 mod fill;
 mod heap_read;
 mod ko;
-mod mmap;
 mod pool;
 mod premap;
-mod sendfile;
-mod splice;
 mod uring;
 mod windows;
 
 use crate::control::CancelToken;
 use crate::error::Error;
-use crate::flow::feed::{Extent, Feed, Lane, Panics};
+use crate::flow::feed::{Feed, IoExtent, Lane, Panics};
 use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace::{ROW_COPIES, ROW_READS};
 use crate::options::Method;
@@ -35,7 +32,7 @@ pub(crate) use windows::{Map, Windows};
 
 /// The input of a method.
 #[derive(Clone, Copy)]
-pub(crate) struct Job<'a> {
+pub(crate) struct ReadJob<'a> {
     pub plan: &'a Plan,
     pub rung: Rung,
     pub source: &'a Source,
@@ -51,7 +48,7 @@ pub(crate) struct Job<'a> {
     pub cancel: &'a CancelToken,
 }
 
-impl<'a> Job<'a> {
+impl<'a> ReadJob<'a> {
     /// The descriptor through which this method reads a byte of the source, and the byte's offset in
     /// that file.
     fn input(&self, at: u64) -> Result<(BorrowedFd<'a>, u64), Error> {
@@ -106,17 +103,13 @@ impl From<Error> for Stop {
 }
 
 /// Moves the main lane of the feed with one method.
-pub(crate) fn run(job: &Job<'_>) -> Result<(), Stop> {
+pub(crate) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     match job.rung.method {
         Method::Auto => unreachable!("the plan has decided"),
         Method::Uring => uring::run(job),
         Method::Premap => premap::run(job),
         Method::Threads => pool::run(job, job.plan.workers(job.rung)),
-        Method::Read => pool::run(job, 1),
-        Method::Mmap => mmap::run(job),
         Method::Bounce => bounce::run(job),
-        Method::Sendfile => sendfile::run(job),
-        Method::Splice => splice::run(job),
         Method::Module => ko::run(job),
         Method::CopyFileRange => copy_file_range::run(job),
         Method::HeapRead => {
@@ -158,10 +151,10 @@ pub(crate) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
 /// Takes extents one after another until there are none, or one fails. `step` moves an extent and
 /// returns whether its bytes were read directly.
 fn work(
-    job: &Job<'_>,
+    job: &ReadJob<'_>,
     lane: Lane,
     row: u64,
-    step: impl Fn(&Extent) -> Result<bool, Stop>,
+    step: impl Fn(&IoExtent) -> Result<bool, Stop>,
 ) -> Result<(), Stop> {
     let _panics = Panics::of(job.feed);
     while let Some(extent) = job.feed.wait(lane) {

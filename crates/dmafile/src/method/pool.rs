@@ -1,14 +1,14 @@
-//! `threads` and `read`: pread(2) by one or several workers; and the copy lane, which copies from
-//! the page cache what is there.
+//! `threads`: pread(2) by one or several workers; and the copy lane, which copies from the page cache
+//! what is there.
 
 use super::fill::{read_buffered, read_direct};
-use super::{Job, Stop, bounce, work};
-use crate::flow::feed::{Extent, Lane};
+use super::{ReadJob, Stop, bounce, work};
+use crate::flow::feed::{IoExtent, Lane};
 use crate::sync;
 use crate::sys::{file, numa};
 
 /// Moves the main lane with `workers` threads.
-pub(super) fn run(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
+pub(super) fn run(job: &ReadJob<'_>, workers: usize) -> Result<(), Stop> {
     crowd(job.plan.node, workers, |row| {
         work(job, Lane::Main, row, |extent| {
             if job.rung.direct {
@@ -23,13 +23,13 @@ pub(super) fn run(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
 
 /// Copies what is in the page cache, with `workers` threads. What has been evicted since is read by
 /// the plan's method.
-pub(crate) fn copy_cached(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
+pub(crate) fn copy_cached(job: &ReadJob<'_>, workers: usize) -> Result<(), Stop> {
     crowd(job.plan.node, workers, |row| {
         work(job, Lane::Copy, row, |extent| copy(job, extent))
     })
 }
 
-fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
+fn copy(job: &ReadJob<'_>, extent: &IoExtent) -> Result<bool, Stop> {
     let mut left = *extent;
     loop {
         // If nothing is cached, there are only parts of blocks to copy that direct reads cannot put

@@ -2,15 +2,15 @@
 //! (kernel/linux-6.12). A dma-buf is mapped as a whole, without access to its pages, so no copy is needed
 //! even if its mapping cannot be pinned. For other memory, windows are mapped.
 
-use super::{Job, Stop, uring};
+use super::{ReadJob, Stop, uring};
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::source::Source;
-use crate::sys::uring::{MAP_UNIT, MOST_SLOTS, Ring};
+use crate::sys::uring::{IoRing, MAP_UNIT, MOST_SLOTS};
 use crate::sys::{Errno, dmabuf};
 use std::os::fd::BorrowedFd;
 
-pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let Some(dma_buf) = job.dma_buf else {
         return uring::run(job);
     };
@@ -35,7 +35,7 @@ fn refused(what: &str, errno: Errno) -> Stop {
 
 /// The range of the dma-buf that the blocks of a file are read into, in bytes from the dma-buf's start.
 #[derive(Clone, Copy)]
-struct Window {
+struct DmaBufWindow {
     start: u64,
     end: u64,
     mapped: bool,
@@ -43,15 +43,15 @@ struct Window {
 }
 
 /// A mapped dma-buf. It has a slot for each file, because a mapping is for one.
-pub(super) struct Mapped<'a> {
+pub(super) struct MappedDmaBuf<'a> {
     dma_buf: BorrowedFd<'a>,
-    slots: Vec<Window>,
+    slots: Vec<DmaBufWindow>,
 }
 
-impl<'a> Mapped<'a> {
+impl<'a> MappedDmaBuf<'a> {
     pub(super) fn open(
-        ring: &mut Ring<'_>,
-        job: &Job<'_>,
+        ring: &mut IoRing<'_>,
+        job: &ReadJob<'_>,
         dma_buf: BorrowedFd<'a>,
     ) -> Result<Self, Stop> {
         let size = dmabuf::size(dma_buf);
@@ -68,7 +68,7 @@ impl<'a> Mapped<'a> {
     }
 
     /// The slot for reads of the file with this number; maps it if necessary.
-    pub(super) fn cover(&mut self, ring: &mut Ring<'_>, file: usize) -> Result<usize, Errno> {
+    pub(super) fn cover(&mut self, ring: &mut IoRing<'_>, file: usize) -> Result<usize, Errno> {
         if !self.slots[file].mapped {
             self.unmap_idle(ring)?;
             let window = &mut self.slots[file];
@@ -92,7 +92,7 @@ impl<'a> Mapped<'a> {
 
     /// Unmaps windows without reads. A mapping covers all of the dma-buf, however small its window is.
     /// Files are read in order, so earlier ones are not needed any more.
-    fn unmap_idle(&mut self, ring: &mut Ring<'_>) -> Result<(), Errno> {
+    fn unmap_idle(&mut self, ring: &mut IoRing<'_>) -> Result<(), Errno> {
         for (slot, window) in self.slots.iter_mut().enumerate() {
             if window.mapped && window.in_flight == 0 {
                 ring.empty_slot(slot as u32)?;
@@ -105,7 +105,7 @@ impl<'a> Mapped<'a> {
 
 /// The range of a dma-buf of `size` bytes that the blocks of the file `[start, end)` of the source are
 /// read into.
-fn window(plan: &Plan, (start, end): (u64, u64), size: u64) -> Window {
+fn window(plan: &Plan, (start, end): (u64, u64), size: u64) -> DmaBufWindow {
     let align = plan.tuning.align;
     let (first, last) = (plan.offset, plan.offset + plan.bytes);
     // A file of which nothing is requested has a window that is never used.
@@ -113,7 +113,7 @@ fn window(plan: &Plan, (start, end): (u64, u64), size: u64) -> Window {
     let end = end.clamp(start, last);
     let from = (start - first + plan.lead).saturating_sub(start % align);
     let to = end.next_multiple_of(align) - first + plan.lead;
-    Window {
+    DmaBufWindow {
         start: from - from % MAP_UNIT,
         end: to.next_multiple_of(MAP_UNIT).min(size),
         mapped: false,

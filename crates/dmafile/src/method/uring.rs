@@ -3,16 +3,16 @@
 
 use super::bounce::{self, Bounce};
 use super::fill::{Rest, failed, is_refusal, judge, read_buffered, read_direct, refused};
-use super::premap::{self, Mapped};
+use super::premap::{self, MappedDmaBuf};
 use super::windows::{Map, Windows};
-use super::{Job, Stop};
+use super::{ReadJob, Stop};
 use crate::error::Error;
-use crate::flow::feed::{Extent, Lane, Panics, Take};
+use crate::flow::feed::{FeedResult, IoExtent, Lane, Panics};
 use crate::flow::meter::Phase;
 use crate::flow::trace::ROW_READS;
 use crate::options::Method;
 use crate::sys::Errno;
-use crate::sys::uring::{Done, Landing, Ring};
+use crate::sys::uring::{Completion, IoRing, Landing};
 use crate::sys::usage::Bell;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -26,11 +26,11 @@ const MOST_TRIES: u32 = 100;
 
 /// A read in flight.
 #[derive(Clone, Copy)]
-struct Flight {
+struct ReadInFlight {
     /// The extent as taken from the feed.
-    whole: Extent,
+    whole: IoExtent,
     /// What remains to be read after short reads, and where it goes.
-    left: Extent,
+    left: IoExtent,
     slot: Option<usize>,
     /// How often the kernel has refused it.
     tries: u32,
@@ -38,19 +38,19 @@ struct Flight {
 }
 
 /// What is registered to be read into.
-enum Slots<'a> {
+enum ReadSlots<'a> {
     Nothing,
     Windows(Windows),
-    DmaBuf(Mapped<'a>),
+    DmaBuf(MappedDmaBuf<'a>),
 }
 
-pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let depth = job.plan.tuning.queue_depth;
     pump(job, None, None, depth, ROW_READS, job.feed.bell.as_ref())
 }
 
 /// Reads into a mapped dma-buf, without using its addresses.
-pub(super) fn mapped(job: &Job<'_>, dma_buf: BorrowedFd<'_>) -> Result<(), Stop> {
+pub(super) fn mapped(job: &ReadJob<'_>, dma_buf: BorrowedFd<'_>) -> Result<(), Stop> {
     let depth = job.plan.tuning.queue_depth;
     let bell = job.feed.bell.as_ref();
     pump(job, None, Some(dma_buf), depth, ROW_READS, bell)
@@ -59,7 +59,7 @@ pub(super) fn mapped(job: &Job<'_>, dma_buf: BorrowedFd<'_>) -> Result<(), Stop>
 /// Reads into the blocks of a ring, as many at once as it has, and copies what has been read. Several
 /// threads may do so, each with a separate ring, whose rows of the trace begin at `row`.
 pub(super) fn bounced(
-    job: &Job<'_>,
+    job: &ReadJob<'_>,
     bounce: &Bounce<'_>,
     slots: u64,
     row: u64,
@@ -71,7 +71,7 @@ pub(super) fn bounced(
 }
 
 fn pump(
-    job: &Job<'_>,
+    job: &ReadJob<'_>,
     bounce: Option<&Bounce<'_>>,
     dma_buf: Option<BorrowedFd<'_>>,
     depth: u32,
@@ -80,10 +80,10 @@ fn pump(
 ) -> Result<(), Stop> {
     let starts = job.source.files().map(|(_, start, _)| start);
     let files: Result<Vec<_>, Error> = starts.map(|at| Ok(job.input(at)?.0)).collect();
-    let mut ring = Ring::new(files?, job.region, depth)
+    let mut ring = IoRing::new(files?, job.region, depth)
         .map_err(|errno| Stop::Refused(Error::os("no io_uring", errno)))?;
     let slots = match dma_buf {
-        Some(dma_buf) => Slots::DmaBuf(Mapped::open(&mut ring, job, dma_buf)?),
+        Some(dma_buf) => ReadSlots::DmaBuf(MappedDmaBuf::open(&mut ring, job, dma_buf)?),
         None if job.rung.registered => {
             let map = match job.rung.method {
                 Method::Premap => Map::Yes,
@@ -94,12 +94,12 @@ fn pump(
             };
             let windows = Windows::open(&mut ring, job.plan.window, map)
                 .map_err(|errno| Stop::Refused(Error::os("buffers cannot be registered", errno)))?;
-            Slots::Windows(windows)
+            ReadSlots::Windows(windows)
         }
-        None => Slots::Nothing,
+        None => ReadSlots::Nothing,
     };
     let depth = depth as usize;
-    let mut pump = Pump {
+    let mut pump = ReadPump {
         job,
         bounce,
         bell,
@@ -121,23 +121,23 @@ fn pump(
     pump.stop.map_or(Ok(()), Err)
 }
 
-struct Pump<'a, 'j> {
-    job: &'a Job<'j>,
+struct ReadPump<'a, 'j> {
+    job: &'a ReadJob<'j>,
     /// Where the bytes go after the read, if it does not put them into place.
     bounce: Option<&'a Bounce<'a>>,
     bell: Option<&'a Bell>,
     /// The first of its rows in the trace.
     row: u64,
-    ring: Ring<'a>,
-    slots: Slots<'a>,
-    flights: Vec<Option<Flight>>,
+    ring: IoRing<'a>,
+    slots: ReadSlots<'a>,
+    flights: Vec<Option<ReadInFlight>>,
     free: Vec<usize>,
     listening: bool,
     /// Why no more reads are started; reads in flight are still waited for.
     stop: Option<Stop>,
 }
 
-impl Pump<'_, '_> {
+impl ReadPump<'_, '_> {
     fn run(&mut self) {
         let mut done = Vec::new();
         loop {
@@ -185,9 +185,9 @@ impl Pump<'_, '_> {
                 break false;
             }
             match self.job.feed.take(Lane::Main) {
-                Take::Extent(extent) => self.launch(extent),
-                Take::NotYet => break true,
-                Take::Drained => break false,
+                FeedResult::Extent(extent) => self.launch(extent),
+                FeedResult::NotYet => break true,
+                FeedResult::Drained => break false,
             }
             queued = true;
         };
@@ -200,7 +200,7 @@ impl Pump<'_, '_> {
         starved
     }
 
-    fn launch(&mut self, extent: Extent) {
+    fn launch(&mut self, extent: IoExtent) {
         let index = *self.free.last().expect("the caller has seen a free entry");
         let (left, present) = match self.bounce {
             Some(bounce) => (bounce.place(index as u64, &extent), u64::MAX),
@@ -208,9 +208,9 @@ impl Pump<'_, '_> {
         };
         let file = self.job.source.locate(left.file).0;
         let covered = match &mut self.slots {
-            Slots::Nothing => Ok(None),
-            Slots::Windows(windows) => windows.cover(&mut self.ring, present, &left, file),
-            Slots::DmaBuf(mapped) => mapped.cover(&mut self.ring, file).map(Some),
+            ReadSlots::Nothing => Ok(None),
+            ReadSlots::Windows(windows) => windows.cover(&mut self.ring, present, &left, file),
+            ReadSlots::DmaBuf(mapped) => mapped.cover(&mut self.ring, file).map(Some),
         };
         let slot = match covered {
             Ok(slot) => slot,
@@ -232,7 +232,7 @@ impl Pump<'_, '_> {
         self.free.pop();
         let start = self.job.meter.now();
         self.job.meter.io_begins();
-        let flight = Flight {
+        let flight = ReadInFlight {
             whole: extent,
             left,
             slot,
@@ -242,10 +242,10 @@ impl Pump<'_, '_> {
         self.queue(index, flight);
     }
 
-    fn queue(&mut self, index: usize, flight: Flight) {
+    fn queue(&mut self, index: usize, flight: ReadInFlight) {
         let left = flight.left;
         let landing = match (&self.slots, flight.slot) {
-            (Slots::DmaBuf(mapped), Some(slot)) => {
+            (ReadSlots::DmaBuf(mapped), Some(slot)) => {
                 Landing::Window(mapped.offset(slot, left.at), slot as u32)
             }
             (_, Some(slot)) => Landing::Registered(left.at, slot as u32),
@@ -264,7 +264,7 @@ impl Pump<'_, '_> {
         }
     }
 
-    fn land(&mut self, done: Done) {
+    fn land(&mut self, done: Completion) {
         if done.token == BELL {
             self.listening = false;
             if let Some(bell) = self.bell {
@@ -277,7 +277,7 @@ impl Pump<'_, '_> {
         let direct = job.rung.direct;
         let rest = match done.result {
             Ok(got) => judge(job, &flight.left, got, direct),
-            Err(errno) if matches!(self.slots, Slots::DmaBuf(_)) => {
+            Err(errno) if matches!(self.slots, ReadSlots::DmaBuf(_)) => {
                 self.turned_away(&mut flight, errno)
             }
             // A read in a kernel worker thread may be interrupted by a signal.
@@ -293,7 +293,7 @@ impl Pump<'_, '_> {
         };
         match rest {
             Ok(Rest::Again(left)) if self.stop.is_none() => {
-                return self.queue(index, Flight { left, ..flight });
+                return self.queue(index, ReadInFlight { left, ..flight });
             }
             // Nothing is started after a stop: the whole extent is moved again.
             Ok(Rest::Again(_)) => {
@@ -311,7 +311,7 @@ impl Pump<'_, '_> {
         let landed = landed.and_then(|()| self.copy_on(index, &flight.whole));
         match landed {
             Ok(()) => {
-                let Extent { file, need, .. } = flight.whole;
+                let IoExtent { file, need, .. } = flight.whole;
                 let row = self.row + index as u64;
                 job.meter.span("read", row, flight.start, file, need);
                 job.meter.landed(&flight.whole, direct);
@@ -324,7 +324,7 @@ impl Pump<'_, '_> {
     }
 
     /// Handles a read into a mapped dma-buf that the kernel refused.
-    fn turned_away(&self, flight: &mut Flight, errno: Errno) -> Result<Rest, Stop> {
+    fn turned_away(&self, flight: &mut ReadInFlight, errno: Errno) -> Result<Rest, Stop> {
         let job = self.job;
         let (start, end) = (
             flight.left.file + flight.left.head,
@@ -356,7 +356,7 @@ impl Pump<'_, '_> {
     }
 
     /// Copies what has been read to its final place.
-    fn copy_on(&self, index: usize, extent: &Extent) -> Result<(), Stop> {
+    fn copy_on(&self, index: usize, extent: &IoExtent) -> Result<(), Stop> {
         if let Some(bounce) = self.bounce {
             let start = self.job.meter.now();
             bounce.copy(index as u64, extent)?;
@@ -365,13 +365,13 @@ impl Pump<'_, '_> {
         Ok(())
     }
 
-    fn retire(&mut self, index: usize, flight: &Flight) {
+    fn retire(&mut self, index: usize, flight: &ReadInFlight) {
         self.flights[index] = None;
         self.free.push(index);
         self.job.meter.io_ends();
         match (&mut self.slots, flight.slot) {
-            (Slots::Windows(windows), Some(slot)) => windows.landed(slot),
-            (Slots::DmaBuf(mapped), Some(slot)) => mapped.landed(slot),
+            (ReadSlots::Windows(windows), Some(slot)) => windows.landed(slot),
+            (ReadSlots::DmaBuf(mapped), Some(slot)) => mapped.landed(slot),
             _ => {}
         }
     }

@@ -1,13 +1,13 @@
 //! Windows of memory that are registered with a ring, one after another as reads or writes advance.
 
-use crate::flow::feed::Extent;
+use crate::flow::feed::IoExtent;
 use crate::plan::WINDOWS;
 use crate::sys::Errno;
-use crate::sys::uring::Ring;
+use crate::sys::uring::IoRing;
 
 /// A range of the memory that is registered, and pinned for that time.
 #[derive(Clone, Copy, Default)]
-struct Window {
+struct RegisteredWindow {
     start: u64,
     end: u64,
     in_flight: u32,
@@ -15,7 +15,7 @@ struct Window {
 
 /// Registered windows, used in turn.
 pub(crate) struct Windows {
-    slots: [Window; WINDOWS as usize],
+    slots: [RegisteredWindow; WINDOWS as usize],
     current: usize,
     largest: u64,
     map: Map,
@@ -31,7 +31,7 @@ pub(crate) enum Map {
 }
 
 impl Windows {
-    pub(crate) fn open(ring: &mut Ring<'_>, largest: u64, map: Map) -> Result<Self, Errno> {
+    pub(crate) fn open(ring: &mut IoRing<'_>, largest: u64, map: Map) -> Result<Self, Errno> {
         ring.open_slots(WINDOWS as u32)?;
         Ok(Self {
             slots: Default::default(),
@@ -45,9 +45,9 @@ impl Windows {
     /// extent is moved without. `present` is how far memory is allocated.
     pub(crate) fn cover(
         &mut self,
-        ring: &mut Ring<'_>,
+        ring: &mut IoRing<'_>,
         present: u64,
-        extent: &Extent,
+        extent: &IoExtent,
         file: usize,
     ) -> Result<Option<usize>, Errno> {
         let (start, end) = (extent.at, extent.at + extent.len);
@@ -61,7 +61,7 @@ impl Windows {
             let reach = extent.run_end.min(present).min(start + self.largest);
             let reach = reach.max(end);
             self.fill(ring, next as u32, (start, reach - start), file)?;
-            self.slots[next] = Window {
+            self.slots[next] = RegisteredWindow {
                 start,
                 end: reach,
                 in_flight: 0,
@@ -79,7 +79,7 @@ impl Windows {
 
     fn fill(
         &mut self,
-        ring: &mut Ring<'_>,
+        ring: &mut IoRing<'_>,
         slot: u32,
         (at, len): (u64, u64),
         file: usize,

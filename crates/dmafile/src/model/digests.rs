@@ -2,7 +2,7 @@
 
 use super::Model;
 use crate::error::Result;
-use crate::verify::{Check, Hasher, Verified, Verify};
+use crate::verify::{DigestCheck, Hasher, Verified, Verify};
 
 /// The digests of all files of a model, computed step by step: pass in the bytes part by part, in
 /// the order of [`Model::load`]'s buffer.
@@ -18,7 +18,7 @@ use crate::verify::{Check, Hasher, Verified, Verify};
 /// ```
 pub struct Digests {
     /// Each file with its hasher.
-    checks: Vec<(Check, Hasher)>,
+    checks: Vec<(DigestCheck, Hasher)>,
     /// Number of bytes passed in so far.
     at: u64,
 }
@@ -29,8 +29,8 @@ impl Model {
     /// # Errors
     /// Kind `Usage` for an expected digest if there are several files.
     pub fn digests(&self, verify: &Verify) -> Result<Digests> {
-        let checks = Check::all(verify, &self.source, 0, self.source.size())?;
-        let begin = |check: Check| {
+        let checks = DigestCheck::all(verify, &self.source, 0, self.source.size())?;
+        let begin = |check: DigestCheck| {
             let hasher = Hasher::new(check.algorithm, check.range.1 - check.range.0);
             (check, hasher)
         };

@@ -100,7 +100,7 @@ impl Model {
             let why = "the list of files is empty";
             return Err(Error::new("cannot load", why).with_errno(Errno::INVAL));
         };
-        let found = shards::Found::plain(files.to_vec());
+        let found = shards::ShardFiles::plain(files.to_vec());
         Self::read(Source::open_all(first, files)?, &found)
     }
 
@@ -133,7 +133,7 @@ impl Model {
             superseded.push(without.iter().cloned().collect());
         }
         let files = open.iter().map(|(path, _)| path.clone()).collect();
-        let found = shards::Found::without(files, superseded);
+        let found = shards::ShardFiles::without(files, superseded);
         if open.is_empty() {
             let place = path.as_ref().display().to_string();
             return Err(Error::os("cannot read a model", Errno::NODATA).at(place));
@@ -142,7 +142,7 @@ impl Model {
     }
 
     /// Reads the headers of its files.
-    fn read(source: Source, found: &shards::Found) -> Result<Self> {
+    fn read(source: Source, found: &shards::ShardFiles) -> Result<Self> {
         let source = Arc::new(source);
         let mut model: Option<Self> = None;
         let mut headers = 0;
@@ -154,7 +154,7 @@ impl Model {
                     .with_remedy("download all of its files again")
             };
             let (fd, _) = source.buffered(start);
-            let mut reader = BufReader::new(Header { fd, at: 0 });
+            let mut reader = BufReader::new(HeaderReader { fd, at: 0 });
             let table = Table::read(&mut reader, size)
                 .map_err(|error| error.at(file.display().to_string()))?;
             headers += table.data;
@@ -177,7 +177,7 @@ impl Model {
             });
             if format != model.format {
                 return Err(unsound(format!(
-                    "a {format} file among {} files",
+                    "it is {format}, but the first file is {}",
                     model.format
                 )));
             }
@@ -214,7 +214,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a path stands for more than one file: a folder, an index, or the first file of a split GGUF.
+    /// Returns `true` if a path stands for several files: a folder, an index, or the first file of a split GGUF.
     pub fn is_collection(path: impl AsRef<Path>) -> bool {
         shards::is_collection(path.as_ref())
     }
@@ -256,7 +256,7 @@ impl Model {
         &self.metadata
     }
 
-    /// Whether that header has metadata, which may be empty; it is optional in safetensors files.
+    /// Returns `true` if that header has metadata, which may be empty; it is optional in safetensors files.
     pub fn has_metadata(&self) -> bool {
         self.has_metadata
     }
@@ -332,7 +332,7 @@ impl Model {
             .collect();
         if ranges.is_empty() {
             return Err(
-                Error::new("cannot load", "the chosen tensors have no bytes")
+                Error::new("cannot load", "the selected tensors have no bytes")
                     .with_errno(Errno::NODATA)
                     .at(self.path().display().to_string()),
             );
@@ -408,12 +408,12 @@ struct Description<'m> {
 }
 
 /// Reads a file from its start without moving its position.
-struct Header<'a> {
+struct HeaderReader<'a> {
     fd: std::os::fd::BorrowedFd<'a>,
     at: u64,
 }
 
-impl Read for Header<'_> {
+impl Read for HeaderReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         let got = crate::sys::file::read_at(self.fd, into, self.at)?;
         self.at += got as u64;

@@ -32,7 +32,7 @@ impl Pattern {
         }
     }
 
-    /// Whether it matches this name.
+    /// Returns `true` if it matches this name.
     pub fn matches(&self, name: &str) -> bool {
         name == self.text
             || match &self.matcher {

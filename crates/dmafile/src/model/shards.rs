@@ -19,7 +19,7 @@ const SAFETENSORS: &str = ".safetensors";
 const GGUF: &str = ".gguf";
 
 /// The files of a model, and the conditions that they must meet.
-pub(super) struct Found {
+pub(super) struct ShardFiles {
     pub files: Vec<PathBuf>,
     /// Tensors, and the files that contain them according to the index.
     placed: BTreeMap<String, String>,
@@ -35,7 +35,7 @@ struct Split<'p> {
     count: u32,
 }
 
-/// Whether a file in a folder with this name is hidden: none of the model's, but for example the `._NAME` that
+/// Returns `true` for the name of a hidden file, which belongs to no model: for example the `._NAME` that
 /// macOS puts next to each NAME on disks of other systems.
 pub fn is_hidden(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".")
@@ -50,24 +50,24 @@ pub(super) fn is_collection(path: &Path) -> bool {
 }
 
 /// Finds the files of a model.
-pub(super) fn find(path: &Path) -> Result<Found> {
+pub(super) fn find(path: &Path) -> Result<ShardFiles> {
     if path.is_dir() {
         return in_folder(path);
     }
     let Some(name) = name_of(path) else {
-        return Ok(Found::plain(vec![path.to_path_buf()]));
+        return Ok(ShardFiles::plain(vec![path.to_path_buf()]));
     };
     if name.ends_with(INDEX) {
         return by_index(path);
     }
     match Split::of(name, GGUF) {
-        Some(split) if split.number == 1 => Ok(Found::plain(split.files(path))),
-        _ => Ok(Found::plain(vec![path.to_path_buf()])),
+        Some(split) if split.number == 1 => Ok(ShardFiles::plain(split.files(path))),
+        _ => Ok(ShardFiles::plain(vec![path.to_path_buf()])),
     }
 }
 
 /// The model of a folder: its index, or all of its safetensors files, or its only GGUF model.
-fn in_folder(folder: &Path) -> Result<Found> {
+fn in_folder(folder: &Path) -> Result<ShardFiles> {
     let place = || folder.display().to_string();
     let failed = |error| Error::os("cannot open", errno(error)).at(place());
     let mut entries = Vec::new();
@@ -105,14 +105,14 @@ fn in_folder(folder: &Path) -> Result<Found> {
     // The name that libraries look for; a folder may also contain the same model in another
     // format.
     if let Some(whole) = tensors.iter().find(|(name, _)| name == "model.safetensors") {
-        return Ok(Found::plain(vec![whole.1.clone()]));
+        return Ok(ShardFiles::plain(vec![whole.1.clone()]));
     }
     if !tensors.is_empty() {
         for (name, path) in &tensors {
             whole_split(name, path, &tensors)?;
         }
         let files = tensors.iter().map(|(_, path)| path.clone());
-        return Ok(Found::plain(files.collect()));
+        return Ok(ShardFiles::plain(files.collect()));
     }
     let firsts: Vec<_> = ending(GGUF)
         .into_iter()
@@ -160,7 +160,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-fn by_index(path: &Path) -> Result<Found> {
+fn by_index(path: &Path) -> Result<ShardFiles> {
     let place = path.display().to_string();
     let unsound = |why: String| {
         Error::new("not a valid index of shards", why)
@@ -203,7 +203,7 @@ fn by_index(path: &Path) -> Result<Found> {
         }
         files.push(folder.join(name));
     }
-    Ok(Found {
+    Ok(ShardFiles {
         files,
         placed: index.weight_map,
         index: path.to_path_buf(),
@@ -211,7 +211,7 @@ fn by_index(path: &Path) -> Result<Found> {
     })
 }
 
-impl Found {
+impl ShardFiles {
     pub(super) fn plain(files: Vec<PathBuf>) -> Self {
         Self::without(files, Vec::new())
     }

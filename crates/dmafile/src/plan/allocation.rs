@@ -2,7 +2,7 @@
 
 use super::MOST_THREADS;
 use super::{Rung, SMALL_FILE};
-use crate::facts::target::Target;
+use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
 use crate::options::{Allocation, Kind, Method, Pages};
 use crate::request::Request;
@@ -14,16 +14,12 @@ const ALLOCATOR_SHARE: u64 = 32 << 20;
 pub(super) fn allocation(
     request: &Request,
     file: &File,
-    target: &Target,
+    target: &MemoryTarget,
     pages: Pages,
     (first, alone): (Rung, bool),
     bytes: u64,
     fuses: bool,
 ) -> (Allocation, &'static str) {
-    let into_descriptor = matches!(
-        first.method,
-        Method::Sendfile | Method::Splice | Method::CopyFileRange
-    );
     if request.allocation != Allocation::Auto {
         (request.allocation, "requested")
     } else if matches!(target.kind, Kind::Caller) {
@@ -53,7 +49,7 @@ pub(super) fn allocation(
             Allocation::Ahead,
             "huge pages are zeroed one chunk ahead of the reads",
         )
-    } else if into_descriptor {
+    } else if first.method == Method::CopyFileRange {
         (
             Allocation::InRead,
             "the kernel allocates pages as it writes them, without zeroing",
@@ -79,7 +75,7 @@ pub(super) fn allocation(
 /// On Btrfs, a direct read into memory whose first page is not present silently goes through the
 /// page cache (seen with Linux 7.3, which takes the fault for a refusal).
 fn needs_pages(file: &File, first: Rung) -> bool {
-    let into_mapping = matches!(first.method, Method::Uring | Method::Threads | Method::Read);
+    let into_mapping = matches!(first.method, Method::Uring | Method::Threads);
     first.direct && into_mapping && file.file_system == "btrfs"
 }
 
@@ -95,7 +91,7 @@ pub(super) fn allocators(host: &Host, first: Rung, alone: bool, capacity: u64) -
 }
 
 /// Whether one call can allocate the buffer and read into it: a new buffer, for one run of one file.
-pub(super) fn fuses(target: &Target, first: Rung, one_run: bool) -> bool {
+pub(super) fn fuses(target: &MemoryTarget, first: Rung, one_run: bool) -> bool {
     match first.method {
         Method::Module => matches!(target.kind, Kind::Dmafile) && one_run,
         // It is only ever listed for that.

@@ -1,14 +1,14 @@
 //! Makes the plan, one step for each of its parts.
 
 use super::allocation::{allocation, fuses};
-use super::ladder::{self, Wanted};
+use super::ladder::{self, WantedRange};
 use super::range::{placement, range};
 use super::room::check_memory;
-use super::tuning::Tuning;
+use super::tuning::LoadTuning;
 use super::{Plan, Rung, pages};
 use crate::error::Result;
 use crate::exporter::ko;
-use crate::facts::target::Target;
+use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host, Layout};
 use crate::options::{Allocation, Io, Kind, Method};
 use crate::reasons::Reasons;
@@ -19,7 +19,7 @@ pub(crate) fn decide(
     request: &Request,
     file: &File,
     host: &Host,
-    target: &Target,
+    target: &MemoryTarget,
     layout: &Layout,
     log: &Reasons,
 ) -> Result<Plan> {
@@ -49,7 +49,7 @@ pub(crate) fn decide(
         }
     };
     let one_run = layout.is_one_run(start, end);
-    let wanted = Wanted {
+    let wanted = WantedRange {
         start,
         to_copy: layout.bytes(true),
         to_read: layout.bytes(false),
@@ -58,15 +58,15 @@ pub(crate) fn decide(
             && matches!(request.allocation, Allocation::Auto | Allocation::Ahead),
         capacity,
     };
-    let (mut ladder, not_mapped) = ladder::ladder(request, file, host, target, pages, wanted, log)?;
+    let (mut ladder, not_mapped) = ladder::ladder(request, file, host, target, wanted, log)?;
     let first = ladder[0];
     // One call reads with one I/O mode.
     let (to_copy, to_read) = match first.moves_in_one_call() && first.direct {
         true => (0, wanted.to_copy + wanted.to_read),
         false => (wanted.to_copy, wanted.to_read),
     };
-    let tuning = Tuning::decide(request, file, host, target, &ladder, wanted, log)?;
-    let Tuning {
+    let tuning = LoadTuning::decide(request, file, host, target, &ladder, wanted, log)?;
+    let LoadTuning {
         block,
         queue_depth,
         drop_behind,
@@ -143,7 +143,7 @@ fn describe_io(request: &Request, first: Rung, file: &File, layout: &Layout, log
                 false => Io::Buffered,
             };
             let why = format!(
-                "{cached} of {} bytes are cached, and one call uses one I/O mode ({})",
+                "{cached} of {} bytes are cached, and a call cannot mix modes ({})",
                 cached + read,
                 layout.learned
             );

@@ -3,7 +3,7 @@
 use super::Rung;
 use super::tuning::{DIRECT_BLOCK, DIRECT_DEPTH};
 use crate::error::{Error, Result, errno_name};
-use crate::facts::target::Target;
+use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
 use crate::message::{Message, Opt, message};
 use crate::options::{Io, Kind, Method, Pages};
@@ -26,7 +26,7 @@ pub(crate) fn registered_need(page: u64) -> u64 {
 }
 
 /// Whether direct reads can go to the final addresses of the bytes, the first of which is byte `start`.
-fn landing(target: &Target, file: &File, start: u64) -> Result<(), Message> {
+fn landing(target: &MemoryTarget, file: &File, start: u64) -> Result<(), Message> {
     if let Some(errno) = target.dma_buf.as_ref().and_then(|facts| facts.unpinnable) {
         let errno = errno_name(errno.raw_os_error());
         return Err(format!("the mapping of this dma-buf cannot be pinned ({errno})").into());
@@ -35,7 +35,7 @@ fn landing(target: &Target, file: &File, start: u64) -> Result<(), Message> {
 }
 
 /// Whether whole blocks of the file can be read to the final place of their bytes.
-fn congruent(target: &Target, file: &File, start: u64) -> Result<(), Message> {
+fn congruent(target: &MemoryTarget, file: &File, start: u64) -> Result<(), Message> {
     match target.existing {
         Some(memory)
             if memory.address.wrapping_add(memory.at.unwrap_or(0)) % file.align
@@ -53,7 +53,7 @@ fn congruent(target: &Target, file: &File, start: u64) -> Result<(), Message> {
 
 /// What to read from a file.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct WantedRange {
     /// The first byte.
     pub start: u64,
     /// Bytes in the page cache.
@@ -72,12 +72,11 @@ pub(super) fn ladder(
     request: &Request,
     file: &File,
     host: &Host,
-    target: &Target,
-    pages: Pages,
-    wanted: Wanted,
+    target: &MemoryTarget,
+    wanted: WantedRange,
     log: &Reasons,
 ) -> Result<(Vec<Rung>, Option<Message>)> {
-    let Wanted {
+    let WantedRange {
         start,
         to_copy,
         to_read,
@@ -154,9 +153,6 @@ pub(super) fn ladder(
         Method::Threads => vec![rung(asked, true, false), rung(asked, false, false)],
         Method::Bounce if request.io == Io::Buffered => vec![rung(asked, false, false)],
         Method::Bounce => vec![bounce[0], bounce[1], rung(Method::Threads, false, false)],
-        // Baselines do what their names say: they use the page cache, unless direct I/O is requested.
-        _ if request.io == Io::Direct => vec![rung(asked, true, false)],
-        _ => vec![rung(asked, false, false)],
     };
     let by_others = target.ko().is_some() || target.copies || (target.heap_reads() && whole);
     if request.io == Io::Auto && asked == Method::Auto && to_read == 0 && !by_others {
@@ -183,7 +179,7 @@ pub(super) fn ladder(
                     Err("a heap reads whole files, without holes, while it allocates".into())
                 }
                 _ if rung.method == Method::Premap => maps_once(file, target),
-                _ => serves(rung, target, pages),
+                _ => serves(rung, target),
             },
         );
         match why {
@@ -227,7 +223,7 @@ pub(super) fn ladder(
 }
 
 /// Whether the memory can be DMA-mapped for the disk once; otherwise why not.
-fn maps_once(file: &File, target: &Target) -> Result<(), Message> {
+fn maps_once(file: &File, target: &MemoryTarget) -> Result<(), Message> {
     let of_dma_buf = target.dma_buf.as_ref();
     let refused = file.premap_refused.as_ref();
     let refused = refused.or_else(|| of_dma_buf?.premap_refused.as_ref());
@@ -239,7 +235,7 @@ pub(super) fn describe_mapping(
     ladder: &[Rung],
     refused: Option<Message>,
     file: &File,
-    target: &Target,
+    target: &MemoryTarget,
     log: &Reasons,
 ) {
     let first = ladder[0];
@@ -308,7 +304,7 @@ pub(crate) fn no_uring(host: &Host, file_system: &str, align_told: bool) -> Opti
 pub(super) fn window(
     ladder: &mut Vec<Rung>,
     host: &Host,
-    target: &Target,
+    target: &MemoryTarget,
     pages: Pages,
     block: u64,
     depth: u32,
@@ -335,7 +331,7 @@ pub(super) fn window(
     let in_flight = block * u64::from(depth);
     let limit = host.pin_limit();
     let instead = ladder.iter().any(|rung| !pins(&rung));
-    let pinned = Pinned {
+    let pinned = PinnedBytes {
         windows,
         in_flight,
         margin,
@@ -354,7 +350,7 @@ pub(super) fn window(
 
 /// What registered buffers pin. Sizes are in bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedBytes {
     /// Number of windows that exist at once.
     pub windows: u64,
     /// Bytes in flight, which one window must hold.
@@ -363,7 +359,7 @@ pub(crate) struct Pinned {
     pub margin: u64,
 }
 
-impl Pinned {
+impl PinnedBytes {
     /// For windows of memory on pages of `page` bytes.
     pub(crate) fn windows(in_flight: u64, page: u64) -> Self {
         Self {
@@ -411,15 +407,11 @@ impl Pinned {
 }
 
 /// Whether a method works with a kind of memory and an I/O mode at all; otherwise why not.
-fn serves(rung: Rung, target: &Target, pages: Pages) -> Result<(), Message> {
+fn serves(rung: Rung, target: &MemoryTarget) -> Result<(), Message> {
     match rung.method {
         Method::Bounce if !rung.direct => {
             Err("reads through the page cache need no bounce ring".into())
         }
-        Method::Mmap if rung.direct => {
-            Err("a mapping of a file always goes through the page cache".into())
-        }
-        Method::Sendfile | Method::Splice => writes_into(target, pages),
         Method::CopyFileRange if matches!(target.kind, Kind::Anon | Kind::Caller) => {
             Err("there is no descriptor to copy into".into())
         }
@@ -436,18 +428,6 @@ fn serves(rung: Rung, target: &Target, pages: Pages) -> Result<(), Message> {
     }
 }
 
-/// sendfile and splice need a descriptor that supports write.
-fn writes_into(target: &Target, pages: Pages) -> Result<(), Message> {
-    match (&target.kind, pages) {
-        _ if target.dma_buf.is_some() => {
-            Err("a dma-buf cannot be written through its descriptor".into())
-        }
-        (Kind::Anon | Kind::Caller, _) => Err("there is no descriptor to write into".into()),
-        (_, Pages::Huge) => Err("hugetlb memory cannot be written through its descriptor".into()),
-        _ => Ok(()),
-    }
-}
-
 /// The reason for choosing a method.
 pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
     let what = match (rung.method, rung.direct, rung.registered) {
@@ -459,21 +439,16 @@ pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
             "one pread after another, copied from the page cache"
         }
         (Method::Threads, false, _) => "a pool of preads, copied from the page cache",
-        (Method::Read, true, _) => "one direct pread after another",
-        (Method::Read, false, _) => "one pread after another, copied from the page cache",
-        (Method::Mmap, ..) => "copied from a mapping of the file",
         (Method::Premap, ..) => "the disk writes into memory that is mapped for it once, no copy",
         (Method::Bounce, _, true) => "the disk writes into a registered ring, one copy from there",
         (Method::Bounce, ..) => "a pool of direct preads, one copy from there",
-        (Method::Sendfile, ..) => "copied inside the kernel",
-        (Method::Splice, ..) => "copied inside the kernel, through a pipe",
         (Method::Module | Method::CopyFileRange, true, _) => {
             "the disk writes into the buffer's own pages, in one call"
         }
         (Method::Module | Method::HeapRead | Method::CopyFileRange, false, _) => {
             "the kernel copies from the page cache into the buffer's own pages"
         }
-        (Method::HeapRead, true, _) => "the heap has the disk write into the buffer's pages",
+        (Method::HeapRead, true, _) => "the heap lets the disk write into the buffer's pages",
         (Method::Auto, ..) => "",
     };
     if asked == Method::Auto {

@@ -11,10 +11,10 @@ mod types;
 
 pub(crate) use decide::decide;
 pub(crate) use ladder::registered_need;
-pub(crate) use ladder::{Pinned, WINDOWS, no_uring};
+pub(crate) use ladder::{PinnedBytes, WINDOWS, no_uring};
 pub(crate) use range::range;
 pub(crate) use tuning::{
-    BOUNCE_BLOCK, BUFFERED_BLOCK, COPY_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, LARGEST_RING, Tuning,
+    BOUNCE_BLOCK, BUFFERED_BLOCK, COPY_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, LARGEST_RING, LoadTuning,
 };
 pub(crate) use types::MOST_WORKERS;
 pub use types::{Plan, Rung};

@@ -3,9 +3,9 @@
 use super::SMALL_FILE;
 use crate::error::{Error, Result};
 use crate::facts::Host;
-use crate::facts::target::Target;
+use crate::facts::target::MemoryTarget;
 use crate::message::Opt;
-use crate::options::{DEFAULT_CHUNK, Kind, Method, Pages};
+use crate::options::{DEFAULT_CHUNK, Kind, Pages};
 use crate::reasons::Reasons;
 use crate::request::Request;
 
@@ -14,7 +14,7 @@ use crate::request::Request;
 pub(super) fn pages(
     request: &Request,
     host: &Host,
-    target: &Target,
+    target: &MemoryTarget,
     bytes: u64,
     footprint: impl Fn(u64) -> u64,
     log: &Reasons,
@@ -83,15 +83,13 @@ const VMAPS_WRONG: &str =
 fn best_pages(
     request: &Request,
     host: &Host,
-    target: &Target,
+    target: &MemoryTarget,
     bytes: u64,
     footprint: impl Fn(u64) -> u64,
 ) -> (Pages, String) {
-    // Existing memory is not from the pool, and hugetlbfs does not support write(2).
-    let from_pool = target.existing.is_none()
-        && !request.exact_size
-        && !matches!(request.method, Method::Sendfile | Method::Splice)
-        && (1..=bytes).contains(&host.pool_page);
+    // Existing memory is not from the pool.
+    let from_pool =
+        target.existing.is_none() && !request.exact_size && (1..=bytes).contains(&host.pool_page);
     // A mapping reserves pages of the pool for all of it, including holes.
     let full = || footprint(host.pool_page) >= bytes - bytes / 4;
     if from_pool && host.pool_free >= bytes.next_multiple_of(host.pool_page) && full() {

@@ -1,7 +1,7 @@
 //! The requested range of a file, and where it is in memory.
 
 use crate::error::{Error, Result};
-use crate::facts::target::Target;
+use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
 use crate::message::{Opt, message};
 use crate::request::{Reach, Request};
@@ -49,7 +49,7 @@ pub(super) struct Placement {
 /// File and memory have the same alignment, so that every block can be read into place; existing
 /// memory has fixed bounds.
 pub(super) fn placement(
-    target: &Target,
+    target: &MemoryTarget,
     file: &File,
     host: &Host,
     (start, end): (u64, u64),
@@ -76,7 +76,7 @@ pub(super) fn placement(
         )
         .with_errno(rustix::io::Errno::INVAL)
         .at(target.kind.to_string())
-        .with_remedy("make the memory larger (ftruncate(2) for a memfd), or load a range"));
+        .with_remedy("enlarge the memory (ftruncate(2) for a memfd), or load a range"));
     }
     Ok(Placement {
         floor: at,

@@ -1,7 +1,7 @@
 //! Whether there is enough memory for a load.
 
 use crate::error::{Error, Result};
-use crate::facts::target::Target;
+use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
 use crate::message::{Opt, message};
 use crate::options::{Kind, Pages};
@@ -11,7 +11,7 @@ use crate::options::{Kind, Pages};
 pub(super) fn check_memory(
     file: &File,
     host: &Host,
-    target: &Target,
+    target: &MemoryTarget,
     pages: Pages,
     capacity: u64,
     footprint: impl Fn(u64) -> u64,

@@ -3,7 +3,7 @@
 use super::{Plan, range};
 use crate::error::Result;
 use crate::exporter::ko::Ko;
-use crate::facts::target::{DmaBufFacts, Existing, Target};
+use crate::facts::target::{DmaBufFacts, ExistingMemory, MemoryTarget};
 use crate::facts::{File, Host, Layout, Run};
 use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::reasons::Reasons;
@@ -74,7 +74,7 @@ struct Asked {
     queue_depth: Option<u32>,
     allocation: Allocation,
     check_memory: bool,
-    existing: Option<Existing>,
+    existing: Option<ExistingMemory>,
     dma_buf: Option<DmaBufFacts>,
     ring: Option<u64>,
     copies: bool,
@@ -137,13 +137,13 @@ impl Asked {
         }
     }
 
-    fn target(&self) -> Target {
-        Target {
+    fn target(&self) -> MemoryTarget {
+        MemoryTarget {
             existing: self.existing,
             dma_buf: self.dma_buf.clone(),
             ring: self.ring,
             copies: self.copies,
-            ..Target::of(self.kind.clone())
+            ..MemoryTarget::of(self.kind.clone())
         }
     }
 }
@@ -185,8 +185,8 @@ fn why<'p>(plan: &'p Plan, about: &str, choice: &str) -> &'p str {
 }
 
 /// An existing GiB of base pages.
-fn full_memory() -> Existing {
-    Existing {
+fn full_memory() -> ExistingMemory {
+    ExistingMemory {
         bytes: GIB,
         address: 0,
         at: None,
@@ -323,7 +323,7 @@ fn memory_that_cannot_be_premapped_is_copied_from_a_premapped_ring() {
         ..asked
     };
     let apart = |asked: Asked| Asked {
-        existing: Some(Existing {
+        existing: Some(ExistingMemory {
             at: Some(777),
             ..full_memory()
         }),
@@ -560,14 +560,6 @@ fn auto_selects_the_largest_available_pages() {
         ..Asked::default()
     };
     assert_eq!(pages(&exact, &pool, GIB), Pages::Thp);
-    // hugetlbfs does not support write, which these need.
-    for method in [Method::Sendfile, Method::Splice] {
-        let request = Asked {
-            method,
-            ..Asked::default()
-        };
-        assert_eq!(pages(&request, &pool, GIB), Pages::Thp);
-    }
     assert_eq!(pages(&Asked::default(), &host(), 4 * MIB), Pages::Small);
     let never = Host {
         thp: Some("never".to_string()),
@@ -780,7 +772,7 @@ fn memory_that_direct_reads_cannot_fill_uses_bounce_buffers() {
     // The caller's memory, with an address that does not match the offset.
     let request = Asked {
         kind: Kind::Caller,
-        existing: Some(Existing {
+        existing: Some(ExistingMemory {
             bytes: GIB,
             address: 100,
             at: None,
@@ -823,7 +815,7 @@ fn buffered_reads_by_one_thread_drop_their_pages_if_possible() {
     assert_eq!(plan.allocation, Allocation::Ahead);
     assert_eq!(
         why(&plan, "cache", "left as it was"),
-        "the reads drop what they bring in (RWF_DONTCACHE)"
+        "reads leave nothing in the page cache (RWF_DONTCACHE)"
     );
     assert!(why(&plan, "method", "threads buffered").contains("one pread after another"));
     // A folio is at most a huge page, and no two blocks may share one.
@@ -901,7 +893,7 @@ fn a_bounce_ring_fits_into_a_low_pin_limit() {
 
 #[test]
 fn requested_direct_reads_into_an_unpinnable_dma_buf_are_refused() {
-    for method in [Method::Uring, Method::Threads, Method::Read] {
+    for method in [Method::Uring, Method::Threads] {
         let request = Asked {
             dma_buf: Some(DmaBufFacts {
                 unpinnable: Some(rustix::io::Errno::FAULT),
@@ -954,7 +946,7 @@ fn only_the_missing_pages_of_existing_memory_are_counted() {
     };
     let plan = |lacking| {
         let request = Asked {
-            existing: Some(Existing {
+            existing: Some(ExistingMemory {
                 bytes: 2 * GIB,
                 address: 0,
                 at: Some(GIB),
@@ -1273,24 +1265,14 @@ fn a_plan_has_only_the_sizes_that_will_be_used() {
             "1M 2 null null 2 null",
         ),
         (
-            asked(Method::Read, Io::Direct, auto),
+            asked(Method::Threads, Io::Direct, in_read),
             false,
-            "4M 1 128M 512 null 2",
+            "4M 64 null 512 null null",
         ),
         (
-            asked(Method::Read, Io::Direct, in_read),
+            asked(Method::Threads, Io::Direct, Allocation::Before),
             false,
-            "4M 1 null 512 null null",
-        ),
-        (
-            asked(Method::Read, Io::Direct, Allocation::Before),
-            false,
-            "4M 1 null 512 null 2",
-        ),
-        (
-            asked(Method::Mmap, Io::Auto, in_read),
-            false,
-            "1M 1 null null null null",
+            "4M 64 null 512 null 2",
         ),
         (
             asked(Method::Uring, Io::Buffered, in_read),

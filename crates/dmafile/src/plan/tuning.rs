@@ -3,9 +3,9 @@
 use super::MOST_THREADS;
 use super::Rung;
 use super::allocation::allocators;
-use super::ladder::Wanted;
+use super::ladder::WantedRange;
 use crate::error::{Error, Result};
-use crate::facts::target::Target;
+use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
 use crate::message::Opt;
 use crate::options::{BLOCK_RANGE, DEFAULT_CHUNK, Io, Method};
@@ -30,7 +30,7 @@ pub(crate) const BUFFERED_BLOCK: u64 = 1 << 20;
 /// Parameters of all methods; a [`Plan`](super::Plan) shows those that the first one uses. Sizes are
 /// in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tuning {
+pub(crate) struct LoadTuning {
     /// Size of one operation.
     pub block: u64,
     /// Operations in flight.
@@ -43,21 +43,21 @@ pub(crate) struct Tuning {
     pub threads: usize,
     /// Maximum number of threads that allocate ahead of the reads.
     pub allocators: usize,
-    /// Whether reads drop the pages that they bring into the page cache.
+    /// True if reads drop the pages that they bring into the page cache.
     pub drop_behind: bool,
-    /// Whether memory can be DMA-mapped for the disk once.
+    /// True if memory can be DMA-mapped for the disk once.
     pub premaps: bool,
 }
 
-impl Tuning {
+impl LoadTuning {
     /// The requested values, or those that suit the first method.
     pub(super) fn decide(
         request: &Request,
         file: &File,
         host: &Host,
-        target: &Target,
+        target: &MemoryTarget,
         ladder: &[Rung],
-        wanted: Wanted,
+        wanted: WantedRange,
         log: &Reasons,
     ) -> Result<Self> {
         let first = ladder[0];
@@ -88,7 +88,7 @@ impl Tuning {
         }
         if let Some(ko) = ko {
             if chunk > ko.max_chunk {
-                let why = "dmafile.ko allocates no more at a time";
+                let why = "the most that dmafile.ko allocates at a time";
                 log.add("chunk", ko.max_chunk, why);
                 chunk = ko.max_chunk;
             }
@@ -129,7 +129,7 @@ fn drop_behind(
     file: &File,
     host: &Host,
     first: Rung,
-    wanted: Wanted,
+    wanted: WantedRange,
     log: &Reasons,
 ) -> Option<u64> {
     let buffered = first.method == Method::Threads && !first.direct;
@@ -141,11 +141,11 @@ fn drop_behind(
     let block = request.block.unwrap_or(usual);
     let possible = block.is_multiple_of(folio) && BLOCK_RANGE.contains(&block);
     let kept = if !file.drops_behind {
-        "this kernel or file system has no reads that drop their pages (RWF_DONTCACHE)".into()
+        "this kernel or file system does not support RWF_DONTCACHE".into()
     } else if !possible || request.chunk.is_some_and(|chunk| chunk < block) {
-        format!("to drop it, blocks must be multiples of {folio} bytes, in whole chunks")
+        format!("RWF_DONTCACHE needs blocks in multiples of {folio} bytes, in whole chunks")
     } else {
-        let why = "the reads drop what they bring in (RWF_DONTCACHE)";
+        let why = "reads leave nothing in the page cache (RWF_DONTCACHE)";
         log.add("cache", "left as it was", why);
         return Some(block);
     };

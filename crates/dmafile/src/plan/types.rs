@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
 use crate::options::{Allocation, Io, Method, Pages};
-use crate::plan::Tuning;
+use crate::plan::LoadTuning;
 use crate::reasons::Reason;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -17,9 +17,9 @@ pub(crate) const MOST_WORKERS: u32 = 64;
 pub struct Rung {
     /// The method.
     pub method: Method,
-    /// Whether it bypasses the page cache.
+    /// True if it bypasses the page cache.
     pub direct: bool,
-    /// Whether io_uring uses registered buffers.
+    /// True if io_uring uses registered buffers.
     pub registered: bool,
 }
 
@@ -119,7 +119,7 @@ pub struct Plan {
     pub reasons: Vec<Reason>,
     /// Parameters of all methods in the list, including the fallbacks.
     #[serde(skip)]
-    pub(crate) tuning: Tuning,
+    pub(crate) tuning: LoadTuning,
 }
 
 impl Plan {
@@ -193,7 +193,7 @@ impl Plan {
             let why = "it cannot read into a ring";
             return Err(Error::new(Opt::Method.set(Method::Premap), why)
                 .with_errno(rustix::io::Errno::OPNOTSUPP)
-                .with_remedy(message!["leave it to ", Opt::Method.set(Method::Auto)]));
+                .with_remedy(message!["use ", Opt::Method.set(Method::Auto)]));
         }
         (self.window, self.allocation) = (0, Allocation::Ahead);
         self.kind = "ring".to_string();

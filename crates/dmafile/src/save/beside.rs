@@ -6,7 +6,7 @@
 //! has it no more. A save removes the name of another only while it holds the mark of that file itself; so it never
 //! removes one in use. Where the file system supports no marks, no save removes names of others.
 
-use super::target::{Found, Target};
+use super::target::{ExistingFile, SaveTarget};
 use super::to::{cannot_open, cannot_sync};
 use crate::error::{Error, Result, errno_name};
 use crate::message::{Message, Opt, message};
@@ -23,7 +23,7 @@ const MOST: usize = 16;
 
 /// The place of a file, and its temporary name.
 pub(super) struct Beside {
-    target: Target,
+    target: SaveTarget,
     /// A file with this name existed.
     replaces: bool,
     /// Its temporary name; None while it has no name.
@@ -31,11 +31,11 @@ pub(super) struct Beside {
     /// The new file, to tell it from others that may get its name.
     own: Named,
     /// What it gets when all bytes are there; None if it has that already.
-    later: Option<Access>,
+    later: Option<FilePermissions>,
 }
 
 /// Who may access a file.
-struct Access {
+struct FilePermissions {
     mode: u32,
     /// Its access control list, if one is to replace what it has from its folder. `None` within for none.
     list: Option<Option<Vec<u8>>>,
@@ -44,7 +44,7 @@ struct Access {
 impl Beside {
     /// Creates an empty file for a place, with the owner and attributes of the file that it will replace. Others cannot
     /// open it before [`Beside::admit`].
-    pub(super) fn create(target: Target, log: &Reasons) -> Result<(Self, OwnedFd)> {
+    pub(super) fn create(target: SaveTarget, log: &Reasons) -> Result<(Self, OwnedFd)> {
         let old = target.find()?;
         if let Some(old) = &old {
             may_replace(&target, old)?;
@@ -70,7 +70,7 @@ impl Beside {
     }
 
     /// The access to a new file. Only the kernel knows all that it depends on: a file shows it, which is removed again.
-    fn usual(&self) -> Result<Access> {
+    fn usual(&self) -> Result<FilePermissions> {
         let target = &self.target;
         let at = |error: Error| error.at(target.place());
         let (called, file) = target.claim_new(place::NEW).map_err(at)?;
@@ -79,11 +79,16 @@ impl Beside {
         let mode = found
             .map_err(|errno| at(Error::os("cannot stat", errno)))?
             .mode;
-        Ok(Access { mode, list: None })
+        Ok(FilePermissions { mode, list: None })
     }
 
     /// Gives the new file the owner and attributes of the old one; returns who may access that.
-    fn take_after(&self, old: &Found, file: BorrowedFd<'_>, log: &Reasons) -> Result<Access> {
+    fn take_after(
+        &self,
+        old: &ExistingFile,
+        file: BorrowedFd<'_>,
+        log: &Reasons,
+    ) -> Result<FilePermissions> {
         let cannot = |what: &str, errno| cannot_keep(&self.target, what, errno);
         let is = &old.is;
         place::own(file, is.owner).map_err(|errno| cannot(OWNER, errno))?;
@@ -121,7 +126,7 @@ impl Beside {
             let why = format!("{others} other hard links keep the old bytes");
             log.add("links", is.links, why);
         }
-        Ok(Access {
+        Ok(FilePermissions {
             mode: is.mode,
             list: Some(list),
         })
@@ -218,7 +223,7 @@ impl Drop for Beside {
 }
 
 /// Temporary files of a place.
-impl Target {
+impl SaveTarget {
     /// Creates a file, without a name if possible.
     fn open(&self, log: &Reasons) -> Result<(OwnedFd, Option<OsString>)> {
         let refused = match place::nameless(self.folder.fd()) {
@@ -337,7 +342,7 @@ impl Target {
 }
 
 /// Checks that this process may replace an existing file.
-fn may_replace(target: &Target, old: &Found) -> Result<()> {
+fn may_replace(target: &SaveTarget, old: &ExistingFile) -> Result<()> {
     let refuse = |why: &str, errno, remedy: Message| {
         Err(Error::os("cannot replace", errno)
             .with_why(why)
@@ -375,7 +380,7 @@ const OWNER: &str = "its owner and permissions";
 /// The access control list of a file (acl(5)).
 const LIST: &str = "system.posix_acl_access";
 
-fn cannot_keep(target: &Target, what: &str, errno: Errno) -> Error {
+fn cannot_keep(target: &SaveTarget, what: &str, errno: Errno) -> Error {
     Error::os(format!("cannot keep {what}"), errno)
         .at(target.place())
         .with_remedy("run as its owner, or remove it first")
@@ -404,7 +409,7 @@ mod tests {
 
     /// As [`Beside::create`] does where there is no O_TMPFILE.
     fn named(to: &Path) -> (Beside, OwnedFd) {
-        let target = Target::of(to, false).unwrap();
+        let target = SaveTarget::of(to, false).unwrap();
         target.clear_away();
         let (called, file) = target.claim_new(PRIVATE).unwrap();
         let beside = Beside {
@@ -436,7 +441,7 @@ mod tests {
     #[test]
     fn a_file_that_another_save_has_marked_is_not_used() {
         let dir = tempfile::tempdir().unwrap();
-        let target = Target::of(&dir.path().join("to"), false).unwrap();
+        let target = SaveTarget::of(&dir.path().join("to"), false).unwrap();
         let name = target.names().next().unwrap();
         let file = place::create(target.folder.fd(), &name, PRIVATE).unwrap();
         // Between creation and mark, it looks like a leftover.

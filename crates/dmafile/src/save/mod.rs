@@ -29,10 +29,10 @@ pub use plan::SavePlan;
 pub use report::SaveReport;
 pub use run::Staged;
 
-type PlanFn = Box<dyn FnOnce(&SavePlan) + Send>;
+type SavePlanFn = Box<dyn FnOnce(&SavePlan) + Send>;
 
 /// What the caller requested; `None` and `Auto` are left to the plan. Sizes are in bytes.
-struct Wanted {
+struct SaveRequest {
     /// What is saved, as the caller named it.
     from: String,
     length: Option<u64>,
@@ -68,12 +68,12 @@ pub struct Save<'m> {
     /// The folder of the file, if it is open already.
     folder: Option<Folder>,
     in_place: Option<u64>,
-    wanted: Wanted,
+    wanted: SaveRequest,
     verify: Option<Verify>,
     trace: bool,
     cancel: CancelToken,
     progress: Option<ProgressFn>,
-    on_plan: Option<PlanFn>,
+    on_plan: Option<SavePlanFn>,
     names: &'static dyn Names,
 }
 
@@ -81,7 +81,7 @@ impl<'m> Save<'m> {
     /// Saves all of `origin` as the file `path`; the plan chooses everything else.
     pub fn new(origin: Origin<'m>, path: impl Into<PathBuf>) -> Self {
         Self {
-            wanted: Wanted {
+            wanted: SaveRequest {
                 from: origin.to_string(),
                 length: None,
                 method: Method::Auto,
@@ -153,7 +153,7 @@ impl<'m> Save<'m> {
         self
     }
 
-    /// Whether to wait until the file and its name are on the disk; default true. If false, a system
+    /// Sets whether to wait until the file and its name are on the disk; default true. If false, a system
     /// crash shortly afterwards may leave the old file, or an incomplete one.
     pub fn sync(mut self, sync: bool) -> Self {
         self.wanted.sync = sync;
@@ -217,7 +217,7 @@ impl<'m> Save<'m> {
         }
         let verify = self.verify.as_ref();
         if verify.is_some_and(|verify| verify.hub || !Algorithm::ALL.contains(&verify.algorithm)) {
-            let why = "hub works for loads only";
+            let why = "hub is for loads only";
             return Err(Error::usage(Opt::Verify, why).with_remedy("name an algorithm"));
         }
         Ok(())

@@ -2,14 +2,14 @@
 
 use super::hash::Hash;
 use super::overlap::Stored;
-use super::parts::{OriginPart, Parts};
+use super::parts::{OpenParts, OriginPart};
 use crate::control::CancelToken;
 use crate::error::{Error, Result};
 use crate::exporter::ko::{self, Ko};
 use crate::message::Opt;
 use crate::source::{self, Source};
 use crate::sync::lock;
-use crate::sys::map::{Lent, Mapping, Region, page_size};
+use crate::sys::map::{Borrowed, Mapping, Region, page_size};
 use crate::sys::pagemap::mapped_from;
 use crate::sys::{self, Errno, dmabuf, file, memfd, retry};
 use rustix::fs::FileType;
@@ -130,16 +130,16 @@ pub(super) struct Opened<'m> {
 
 enum Body<'m> {
     Nothing,
-    Memory(Memory),
+    Memory(DescriptorMemory),
     /// Memory that the caller lends.
-    Lent(Lent<'m>),
+    Lent(Borrowed<'m>),
     File(Source),
-    Stream(Stream),
-    Parts(Parts<'m>),
+    Stream(PipeStream),
+    Parts(OpenParts<'m>),
 }
 
 /// Memory behind a descriptor.
-pub(super) struct Memory {
+pub(super) struct DescriptorMemory {
     fd: Arc<OwnedFd>,
     /// Err if it cannot be mapped, or should not be accessed through a mapping. A dma-buf is mapped only
     /// when needed: that maps all of its pages at once, which costs more than dmafile.ko takes to write
@@ -149,11 +149,11 @@ pub(super) struct Memory {
     pub(super) unregistrable: Option<&'static str>,
     /// Size of its largest pages in bytes.
     pub(super) page: u64,
-    pub(super) dma_buf: Option<DmaBuf>,
+    pub(super) dma_buf: Option<DmaBufOrigin>,
 }
 
 /// Properties of a dma-buf.
-pub(super) struct DmaBuf {
+pub(super) struct DmaBufOrigin {
     bytes: u64,
     /// Why its mapping cannot be pinned, so that no device can read from its addresses.
     unpinnable: OnceLock<Option<Errno>>,
@@ -162,13 +162,13 @@ pub(super) struct DmaBuf {
 }
 
 /// A pipe, and how far it has been read.
-struct Stream {
+struct PipeStream {
     fd: Arc<OwnedFd>,
-    state: Mutex<Read>,
+    state: Mutex<PipeRead>,
 }
 
 #[derive(Default)]
-struct Read {
+struct PipeRead {
     bytes: u64,
     ended: bool,
 }
@@ -191,7 +191,7 @@ impl<'m> Opened<'m> {
             }
             Origin::Stream(fd) => (0, Body::stream(fd), None, "pipe"),
             Origin::Parts(parts) => {
-                let (parts, size, kind) = Parts::open(parts)?;
+                let (parts, size, kind) = OpenParts::open(parts)?;
                 (0, Body::Parts(parts), Some(size), kind)
             }
         };
@@ -216,7 +216,7 @@ impl<'m> Opened<'m> {
     }
 
     /// The caller's memory.
-    pub(super) fn lent(memory: Lent<'m>) -> Self {
+    pub(super) fn lent(memory: Borrowed<'m>) -> Self {
         Self {
             name: "the caller's memory".to_string(),
             kind: "memory",
@@ -252,7 +252,7 @@ impl<'m> Opened<'m> {
         }
     }
 
-    pub(super) fn memory(&self) -> Option<&Memory> {
+    pub(super) fn memory(&self) -> Option<&DescriptorMemory> {
         match &*self.body {
             Body::Memory(memory) => Some(memory),
             _ => None,
@@ -264,7 +264,7 @@ impl<'m> Opened<'m> {
         match &*self.body {
             Body::Memory(memory) => memory.region(),
             Body::Lent(memory) => Ok(memory.region()),
-            Body::Parts(_) => Err("parts are looked at one by one"),
+            Body::Parts(_) => Err("each part has its own mapping"),
             Body::Stream(_) => Err("a pipe has no memory to write from"),
             Body::Nothing | Body::File(_) => Err("bytes on a disk must be read first"),
         }
@@ -275,7 +275,7 @@ impl<'m> Opened<'m> {
         matches!(*self.body, Body::Lent(_))
     }
 
-    pub(super) fn parts(&self) -> Option<&Parts<'m>> {
+    pub(super) fn parts(&self) -> Option<&OpenParts<'m>> {
         match &*self.body {
             Body::Parts(parts) => Some(parts),
             _ => None,
@@ -341,16 +341,16 @@ impl<'m> Opened<'m> {
     }
 
     /// Begins CPU access, after waiting for devices that are still writing (fences).
-    pub(super) fn begin(&self, cancel: &CancelToken) -> Result<Access<'_>> {
+    pub(super) fn begin(&self, cancel: &CancelToken) -> Result<ReadAccess<'_>> {
         if let Body::Parts(parts) = &*self.body {
             return parts.begin(cancel);
         }
         let Some(memory) = self.memory().filter(|memory| memory.dma_buf.is_some()) else {
-            return Ok(Access(Vec::new()));
+            return Ok(ReadAccess(Vec::new()));
         };
         loop {
             match dmabuf::try_sync(memory.fd.as_fd(), false, false) {
-                Ok(()) => return Ok(Access(vec![memory.fd.as_fd()])),
+                Ok(()) => return Ok(ReadAccess(vec![memory.fd.as_fd()])),
                 Err(Errno::INTR | Errno::AGAIN) if cancel.is_set() => {
                     return Err(Error::save_cancelled(&self.name));
                 }
@@ -542,9 +542,9 @@ impl Block<'_> {
 }
 
 /// CPU access for reading, until this is dropped (DMA_BUF_IOCTL_SYNC).
-pub(super) struct Access<'a>(Vec<BorrowedFd<'a>>);
+pub(super) struct ReadAccess<'a>(Vec<BorrowedFd<'a>>);
 
-impl Access<'_> {
+impl ReadAccess<'_> {
     /// CPU access to all of these.
     pub(super) fn all(mut these: Vec<Self>) -> Self {
         Self(
@@ -556,7 +556,7 @@ impl Access<'_> {
     }
 }
 
-impl Drop for Access<'_> {
+impl Drop for ReadAccess<'_> {
     fn drop(&mut self) {
         for fd in &self.0 {
             // Ending an access that has begun should not fail, and a drop could not report it.
@@ -565,7 +565,7 @@ impl Drop for Access<'_> {
     }
 }
 
-impl Memory {
+impl DescriptorMemory {
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -603,14 +603,14 @@ impl Memory {
 
 impl Body<'_> {
     fn stream(fd: &Arc<OwnedFd>) -> Self {
-        Self::Stream(Stream {
+        Self::Stream(PipeStream {
             fd: Arc::clone(fd),
             state: Mutex::default(),
         })
     }
 }
 
-impl Stream {
+impl PipeStream {
     fn fill(
         &self,
         block: &Block<'_>,
@@ -683,8 +683,8 @@ fn of_descriptor(
             match of_file(Path::new(&format!("/proc/self/fd/{}", fd.as_raw_fd()))) {
                 // A file that this process may not reopen is read through the given descriptor.
                 Err(error) if error.raw_os_error() != Some(Errno::INVAL.raw_os_error()) => {
-                    let why = format!("fd:{number} cannot be opened again");
-                    let memory = Memory {
+                    let why = format!("fd:{number} cannot be reopened");
+                    let memory = DescriptorMemory {
                         fd: Arc::clone(fd),
                         map: Err(why).into(),
                         unregistrable: None,
@@ -710,12 +710,12 @@ fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body<'static>, Option<u64>, &'static
     let bytes = dmabuf::size(fd.as_fd()).map_err(ask)?;
     let ko = ko::behind(fd.as_fd());
     let ko = ko.filter(|ko| ko.features & sys::ko::FEATURE_WRITE != 0);
-    let memory = Memory {
+    let memory = DescriptorMemory {
         fd: Arc::clone(fd),
         map: OnceLock::new(),
         unregistrable: None,
         page: page_size(),
-        dma_buf: Some(DmaBuf {
+        dma_buf: Some(DmaBufOrigin {
             bytes,
             unpinnable: OnceLock::new(),
             ko,
@@ -758,7 +758,7 @@ fn of_memory(
             }
         }
     };
-    let memory = Memory {
+    let memory = DescriptorMemory {
         fd: Arc::clone(fd),
         map: map.into(),
         unregistrable,

@@ -1,12 +1,12 @@
 //! Writes parts of memory to a growing file: the basis of recorders.
 
-use super::Wanted;
+use super::SaveRequest;
 use super::hash::Hash;
 use super::origin::{Opened, Origin};
 use super::plan::{self, SavePlan};
-use super::run::{Over, Transfer};
+use super::run::{ChecksumGuard, SaveTransfer};
 use super::to::{To, cannot_open, cannot_sync};
-use super::write::Kept;
+use super::write::EdgeBytes;
 use crate::control::CancelToken;
 use crate::error::{Error, Result};
 use crate::facts::Host;
@@ -16,7 +16,7 @@ use crate::options::{Io, Method};
 use crate::plan::Rung;
 use crate::reasons::Reasons;
 use crate::sync::{self, lock};
-use crate::sys::map::{Lent, Mapping, page_size};
+use crate::sys::map::{Borrowed, Mapping, page_size};
 use crate::sys::{Errno, file, memfd, place, retry};
 use crate::verify::Algorithm;
 use std::path::Path;
@@ -30,7 +30,7 @@ use std::time::Instant;
 const BESIDE: u64 = 1 << 20;
 
 /// How parts are written.
-pub struct How {
+pub struct PartOptions {
     /// The method.
     pub method: Method,
     /// Direct or cached.
@@ -42,14 +42,14 @@ pub struct How {
 }
 
 /// Memory whose parts are written, opened once.
-pub struct Memory {
+pub struct PartMemory {
     name: String,
     opened: Opened<'static>,
     /// The plan for parts that begin at this offset, modulo the grain of the file.
     plan: Mutex<Option<(u64, Arc<SavePlan>)>>,
 }
 
-impl Memory {
+impl PartMemory {
     /// Memory behind a descriptor, or a file.
     pub fn open(origin: &Origin<'static>) -> Result<Self> {
         let opened = Opened::open(origin, None).map_err(Error::of_record)?;
@@ -66,7 +66,7 @@ impl Memory {
 
     /// The caller's memory.
     pub fn lent(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
-        let opened = Opened::lent(Lent::owned(owner));
+        let opened = Opened::lent(Borrowed::owned(owner));
         Self::new(opened.place(0), opened)
     }
 
@@ -94,7 +94,7 @@ impl Memory {
         &self,
         (at, len): (u64, u64),
         (to, offset): (&Growing, u64),
-        how: &How,
+        how: &PartOptions,
     ) -> Result<Option<u32>> {
         let origin = self.opened.part(at, len);
         let cancel = CancelToken::new();
@@ -120,7 +120,7 @@ impl Memory {
         origin: &Opened,
         len: u64,
         (to, offset): (&Growing, u64),
-        how: &How,
+        how: &PartOptions,
         cancel: &CancelToken,
     ) -> Result<()> {
         let whole = len - len % to.grain();
@@ -140,7 +140,7 @@ impl Memory {
         origin: &Opened,
         whole: u64,
         (to, offset): (&Growing, u64),
-        how: &How,
+        how: &PartOptions,
         cancel: &CancelToken,
     ) -> Result<()> {
         let plan = self.plan(origin, to, how)?;
@@ -156,7 +156,7 @@ impl Memory {
         let meter = Meter::new(Instant::now(), whole, false, false, None);
         let log = Reasons::default();
         let runs = [(offset, offset + whole)];
-        let transfer = Transfer {
+        let transfer = SaveTransfer {
             verify: None,
             cancel,
             origin,
@@ -167,14 +167,14 @@ impl Memory {
             meter: &meter,
             log: &log,
         };
-        let rung = transfer.walk(runs.to_vec(), to.grain(), None, &Kept::default())?;
+        let rung = transfer.walk(runs.to_vec(), to.grain(), None, &EdgeBytes::default())?;
         if rung != first {
             self.start_at(rung);
         }
         Ok(())
     }
 
-    fn plan(&self, origin: &Opened, to: &Growing, how: &How) -> Result<Arc<SavePlan>> {
+    fn plan(&self, origin: &Opened, to: &Growing, how: &PartOptions) -> Result<Arc<SavePlan>> {
         let phase = origin.start % to.grain();
         let mut known = lock(&self.plan);
         if let Some((known, plan)) = &*known
@@ -182,7 +182,7 @@ impl Memory {
         {
             return Ok(Arc::clone(plan));
         }
-        let wanted = Wanted {
+        let wanted = SaveRequest {
             from: self.name.clone(),
             length: None,
             method: how.method,
@@ -224,7 +224,7 @@ fn checksum_beside(origin: &Opened, len: u64, write: impl FnOnce() -> Result<()>
         let sum = || checksum(origin, len, || over.load(Ordering::Relaxed));
         let builder = thread::Builder::new().name("dmafile-verify".to_string());
         // Also on a panic: the scope waits for the other thread.
-        let _over = Over(&over);
+        let _over = ChecksumGuard(&over);
         let spawned = builder.spawn_scoped(scope, sum);
         let wrote = write();
         over.store(wrote.is_err(), Ordering::Relaxed);
@@ -382,8 +382,8 @@ mod tests {
             file::pwrite_all(fd.as_fd(), &[byte; PART as usize], 0).unwrap();
             OriginPart::fd(fd, 0, PART)
         };
-        let memory = Memory::open(&Origin::Parts(vec![part(1), part(2)])).unwrap();
-        let how = How {
+        let memory = PartMemory::open(&Origin::Parts(vec![part(1), part(2)])).unwrap();
+        let how = PartOptions {
             method: Method::Uring,
             io: Io::Direct,
             checksum: false,
@@ -393,7 +393,7 @@ mod tests {
         for at in [0, 1 << 20] {
             let (runs, log) = ([(at, at + 2 * PART)], Reasons::default());
             let meter = Meter::new(Instant::now(), 2 * PART, false, false, None);
-            let transfer = Transfer {
+            let transfer = SaveTransfer {
                 verify: None,
                 cancel: &CancelToken::new(),
                 origin: &memory.opened,
@@ -404,7 +404,7 @@ mod tests {
                 meter: &meter,
                 log: &log,
             };
-            let kept = Kept::default();
+            let kept = EdgeBytes::default();
             transfer
                 .walk(runs.to_vec(), to.grain(), None, &kept)
                 .unwrap();

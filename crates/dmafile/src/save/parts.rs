@@ -1,13 +1,13 @@
 //! Several ranges of memory that are saved back to back, without copying them together first.
 
-use super::origin::{Access, Block, Opened, Origin};
+use super::origin::{Block, Opened, Origin, ReadAccess};
 use super::overlap::Stored;
 use super::to::To;
 use crate::control::CancelToken;
 use crate::error::{Error, Result};
 use crate::flow::feed::FileRange;
 use crate::sys::Errno;
-use crate::sys::map::{Lent, Region};
+use crate::sys::map::{Borrowed, Region};
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use std::sync::atomic::AtomicU8;
 /// # Ok::<(), dmafile::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct OriginPart<'m>(Piece<'m>);
+pub struct OriginPart<'m>(PartPiece<'m>);
 
 #[derive(Clone)]
-enum Piece<'m> {
-    Memory(Lent<'m>),
+enum PartPiece<'m> {
+    Memory(Borrowed<'m>),
     Fd {
         fd: Arc<OwnedFd>,
         number: i32,
@@ -41,7 +41,7 @@ impl<'m> OriginPart<'m> {
     /// Memory that others may write to during the save: their writes may or may not be in the file, byte
     /// by byte.
     pub fn shared(memory: &'m [AtomicU8]) -> Self {
-        Self(Piece::Memory(Lent::shown_shared(memory)))
+        Self(PartPiece::Memory(Borrowed::shown_shared(memory)))
     }
 
     /// `bytes` bytes of what a descriptor refers to, from byte `at` on: of a memfd, a dma-buf, a regular
@@ -49,7 +49,7 @@ impl<'m> OriginPart<'m> {
     pub fn fd(fd: OwnedFd, at: u64, bytes: u64) -> Self {
         let number = fd.as_raw_fd();
         let fd = Arc::new(fd);
-        Self(Piece::Fd {
+        Self(PartPiece::Fd {
             fd,
             number,
             at,
@@ -60,23 +60,23 @@ impl<'m> OriginPart<'m> {
     /// Its size in bytes.
     pub fn bytes(&self) -> u64 {
         match &self.0 {
-            Piece::Memory(memory) => memory.region().len(),
-            Piece::Fd { bytes, .. } => *bytes,
+            PartPiece::Memory(memory) => memory.region().len(),
+            PartPiece::Fd { bytes, .. } => *bytes,
         }
     }
 }
 
 impl<'m> From<&'m [u8]> for OriginPart<'m> {
     fn from(memory: &'m [u8]) -> Self {
-        Self(Piece::Memory(Lent::shown(memory)))
+        Self(PartPiece::Memory(Borrowed::shown(memory)))
     }
 }
 
 impl fmt::Display for OriginPart<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Piece::Memory(_) => f.write_str("memory"),
-            Piece::Fd { number, at, .. } => write!(f, "fd:{number}@{at}"),
+            PartPiece::Memory(_) => f.write_str("memory"),
+            PartPiece::Fd { number, at, .. } => write!(f, "fd:{number}@{at}"),
         }
     }
 }
@@ -88,7 +88,7 @@ impl fmt::Debug for OriginPart<'_> {
 }
 
 /// Open parts, in the order of their bytes; none is empty.
-pub(super) struct Parts<'m>(Vec<Placed<'m>>);
+pub(super) struct OpenParts<'m>(Vec<Placed<'m>>);
 
 /// A part, and its range within the whole.
 struct Placed<'m> {
@@ -119,14 +119,14 @@ impl Fit {
     }
 }
 
-impl<'m> Parts<'m> {
+impl<'m> OpenParts<'m> {
     /// Opens the parts; returns them with their total size and a description.
     pub(super) fn open(parts: &[OriginPart<'m>]) -> Result<(Self, u64, &'static str)> {
         let (mut all, mut start) = (Vec::new(), 0_u64);
         for part in parts {
             let opened = match &part.0 {
-                Piece::Memory(memory) => Opened::lent(memory.clone()),
-                Piece::Fd {
+                PartPiece::Memory(memory) => Opened::lent(memory.clone()),
+                PartPiece::Fd {
                     fd,
                     number,
                     at,
@@ -220,9 +220,9 @@ impl<'m> Parts<'m> {
     }
 
     /// Begins CPU access to all of them.
-    pub(super) fn begin(&self, cancel: &CancelToken) -> Result<Access<'_>> {
+    pub(super) fn begin(&self, cancel: &CancelToken) -> Result<ReadAccess<'_>> {
         let all = self.0.iter().map(|one| one.opened.begin(cancel));
-        all.collect::<Result<_>>().map(Access::all)
+        all.collect::<Result<_>>().map(ReadAccess::all)
     }
 
     /// The error for the first part whose bytes are gone.

@@ -1,7 +1,7 @@
 //! What a save will do and why.
 
-use super::Wanted;
-use super::origin::{Memory, Opened};
+use super::SaveRequest;
+use super::origin::{DescriptorMemory, Opened};
 use super::parts::Fit;
 use super::to::To;
 use crate::error::{Error, Result, errno_name};
@@ -10,7 +10,7 @@ use crate::message::{Message, Opt, message};
 use crate::options::{Io, Method};
 use crate::plan::{
     BOUNCE_BLOCK, BUFFERED_BLOCK, COPY_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, LARGEST_RING,
-    MOST_THREADS, MOST_WORKERS, Pinned, Rung, no_uring,
+    MOST_THREADS, MOST_WORKERS, PinnedBytes, Rung, no_uring,
 };
 use crate::reasons::{Reason, Reasons};
 use crate::sys::{Errno, file};
@@ -45,10 +45,10 @@ pub struct SavePlan {
     pub to: PathBuf,
     /// Offset in the file at which the first byte goes.
     pub offset: u64,
-    /// Whether a new file replaces the old one atomically; otherwise a part of an existing file is
+    /// True if a new file replaces the old one atomically; otherwise a part of an existing file is
     /// written.
     pub atomic: bool,
-    /// Whether the file is on the disk before the save returns.
+    /// True if the file is on the disk before the save returns.
     pub sync: bool,
     /// Methods in the order in which they are tried: the first is the choice, the others are fallbacks.
     pub ladder: Vec<Rung>,
@@ -70,12 +70,12 @@ pub struct SavePlan {
     #[serde(skip)]
     pub(super) by_address: bool,
     #[serde(skip)]
-    pub(super) tuning: Tuning,
+    pub(super) tuning: SaveTuning,
 }
 
 /// Parameters of all methods in the list.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tuning {
+pub(super) struct SaveTuning {
     block: Option<u64>,
     depth: u32,
     threads: usize,
@@ -118,7 +118,7 @@ impl SavePlan {
     }
 }
 
-impl Tuning {
+impl SaveTuning {
     fn block_of(self, rung: Rung) -> u64 {
         let usual = match rung.method {
             Method::Bounce => BOUNCE_BLOCK,
@@ -143,7 +143,7 @@ impl Tuning {
 
 /// Makes the plan. `runs` are the ranges in which the origin has data, in offsets of the target.
 pub(super) fn decide(
-    wanted: &Wanted,
+    wanted: &SaveRequest,
     origin: &Opened<'_>,
     to: &To,
     host: &Host,
@@ -162,7 +162,7 @@ pub(super) fn decide(
         _ => by_address(origin, to, runs, holes > 0),
     };
     let mut ladder = ladder(wanted, origin, to, host, &by_address, log)?;
-    let tuning = Tuning {
+    let tuning = SaveTuning {
         block: wanted.block,
         depth: wanted.queue_depth.unwrap_or(DIRECT_DEPTH),
         threads: host.cpus.clamp(1, MOST_THREADS),
@@ -232,7 +232,7 @@ fn rung(method: Method, direct: bool, registered: bool) -> Rung {
 
 /// The methods to try, in order, with the reasons for those left out.
 fn ladder(
-    wanted: &Wanted,
+    wanted: &SaveRequest,
     origin: &Opened<'_>,
     to: &To,
     host: &Host,
@@ -375,7 +375,7 @@ fn by_address(
         return any.then_some(()).ok_or_else(|| why.into());
     }
     let region = origin.region().map_err(Message::from)?;
-    if let Some(errno) = origin.memory().and_then(Memory::unpinnable) {
+    if let Some(errno) = origin.memory().and_then(DescriptorMemory::unpinnable) {
         let errno = errno_name(errno.raw_os_error());
         return Err(format!("the mapping of this dma-buf cannot be pinned ({errno})").into());
     }
@@ -398,13 +398,13 @@ fn ko_has_made(origin: &Opened<'_>) -> bool {
 }
 
 /// Whether the kernel can copy from the memory to the file by itself.
-fn copies(memory: &Memory, to: &To) -> bool {
+fn copies(memory: &DescriptorMemory, to: &To) -> bool {
     // Between two files in memory it could, but that is an ordinary copy.
     !to.is_in_memory() && file::copies_range(memory.fd(), to.buffered())
 }
 
 /// Whether the memory can be DMA-mapped for the disk once; otherwise why not.
-fn maps_once(memory: Option<&Memory>, to: &To) -> Result<(), Message> {
+fn maps_once(memory: Option<&DescriptorMemory>, to: &To) -> Result<(), Message> {
     let Some(memory) = memory.filter(|memory| memory.dma_buf.is_some()) else {
         return Err("only dma-bufs are mapped once, to be saved".into());
     };
@@ -417,7 +417,7 @@ fn maps_once(memory: Option<&Memory>, to: &To) -> Result<(), Message> {
 /// too low.
 fn window(
     ladder: &mut Vec<Rung>,
-    tuning: Tuning,
+    tuning: SaveTuning,
     origin: &Opened<'_>,
     host: &Host,
     log: &Reasons,
@@ -426,11 +426,11 @@ fn window(
     let pinned = |rung: &Rung| {
         let in_flight = tuning.block_of(*rung) * u64::from(tuning.depth_of(*rung));
         match (rung.registered, rung.method) {
-            (true, Method::Bounce) => Some(Pinned::ring(in_flight)),
+            (true, Method::Bounce) => Some(PinnedBytes::ring(in_flight)),
             (true, Method::Uring) => {
                 let page = origin.memory().map_or(host.page, |memory| memory.page);
                 let page = page.max(host.thp_size);
-                Some(Pinned::windows(in_flight, page))
+                Some(PinnedBytes::windows(in_flight, page))
             }
             _ => None,
         }
@@ -467,7 +467,7 @@ fn describe(rung: Rung, asked: Method, origin: &Opened<'_>) -> String {
             (false, false) => "one copy to a ring, and a pool of direct pwrites from there",
         },
         (Method::Module, true, _) => "the disk reads from the buffer's own pages",
-        (Method::CopyFileRange, true, _) => "the kernel has the disk read from the memory's pages",
+        (Method::CopyFileRange, true, _) => "the kernel lets the disk read from the memory's pages",
         _ => "the kernel copies to the page cache",
     };
     match asked {

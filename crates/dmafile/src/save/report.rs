@@ -34,9 +34,9 @@ pub struct SaveReport {
     /// The file; in JSON, parts of its path that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub to: PathBuf,
-    /// Whether the file was replaced atomically.
+    /// True if the file was replaced atomically.
     pub atomic: bool,
-    /// Whether it is on the disk.
+    /// True if it is on the disk.
     pub sync: bool,
     /// Seconds by phase: `open`, `plan`, `reserve`, `submit`, `wait`, `copy`, `verify`, `sync`, `total`.
     /// Phases overlap. A phase that runs in several threads is the sum over them.

@@ -8,7 +8,7 @@ use super::parts::Fit;
 use super::plan::{self, SavePlan};
 use super::report::SaveReport;
 use super::to::To;
-use super::write::{self, Job, Kept, Passing};
+use super::write::{self, EdgeBytes, Passing, WriteJob};
 use crate::control::CancelToken;
 use crate::error::{Error, Result};
 use crate::facts::Host;
@@ -23,13 +23,13 @@ use crate::plan::Rung;
 use crate::reasons::Reasons;
 use crate::sync::{self, lock};
 use crate::sys::file;
-use crate::verify::{Check, Verified, Verify};
+use crate::verify::{DigestCheck, Verified, Verify};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What a save is going to do.
-struct Decided<'m> {
+struct SaveDecision<'m> {
     origin: Opened<'m>,
     to: To,
     plan: SavePlan,
@@ -44,7 +44,7 @@ struct Decided<'m> {
 /// behind.
 pub struct Staged<'m> {
     save: Save<'m>,
-    decided: Decided<'m>,
+    decided: SaveDecision<'m>,
     log: Reasons,
 }
 
@@ -72,7 +72,7 @@ impl Staged<'_> {
     }
 }
 
-impl Decided<'_> {
+impl SaveDecision<'_> {
     /// Reserves space for all of it, if the size is known.
     fn reserve(&mut self, log: &Reasons) -> Result<()> {
         let bytes = self.origin.bytes.filter(|_| !self.origin.is_stream());
@@ -126,7 +126,7 @@ impl<'m> Save<'m> {
 
     fn carry_out(
         &self,
-        mut decided: Decided<'m>,
+        mut decided: SaveDecision<'m>,
         clock: &Clock,
         log: &Reasons,
     ) -> Result<SaveReport> {
@@ -144,7 +144,7 @@ impl<'m> Save<'m> {
         let start = meter.now();
         decided.reserve(log)?;
         meter.add_step(Phase::Reserve, start);
-        let Decided {
+        let SaveDecision {
             origin,
             to,
             plan,
@@ -152,7 +152,7 @@ impl<'m> Save<'m> {
             ..
         } = decided;
         let access = origin.begin(&self.cancel)?;
-        let transfer = Transfer {
+        let transfer = SaveTransfer {
             verify: self.verify.as_ref(),
             cancel: &self.cancel,
             origin: &origin,
@@ -192,7 +192,7 @@ impl<'m> Save<'m> {
     }
 
     /// Inspects, plans, and shows the plan.
-    fn prepare(&mut self, clock: &Clock, log: &Reasons) -> Result<Decided<'m>> {
+    fn prepare(&mut self, clock: &Clock, log: &Reasons) -> Result<SaveDecision<'m>> {
         self.check()?;
         let origin = Opened::open(&self.origin, self.wanted.length)?;
         let to = match self.in_place {
@@ -212,7 +212,7 @@ impl<'m> Save<'m> {
         if let Some(show) = self.on_plan.take() {
             show(&plan);
         }
-        Ok(Decided {
+        Ok(SaveDecision {
             origin,
             to,
             plan,
@@ -252,7 +252,7 @@ fn middle((start, end): FileRange, grain: u64) -> (FileRange, [FileRange; 2]) {
 }
 
 /// The bytes to move.
-pub(super) struct Transfer<'a> {
+pub(super) struct SaveTransfer<'a> {
     pub(super) verify: Option<&'a Verify>,
     pub(super) cancel: &'a CancelToken,
     pub(super) origin: &'a Opened<'a>,
@@ -265,7 +265,7 @@ pub(super) struct Transfer<'a> {
     pub(super) log: &'a Reasons,
 }
 
-impl Transfer<'_> {
+impl SaveTransfer<'_> {
     /// Writes every byte, or fails. Either way nothing is in flight when it returns. Returns the last
     /// method, the checksum, and what was written through the page cache at either end of runs.
     fn run(&self) -> Result<(Rung, Option<Verified>, Vec<FileRange>)> {
@@ -318,7 +318,7 @@ impl Transfer<'_> {
             let builder = std::thread::Builder::new().name("dmafile-verify".to_string());
             let hashes = hash.is_some();
             // Also on a panic: the scope waits for the other thread.
-            let _over = Over(&over);
+            let _over = ChecksumGuard(&over);
             let spawned = hashes.then(|| builder.spawn_scoped(scope, || digest(hash)));
             let wrote = self.write(None);
             if wrote.is_err() {
@@ -346,7 +346,7 @@ impl Transfer<'_> {
     fn write(&self, hash: Passing<'_>) -> Result<(Rung, Vec<FileRange>)> {
         let direct = self.plan.ladder.iter().any(|rung| rung.direct);
         let grain = if direct { self.to.grain } else { 1 };
-        let kept = Kept::default();
+        let kept = EdgeBytes::default();
         let (main, mut edges) = match self.origin.is_stream() {
             true => (vec![self.head(hash, &kept, grain)?], Vec::new()),
             false => {
@@ -382,7 +382,7 @@ impl Transfer<'_> {
 
     /// Takes the bytes of a stream that precede the first whole block of the target; returns the range of
     /// what follows.
-    fn head(&self, hash: Passing<'_>, kept: &Kept, grain: u64) -> Result<FileRange> {
+    fn head(&self, hash: Passing<'_>, kept: &EdgeBytes, grain: u64) -> Result<FileRange> {
         let start = self.at.next_multiple_of(grain);
         // Whole blocks, of which the last may be short.
         let end = match self.origin.bytes {
@@ -394,7 +394,7 @@ impl Transfer<'_> {
             let page = crate::sys::map::page_size();
             let room = head.next_multiple_of(page);
             let memory = crate::sys::map::Mapping::anon(room as usize, page as usize)
-                .map_err(|errno| Error::os("cannot make a ring to write from", errno))?;
+                .map_err(|errno| Error::os("cannot create a ring to write from", errno))?;
             let block = Block {
                 ring: &memory.region(),
                 at: 0,
@@ -420,7 +420,7 @@ impl Transfer<'_> {
         mut left: Vec<FileRange>,
         grain: u64,
         hash: Passing<'_>,
-        kept: &Kept,
+        kept: &EdgeBytes,
     ) -> Result<Rung> {
         let mut rungs = self.plan.ladder.iter().copied().peekable();
         let mut tried = self.plan.first();
@@ -450,7 +450,7 @@ impl Transfer<'_> {
                 left = parts.split(&left, fit, self.plan.ring_block_of(rung));
             }
             let feed = Feed::new(left, [], cut, None);
-            let job = Job {
+            let job = WriteJob {
                 plan: self.plan,
                 rung,
                 origin: self.origin,
@@ -516,9 +516,9 @@ impl Transfer<'_> {
     }
 
     /// The requested checksum.
-    fn check(&self) -> Option<Check> {
+    fn check(&self) -> Option<DigestCheck> {
         let verify = self.verify?;
-        Some(Check {
+        Some(DigestCheck {
             file: self.to.path().to_path_buf(),
             range: (0, 0),
             algorithm: verify.algorithm,
@@ -527,7 +527,11 @@ impl Transfer<'_> {
         })
     }
 
-    fn judge(&self, check: Option<Check>, digest: Option<String>) -> Result<Option<Verified>> {
+    fn judge(
+        &self,
+        check: Option<DigestCheck>,
+        digest: Option<String>,
+    ) -> Result<Option<Verified>> {
         let pair = check.zip(digest);
         pair.map(|(check, digest)| check.judge(digest)).transpose()
     }
@@ -538,9 +542,9 @@ impl Transfer<'_> {
 }
 
 /// Signals that the checksum is not needed any more.
-pub(super) struct Over<'a>(pub(super) &'a AtomicBool);
+pub(super) struct ChecksumGuard<'a>(pub(super) &'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for ChecksumGuard<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }

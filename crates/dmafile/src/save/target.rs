@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 const MOST_LINKS: usize = 40;
 
 /// A name in a folder, which need not exist.
-pub(super) struct Target {
+pub(super) struct SaveTarget {
     /// The path by which it was requested, for messages.
     pub(super) path: PathBuf,
     pub(super) folder: Folder,
@@ -25,18 +25,18 @@ pub(super) struct Target {
 }
 
 /// A file that exists.
-pub(super) struct Found {
+pub(super) struct ExistingFile {
     fd: OwnedFd,
     pub(super) is: Named,
 }
 
-impl Found {
+impl ExistingFile {
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-impl Target {
+impl SaveTarget {
     /// Follows the links of a path; with `magic` except those of `/proc`, by whose text a file can be replaced, but
     /// not opened.
     ///
@@ -71,7 +71,7 @@ impl Target {
                 target.is_magic = true;
                 return Ok(target);
             }
-            target.refuse_of_others(&link.is, "it is a link", "name the file that it leads to")?;
+            target.refuse_of_others(&link.is, "it is a link", "name its target")?;
             let target_of = place::target_of(link.fd());
             end = target_of.map_err(|errno| cannot(errno).of_calls(&[sandbox::READLINKAT]))?;
             above = Some(target.folder);
@@ -90,12 +90,12 @@ impl Target {
     }
 
     /// What has the name; None if nothing has.
-    pub(super) fn find(&self) -> Result<Option<Found>> {
+    pub(super) fn find(&self) -> Result<Option<ExistingFile>> {
         let found = place::find(self.folder.fd(), &self.name);
         let found = found.and_then(|fd| {
             fd.map(|fd| {
                 let is = place::look_at(fd.as_fd())?;
-                Ok(Found { fd, is })
+                Ok(ExistingFile { fd, is })
             })
             .transpose()
         });
@@ -134,7 +134,7 @@ fn no_folder(errno: Errno) -> Error {
     match errno {
         Errno::NOENT => error
             .with_why("there is no such folder")
-            .with_remedy("make the folder first: mkdir -p"),
+            .with_remedy("create it first: mkdir -p"),
         _ => error,
     }
 }
@@ -152,7 +152,7 @@ mod tests {
         std::os::unix::fs::symlink(at("link"), at("again")).unwrap();
         std::os::unix::fs::symlink("round", at("round")).unwrap();
         let resolve = |path: &Path| {
-            let target = Target::of(path, false)?;
+            let target = SaveTarget::of(path, false)?;
             Ok((target.folder.path().to_path_buf(), target.name))
         };
         let (folder, name) = resolve(&at("again")).unwrap();
@@ -175,7 +175,7 @@ mod tests {
         std::fs::create_dir(at("one")).unwrap();
         std::fs::create_dir(at("two")).unwrap();
         std::os::unix::fs::symlink("one", at("current")).unwrap();
-        let target = Target::of(&at("current/file"), false).unwrap();
+        let target = SaveTarget::of(&at("current/file"), false).unwrap();
         std::fs::remove_file(at("current")).unwrap();
         std::os::unix::fs::symlink("two", at("current")).unwrap();
         std::fs::write(at("current/file"), "x").unwrap();

@@ -1,14 +1,14 @@
 //! Where a save goes: a new file next to its final place, or a part of an existing one.
 
 use super::beside::Beside;
-use super::target::Target;
+use super::target::SaveTarget;
 use crate::error::{Error, Result, errno_name};
 use crate::folder::Folder;
 use crate::message::{Opt, message};
 use crate::reasons::Reasons;
 use crate::source;
 use crate::sync::lock;
-use crate::sys::block::Device;
+use crate::sys::block::BlockDevice;
 use crate::sys::map::page_size;
 use crate::sys::{Errno, cache, file, memfd, place, sandbox};
 use rustix::fs::FileType;
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct To {
     path: PathBuf,
     /// Dropped before the file is closed: until then nobody else uses its temporary name.
-    how: How,
+    how: Destination,
     /// For writes through the page cache.
     file: OwnedFd,
     /// For direct writes, or why there are none.
@@ -37,7 +37,7 @@ pub(super) struct To {
     pub(super) memory_align: u64,
     pub(super) align_told: bool,
     pub(super) file_system: String,
-    device: Option<Device>,
+    device: Option<BlockDevice>,
     in_memory: bool,
     /// Space below this offset is reserved, and the size is at least this.
     reserved: AtomicU64,
@@ -45,7 +45,7 @@ pub(super) struct To {
     reserving: Mutex<()>,
 }
 
-enum How {
+enum Destination {
     /// Not in its place yet.
     Beside(Beside),
     /// A part of a file of this size; None for a block device, whose size does not change.
@@ -61,11 +61,11 @@ impl To {
     /// it.
     pub(super) fn replace(path: &Path, folder: Option<Folder>, log: &Reasons) -> Result<Self> {
         let target = match (folder, path.file_name()) {
-            (Some(folder), Some(name)) => Target::within(folder, name),
-            _ => Target::of(path, false)?,
+            (Some(folder), Some(name)) => SaveTarget::within(folder, name),
+            _ => SaveTarget::of(path, false)?,
         };
         let (beside, file) = Beside::create(target, log)?;
-        Self::new(path, file, 0, How::Beside(beside))
+        Self::new(path, file, 0, Destination::Beside(beside))
     }
 
     /// A new file that has its name from the start, and grows.
@@ -96,7 +96,7 @@ impl To {
         };
         // If the file system does not support marks, no other process can check them, either.
         let _ = place::mark(file.as_fd());
-        Self::new(path, file, 0, How::InPlace(Some(0)))
+        Self::new(path, file, 0, Destination::InPlace(Some(0)))
     }
 
     /// A part of an existing file or block device, from byte `at` on.
@@ -122,7 +122,7 @@ impl To {
             ),
             errno => cannot_open(errno).at(&place),
         };
-        let target = Target::of(path, true).map_err(|error| match error.raw_os_error() {
+        let target = SaveTarget::of(path, true).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT) => cannot(Errno::NOENT),
             Some(libc::EISDIR) => cannot(Errno::ISDIR),
             _ => error,
@@ -148,18 +148,18 @@ impl To {
         let stat = stat(&file, path)?;
         is_file(stat.kind)?;
         let how = match stat.kind {
-            FileType::BlockDevice => How::InPlace(None),
-            _ => How::InPlace(Some(stat.size)),
+            FileType::BlockDevice => Destination::InPlace(None),
+            _ => Destination::InPlace(Some(stat.size)),
         };
         Self::new(path, file, at, how)
     }
 
-    fn new(path: &Path, file: OwnedFd, at: u64, how: How) -> Result<Self> {
+    fn new(path: &Path, file: OwnedFd, at: u64, how: Destination) -> Result<Self> {
         let stat = stat(&file, path)?;
         let in_memory = source::in_memory(&stat);
         let refused = match (in_memory, stat.direct) {
             (Some(fs), _) => Some(format!(
-                "{fs} keeps its files in memory: there is nothing to bypass"
+                "{fs} files are in memory, so there is no direct I/O"
             )),
             (None, Some((_, 0))) => {
                 Some("statx says that this file allows no direct I/O".to_string())
@@ -193,7 +193,7 @@ impl To {
             memory_align,
             align_told: stat.direct.is_some(),
             file_system: source::file_system(&stat),
-            device: Device::of(stat.device),
+            device: BlockDevice::of(stat.device),
             in_memory: in_memory.is_some(),
             how,
             file,
@@ -215,14 +215,14 @@ impl To {
     }
 
     pub(super) fn is_in_place(&self) -> bool {
-        matches!(self.how, How::InPlace(_))
+        matches!(self.how, Destination::InPlace(_))
     }
 
     pub(super) fn is_in_memory(&self) -> bool {
         self.in_memory
     }
 
-    pub(super) fn device(&self) -> Option<&Device> {
+    pub(super) fn device(&self) -> Option<&BlockDevice> {
         self.device.as_ref()
     }
 
@@ -251,7 +251,7 @@ impl To {
     /// so that a full disk is detected before anything is written.
     pub(super) fn reserve(&self, runs: &[(u64, u64)], end: u64, log: &Reasons) -> Result<()> {
         self.fits(end)?;
-        let How::InPlace(None) = self.how else {
+        let Destination::InPlace(None) = self.how else {
             let mut refused = None;
             for (start, stop_at) in runs {
                 match self.reserve_range(*start, *stop_at) {
@@ -288,7 +288,7 @@ impl To {
             return Ok(());
         }
         self.fits(end)?;
-        if let How::InPlace(None) = self.how {
+        if let Destination::InPlace(None) = self.how {
             self.reserved.store(end, Ordering::Relaxed);
             return Ok(());
         }
@@ -332,8 +332,8 @@ impl To {
     /// Sets the size to at least `end`.
     fn grow(&self, end: u64) -> Result<()> {
         match self.how {
-            How::InPlace(None) => return Ok(()),
-            How::InPlace(Some(size)) if end <= size => return Ok(()),
+            Destination::InPlace(None) => return Ok(()),
+            Destination::InPlace(Some(size)) if end <= size => return Ok(()),
             _ => {}
         }
         self.resize(end, end)
@@ -342,9 +342,9 @@ impl To {
     /// A stream has ended at `end`: releases what was reserved beyond.
     pub(super) fn ends_at(&self, end: u64) -> Result<()> {
         let size = match self.how {
-            How::InPlace(None) => return Ok(()),
-            How::InPlace(Some(size)) => size.max(end),
-            How::Beside(_) => end,
+            Destination::InPlace(None) => return Ok(()),
+            Destination::InPlace(Some(size)) => size.max(end),
+            Destination::Beside(_) => end,
         };
         self.resize(size, end)
     }
@@ -356,7 +356,7 @@ impl To {
 
     /// Whether the file may become that long.
     fn fits(&self, end: u64) -> Result<()> {
-        if let How::InPlace(None) = self.how {
+        if let Destination::InPlace(None) = self.how {
             let size = stat(&self.file, &self.path)?.size;
             if end > size {
                 let why = format!("it has {size} bytes, and the save would end at byte {end}");
@@ -378,9 +378,9 @@ impl To {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         let from = match self.how {
             // A new file has zeros there.
-            How::Beside(_) => return Ok(()),
-            How::InPlace(Some(size)) if start >= size => return Ok(()),
-            How::InPlace(_) => start,
+            Destination::Beside(_) => return Ok(()),
+            Destination::InPlace(Some(size)) if start >= size => return Ok(()),
+            Destination::InPlace(_) => start,
         };
         if start >= end || place::punch(self.buffered(), from, end - from).is_ok() {
             return Ok(());
@@ -398,8 +398,8 @@ impl To {
     /// All of it is written: gives it its permissions.
     pub(super) fn complete(&self) -> Result<()> {
         match &self.how {
-            How::Beside(beside) => beside.admit(self.buffered()),
-            How::InPlace(_) => Ok(()),
+            Destination::Beside(beside) => beside.admit(self.buffered()),
+            Destination::InPlace(_) => Ok(()),
         }
     }
 
@@ -407,8 +407,8 @@ impl To {
     pub(super) fn sync(&self) -> Result<()> {
         let fd = self.buffered();
         let synced = match self.how {
-            How::Beside(_) => place::sync(fd),
-            How::InPlace(_) => place::sync_data(fd),
+            Destination::Beside(_) => place::sync(fd),
+            Destination::InPlace(_) => place::sync_data(fd),
         };
         synced.map_err(|errno| cannot_sync(errno).at(self.place(0)))
     }
@@ -416,8 +416,8 @@ impl To {
     /// Drops from the page cache what was written through it.
     pub(super) fn leave_no_cache(&self, edges: &[(u64, u64)]) {
         match self.how {
-            How::Beside(_) => cache::drop_range(self.buffered(), 0, 0),
-            How::InPlace(_) => {
+            Destination::Beside(_) => cache::drop_range(self.buffered(), 0, 0),
+            Destination::InPlace(_) => {
                 for (start, end) in edges {
                     let first = start - start % page_size();
                     let len = end.next_multiple_of(page_size()) - first;
@@ -430,8 +430,8 @@ impl To {
     /// Moves it to its place, durably if `sync` is set.
     pub(super) fn put(self, sync: bool) -> Result<()> {
         match self.how {
-            How::Beside(beside) => beside.put(&self.file, sync),
-            How::InPlace(_) => Ok(()),
+            Destination::Beside(beside) => beside.put(&self.file, sync),
+            Destination::InPlace(_) => Ok(()),
         }
     }
 

@@ -24,7 +24,7 @@ impl Sink for CopyTo<'_> {
             let from = piece.at.checked_sub(self.start).map(|at| at as usize);
             let range = from.map(|from| from..from + piece.memory.len() as usize);
             let Some(into) = range.and_then(|range| self.memory.get_mut(range)) else {
-                let why = "the memory has no place for these bytes";
+                let why = "these bytes are outside the memory";
                 return Err(Error::new("cannot copy", why)
                     .with_errno(Errno::INVAL)
                     .at(format!("byte {}", piece.at)));

@@ -1,10 +1,10 @@
 //! Copies slots into the memory of a device.
 
 use super::{Memory, Sink, Slot};
-use crate::device::{Device, Pinned};
+use crate::device::{Device, PinnedMemory};
 use crate::error::{Error, Result};
 use crate::sys::Errno;
-use crate::sys::driver::{Context, DeviceMemory, Event, Failure, OtherStream, Stream};
+use crate::sys::driver::{Context, CopyStream, DeviceMemory, Event, Failure, OtherStream};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -52,9 +52,9 @@ pub struct ToDevice {
     device: Device,
     // Fields are dropped in this order: the events and the stream before the reference to the context.
     events: Vec<Event>,
-    taken: VecDeque<Taken>,
-    ring: Option<Pinned>,
-    stream: Stream,
+    taken: VecDeque<CopyingSlot>,
+    ring: Option<PinnedMemory>,
+    stream: CopyStream,
     context: Arc<Context>,
     after: Option<OtherStream>,
     places: Box<Places>,
@@ -72,7 +72,7 @@ pub struct ToDevice {
 type Places = dyn FnMut(bool) -> Option<Place> + Send;
 
 /// A slot that is being copied.
-struct Taken {
+struct CopyingSlot {
     /// Completes when the slot has been copied.
     event: Event,
     /// All wanted bytes before this offset have been copied by then.
@@ -108,7 +108,7 @@ impl ToDevice {
         next: impl FnMut(bool) -> Option<Place> + Send + 'static,
     ) -> Result<Self> {
         let context = device.context()?;
-        let stream = Stream::new(&context);
+        let stream = CopyStream::new(&context);
         let stream = stream.map_err(|failure| device.failed("cannot use the device", failure))?;
         Ok(Self {
             device,
@@ -165,7 +165,7 @@ impl ToDevice {
             if end.is_none_or(|end| end > next.memory.len()) {
                 return Err(Error::os("cannot copy to the device", Errno::INVAL)
                     .at(format!("{}, byte {}", self.device, next.at))
-                    .with_why("its place is outside the device's memory"));
+                    .with_why("its range is outside the device's memory"));
             }
             self.place = Some(next);
             if let Some(other) = self.after {
@@ -216,7 +216,12 @@ impl ToDevice {
 
 impl Sink for ToDevice {
     fn begin(&mut self, ring: Memory<'_>) -> Result<()> {
-        self.ring = Some(Pinned::new(self.device, ring.as_ptr(), ring.len(), true)?);
+        self.ring = Some(PinnedMemory::new(
+            self.device,
+            ring.as_ptr(),
+            ring.len(),
+            true,
+        )?);
         Ok(())
     }
 
@@ -241,7 +246,7 @@ impl Sink for ToDevice {
         }
         let recorded = self.event().and_then(|event| {
             event.record(&self.stream)?;
-            self.taken.push_back(Taken {
+            self.taken.push_back(CopyingSlot {
                 event,
                 end,
                 _memory: std::mem::take(&mut self.past),
@@ -252,7 +257,7 @@ impl Sink for ToDevice {
     }
 
     fn done(&mut self, wait: bool) -> Result<bool> {
-        let Some(Taken { event, .. }) = self.taken.front() else {
+        let Some(CopyingSlot { event, .. }) = self.taken.front() else {
             return Ok(true);
         };
         let come = match wait {
@@ -262,7 +267,7 @@ impl Sink for ToDevice {
         if !come.map_err(|failure| self.failed(failure))? {
             return Ok(false);
         }
-        if let Some(Taken { event, end, .. }) = self.taken.pop_front() {
+        if let Some(CopyingSlot { event, end, .. }) = self.taken.pop_front() {
             self.events.push(event);
             self.tell(end);
         }

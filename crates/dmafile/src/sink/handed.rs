@@ -1,7 +1,7 @@
 //! Hands slots to another thread, which returns each when it has finished with it.
 
 use super::{Memory, Sink, Slot};
-use crate::device::{Device, Pinned};
+use crate::device::{Device, PinnedMemory};
 use crate::error::{Error, Result};
 use crate::sync;
 use crate::sys::Errno;
@@ -27,7 +27,7 @@ use std::time::Duration;
 /// # Ok::<(), dmafile::Error>(())
 /// ```
 pub fn hand_over(device: Option<Device>) -> (impl Sink + Send + 'static, Hands) {
-    let shared = Arc::<Shared>::default();
+    let shared = Arc::<HandedShared>::default();
     let sink = Giver {
         shared: Arc::clone(&shared),
         device,
@@ -55,16 +55,16 @@ pub struct Handed {
 
 /// The receiver of the pieces.
 #[derive(Debug)]
-pub struct Hands(Arc<Shared>);
+pub struct Hands(Arc<HandedShared>);
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct HandedShared {
+    state: Mutex<HandedState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct HandedState {
     waiting: VecDeque<Handed>,
     /// For each slot that is out, the number of pieces that have not been returned.
     out: BTreeMap<u64, usize>,
@@ -95,7 +95,7 @@ impl Hands {
     /// Waits until [`Hands::next`] need not wait, at most this long; false on timeout.
     pub fn wait(&self, most: Duration) -> bool {
         let state = sync::lock(&self.0.state);
-        let idle = |state: &State| state.waiting.is_empty() && !state.over;
+        let idle = |state: &HandedState| state.waiting.is_empty() && !state.over;
         if !idle(&state) {
             return true;
         }
@@ -144,9 +144,9 @@ impl Drop for Hands {
 }
 
 struct Giver {
-    shared: Arc<Shared>,
+    shared: Arc<HandedShared>,
     device: Option<Device>,
-    ring: Option<Pinned>,
+    ring: Option<PinnedMemory>,
     /// Number of slots taken so far.
     taken: u64,
     /// Number of the oldest slot that [`Sink::done`] has not reported.
@@ -164,7 +164,7 @@ impl Drop for Giver {
 impl Sink for Giver {
     fn begin(&mut self, ring: Memory<'_>) -> Result<()> {
         if let Some(device) = self.device {
-            self.ring = Some(Pinned::new(device, ring.as_ptr(), ring.len(), true)?);
+            self.ring = Some(PinnedMemory::new(device, ring.as_ptr(), ring.len(), true)?);
         }
         Ok(())
     }
@@ -172,8 +172,9 @@ impl Sink for Giver {
     fn take(&mut self, slot: &Slot<'_>) -> Result<()> {
         let mut state = sync::lock(&self.shared.state);
         if state.gone {
-            return Err(Error::os("cannot hand over bytes", Errno::PIPE)
-                .with_why("the receiver has gone away"));
+            return Err(
+                Error::os("cannot hand over bytes", Errno::PIPE).with_why("the receiver is gone")
+            );
         }
         let number = self.taken;
         self.taken += 1;
@@ -218,6 +219,6 @@ impl Sink for Giver {
             state = sync::wait(&self.shared.changed, state);
         }
         drop(state);
-        self.ring.take().map_or(Ok(()), Pinned::end)
+        self.ring.take().map_or(Ok(()), PinnedMemory::end)
     }
 }

@@ -103,7 +103,7 @@ impl Shape {
         match (slots, self.once) {
             (1, _) => "1 slot, filled once".to_string(),
             (_, true) => format!("{slots} slots of at most {slot} bytes, each filled once"),
-            (_, false) => format!("{slots} slots of {slot} bytes, filled again and again"),
+            (_, false) => format!("{slots} slots of {slot} bytes, reused"),
         }
     }
 }
@@ -189,7 +189,7 @@ impl<'s> Slot<'s> {
         self.pieces
     }
 
-    /// Whether no more wanted bytes follow these.
+    /// Returns `true` if these are the last requested bytes.
     pub fn is_last(&self) -> bool {
         self.last
     }

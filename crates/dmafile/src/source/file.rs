@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::sync;
-use crate::sys::block::Device;
+use crate::sys::block::BlockDevice;
 use crate::sys::file::{self, Stat};
 use crate::sys::map::Mapping;
 use crate::sys::{Errno, cache, retry, usage};
@@ -99,7 +99,7 @@ impl Input {
         let place = path.display().to_string();
         let buffered = file::open(path, false).map_err(|errno| match errno {
             // What open(2) returns for a socket.
-            Errno::NXIO => refusal("is a socket or a device without a driver", errno, REGULAR),
+            Errno::NXIO => refusal("is a socket, or a device with no driver", errno, REGULAR),
             _ => Error::os("cannot open", errno),
         });
         Self::of(
@@ -169,7 +169,7 @@ impl Input {
     fn open_direct(&mut self, path: &Path) -> Result<OwnedFd, String> {
         if let Some(fs) = self.in_memory() {
             return Err(format!(
-                "{fs} keeps its files in memory: there is nothing to bypass"
+                "{fs} files are in memory, so there is no direct I/O"
             ));
         }
         if self.stat.direct.is_some_and(|(_, offset)| offset == 0) {
@@ -184,7 +184,7 @@ impl Input {
         let direct = file::open(path, true).map_err(named_open)?;
         let again = file::stat(direct.as_fd()).map_err(named_open)?;
         if again.identity != self.stat.identity {
-            return Err("the path led to a different file when it was opened again".to_string());
+            return Err("the path named a different file when it was reopened".to_string());
         }
         self.align = match self.stat.direct {
             Some((memory, offset)) => u64::from(memory.max(offset)),
@@ -203,7 +203,7 @@ impl Input {
             align = crate::sys::map::page_size();
         }
         let memory = Mapping::anon(2 * LARGEST as usize, LARGEST as usize)
-            .map_err(|errno| format!("no memory to try direct reads in ({errno:?})"))?;
+            .map_err(|errno| format!("no memory for a test read ({errno:?})"))?;
         while align <= LARGEST {
             // Into memory that is present, because of Btrfs (see plan::allocation). If that fails, only
             // a few pages stay in the page cache.
@@ -244,8 +244,8 @@ impl Input {
     }
 
     /// The block device that it is or is stored on.
-    pub(crate) fn device(&self) -> Option<Device> {
-        Device::of(self.stat.device)
+    pub(crate) fn device(&self) -> Option<BlockDevice> {
+        BlockDevice::of(self.stat.device)
     }
 
     /// Alignment of offsets, lengths and memory of direct reads, in bytes.
@@ -269,7 +269,7 @@ impl Input {
         }
     }
 
-    /// Whether reads can drop the pages that they bring into the page cache; found by trying.
+    /// Probes whether reads can drop the pages that they bring into the page cache.
     pub(crate) fn drops_behind(&self) -> bool {
         file::drops_behind(self.buffered(), self.size())
     }

@@ -7,7 +7,7 @@
 mod file;
 
 use crate::error::{Error, Result};
-use crate::sys::block::Device;
+use crate::sys::block::BlockDevice;
 use crate::sys::{Errno, host, place};
 use file::Input;
 pub(crate) use file::{file_system, in_memory};
@@ -56,16 +56,16 @@ impl Shard {
 /// Open files.
 pub struct Source {
     path: PathBuf,
-    parts: Vec<Part>,
+    parts: Vec<FilePart>,
 }
 
 /// A file and where it begins.
-struct Part {
+struct FilePart {
     file: Input,
     start: u64,
 }
 
-impl Part {
+impl FilePart {
     fn end(&self) -> u64 {
         self.start + self.file.size()
     }
@@ -92,7 +92,7 @@ impl Source {
         let file = Input::of(path, file, &link, &Ok(()))?;
         Ok(Self {
             path: path.to_path_buf(),
-            parts: vec![Part { file, start: 0 }],
+            parts: vec![FilePart { file, start: 0 }],
         })
     }
 
@@ -128,7 +128,7 @@ impl Source {
     }
 
     fn all(path: &Path, files: impl Iterator<Item = Result<Input>>) -> Result<Self> {
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<FilePart> = Vec::new();
         for file in files {
             let file = file?;
             // A gap even if a file ends at such a multiple, so that no extent is in two files.
@@ -142,7 +142,7 @@ impl Source {
                 let place = file.path().display().to_string();
                 return Err(Error::os("cannot load", Errno::OVERFLOW).at(place));
             };
-            parts.push(Part { file, start });
+            parts.push(FilePart { file, start });
         }
         Ok(Self {
             path: path.to_path_buf(),
@@ -152,7 +152,7 @@ impl Source {
 
     /// The part of each file within `[start, end)`.
     pub fn within(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
-        let clip = |part: &Part| (start.max(part.start), end.min(part.end()));
+        let clip = |part: &FilePart| (start.max(part.start), end.min(part.end()));
         let ranges = self.parts.iter().map(clip);
         ranges.filter(|range| range.0 < range.1).collect()
     }
@@ -173,7 +173,7 @@ impl Source {
         self.last().end()
     }
 
-    fn last(&self) -> &Part {
+    fn last(&self) -> &FilePart {
         self.parts.last().expect("there is at least one file")
     }
 
@@ -192,7 +192,7 @@ impl Source {
     }
 
     /// The block device that the file at an offset is or is stored on.
-    pub fn device(&self, at: u64) -> Option<Device> {
+    pub fn device(&self, at: u64) -> Option<BlockDevice> {
         self.part(at).0.file.device()
     }
 
@@ -243,7 +243,7 @@ impl Source {
         (number, at - self.parts[number].start)
     }
 
-    fn part(&self, at: u64) -> (&Part, u64) {
+    fn part(&self, at: u64) -> (&FilePart, u64) {
         let (number, offset) = self.locate(at);
         (&self.parts[number], offset)
     }
@@ -266,11 +266,6 @@ impl Source {
             true => self.direct(at),
             false => Ok(self.buffered(at)),
         }
-    }
-
-    /// The end of the file at an offset.
-    pub fn end_at(&self, at: u64) -> u64 {
-        self.part(at).0.end()
     }
 
     /// The size, when it was opened, of the file at an offset.

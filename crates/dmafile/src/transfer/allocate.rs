@@ -2,7 +2,7 @@
 //! thread zeroes base pages more slowly than disks read, other threads join, each with a part of a
 //! chunk. Otherwise a second thread would only cost CPU time.
 
-use super::{Transfer, Work};
+use super::{LoadTransfer, Work};
 use crate::error::{Error, errno_name};
 use crate::flow::feed::Feed;
 use crate::message::{Opt, message};
@@ -20,11 +20,11 @@ const FIRST_CHUNK: u64 = 8 << 20;
 
 /// What remains to be allocated, handed out in the order of the reads.
 pub(super) struct Steps<'a> {
-    transfer: &'a Transfer<'a>,
-    state: Mutex<State>,
+    transfer: &'a LoadTransfer<'a>,
+    state: Mutex<AllocationState>,
 }
 
-struct State {
+struct AllocationState {
     /// Number of working threads.
     threads: u64,
     /// The run of the layout that is being handed out.
@@ -48,14 +48,14 @@ struct Chunk {
 
 /// A part of a chunk, for one thread, in bytes of the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Step {
+pub(super) struct AllocationStep {
     pub(super) at: u64,
     pub(super) len: u64,
 }
 
 impl<'a> Steps<'a> {
-    pub(super) fn new(transfer: &'a Transfer<'a>) -> Self {
-        let state = State {
+    pub(super) fn new(transfer: &'a LoadTransfer<'a>) -> Self {
+        let state = AllocationState {
             threads: 1,
             run: 0,
             at: 0,
@@ -72,7 +72,7 @@ impl<'a> Steps<'a> {
     /// Makes all memory present, and then creates what is exported; logs the reason if the kernel
     /// refuses.
     pub(super) fn run(&self, feed: &Feed) {
-        let end = End(feed);
+        let end = AllocationGuard(feed);
         let Work { plan, log, .. } = self.transfer.work;
         let (most, allocation) = (plan.tuning.allocators, plan.allocation);
         let refused = std::thread::scope(|scope| {
@@ -124,7 +124,7 @@ impl<'a> Steps<'a> {
     /// Takes steps until none is left, and reports after each whether reads were waiting for it.
     /// Returns the errno if the kernel refuses to populate memory.
     fn work(&self, feed: &Feed, mut after: impl FnMut(bool)) -> Option<Errno> {
-        let Transfer { work, memory } = self.transfer;
+        let LoadTransfer { work, memory } = self.transfer;
         numa::prefer(work.plan.node);
         while let Some(step) = self.next() {
             if work.cancel.is_set() {
@@ -155,7 +155,7 @@ impl<'a> Steps<'a> {
 
     /// Creates a dma-buf over the present pages, while the last reads are in flight.
     fn export(&self, feed: &Feed) {
-        let Transfer { work, memory } = self.transfer;
+        let LoadTransfer { work, memory } = self.transfer;
         let Work { plan, meter, .. } = *work;
         let start = meter.now();
         match memory.populated() {
@@ -165,8 +165,8 @@ impl<'a> Steps<'a> {
         }
     }
 
-    pub(super) fn next(&self) -> Option<Step> {
-        let Transfer { work, memory } = self.transfer;
+    pub(super) fn next(&self) -> Option<AllocationStep> {
+        let LoadTransfer { work, memory } = self.transfer;
         let Work {
             plan,
             layout,
@@ -202,11 +202,11 @@ impl<'a> Steps<'a> {
         let at = state.at;
         let len = stride.min(state.stop_at - at);
         state.at += len;
-        Some(Step { at, len })
+        Some(AllocationStep { at, len })
     }
 
     /// The pages of a step are present. Memory that is present without a gap may be read into.
-    pub(super) fn done(&self, step: Step, feed: &Feed) {
+    pub(super) fn done(&self, step: AllocationStep, feed: &Feed) {
         let Work { plan, meter, .. } = self.transfer.work;
         let mut state = self.lock();
         let chunk = state.open.iter_mut().find(|one| step.at < one.end);
@@ -224,15 +224,15 @@ impl<'a> Steps<'a> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, AllocationState> {
         sync::lock(&self.state)
     }
 }
 
 /// However allocation ends, even by a panic, nothing must wait for memory any longer.
-struct End<'a>(&'a Feed);
+struct AllocationGuard<'a>(&'a Feed);
 
-impl Drop for End<'_> {
+impl Drop for AllocationGuard<'_> {
     fn drop(&mut self) {
         self.0.publish(u64::MAX);
     }
@@ -246,7 +246,7 @@ fn chunk(made: u64, end: u64, most: u64, grain: u64) -> u64 {
     ramp.min(most).next_multiple_of(grain)
 }
 
-fn cannot_allocate(transfer: &Transfer<'_>, errno: Errno, at: u64) -> Error {
+fn cannot_allocate(transfer: &LoadTransfer<'_>, errno: Errno, at: u64) -> Error {
     let error = Error::os("cannot allocate the buffer", errno)
         .at(format!("byte {at} of {}", transfer.work.plan.capacity));
     match (errno, transfer.work.plan.pages) {

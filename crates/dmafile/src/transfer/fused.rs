@@ -1,7 +1,7 @@
 //! A fused load: one call of dmafile.ko or a heap allocates the buffer and reads the file into it.
 //!
 //! It allocates chunk by chunk and reads each one while it allocates the next, as the pipeline of
-//! [`Transfer::run`] does in user space. Nothing else can access the buffer before it is complete.
+//! [`LoadTransfer::run`] does in user space. Nothing else can access the buffer before it is complete.
 
 use super::{Outcome, Work};
 use crate::buffer::{self, Filled};
@@ -34,7 +34,7 @@ pub(crate) fn fused(work: &Work<'_>) -> Result<Option<(Box<dyn Filled>, Outcome)
         Ok(fd) => fd,
         Err(Stop::Failed(error)) => return Err(error),
         Err(Stop::Refused(error) | Stop::NotDirect(error)) => {
-            let why = message!["not in one call with the reads: ", &error];
+            let why = message!["cannot allocate and read in one call: ", &error];
             work.log.add("allocation", Allocation::InRead, why);
             return Ok(None);
         }

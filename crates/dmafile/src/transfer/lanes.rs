@@ -1,7 +1,7 @@
 //! The two lanes of a transfer: the method of the plan reads what is on the disk, threads copy what is
 //! in the page cache.
 
-use super::Transfer;
+use super::LoadTransfer;
 use crate::flow::feed::{Feed, FileRange, Panics};
 use crate::message::message;
 use crate::method::{self, Stop};
@@ -16,7 +16,7 @@ pub(super) struct Lanes {
     pub(super) copy: bool,
 }
 
-impl Transfer<'_> {
+impl LoadTransfer<'_> {
     /// The ranges of the file for the method and for the copy lane.
     pub(super) fn lanes(&self) -> (Vec<FileRange>, Vec<FileRange>) {
         let (mut main, mut copy) = (Vec::new(), Vec::new());

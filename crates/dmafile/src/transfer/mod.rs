@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::facts::Layout;
 use crate::flow::feed::{Cut, Feed};
 use crate::flow::meter::Meter;
-use crate::method::{self, Job};
+use crate::method::{self, ReadJob};
 use crate::options::{Allocation, Pages};
 use crate::plan::{Plan, Rung};
 use crate::reasons::Reasons;
@@ -22,7 +22,7 @@ use crate::source::Source;
 use crate::sync;
 use crate::sys::Errno;
 use crate::sys::usage::Bell;
-use crate::verify::{Check, Verified};
+use crate::verify::{DigestCheck, Verified};
 use allocate::Steps;
 pub(crate) use fused::fused;
 use lanes::Lanes;
@@ -34,14 +34,14 @@ pub(crate) struct Work<'a> {
     pub plan: &'a Plan,
     pub layout: &'a Layout,
     pub source: &'a Source,
-    pub checks: &'a [Check],
+    pub checks: &'a [DigestCheck],
     pub meter: &'a Meter<'a>,
     pub cancel: &'a CancelToken,
     pub log: &'a Reasons,
 }
 
 /// The work, and the memory that it fills.
-pub(crate) struct Transfer<'a> {
+pub(crate) struct LoadTransfer<'a> {
     pub work: Work<'a>,
     pub memory: &'a dyn Filling,
 }
@@ -72,7 +72,7 @@ impl Work<'_> {
     }
 }
 
-impl Transfer<'_> {
+impl LoadTransfer<'_> {
     /// Moves every byte, or fails. Either way nothing is in flight when it returns.
     pub(crate) fn run(&self) -> Result<Outcome> {
         let (main, copy) = self.lanes();
@@ -116,7 +116,7 @@ impl Transfer<'_> {
                 self.work.log.add("allocation", Allocation::InRead, why);
                 feed.publish(u64::MAX);
             }
-            let over = Over(self, feed);
+            let over = TransferGuard(self, feed);
             let rung = self.read(feed, lanes);
             drop(over);
             if let Some(Ok(thread)) = allocator {
@@ -131,8 +131,8 @@ impl Transfer<'_> {
         })
     }
 
-    fn job<'j>(&'j self, feed: &'j Feed, rung: Rung) -> Job<'j> {
-        Job {
+    fn job<'j>(&'j self, feed: &'j Feed, rung: Rung) -> ReadJob<'j> {
+        ReadJob {
             plan: self.work.plan,
             rung,
             source: self.work.source,
@@ -219,9 +219,9 @@ impl Transfer<'_> {
 
 /// When reading has ended, even by a panic in the caller's progress function, nothing must keep
 /// waiting.
-struct Over<'a>(&'a Transfer<'a>, &'a Feed);
+struct TransferGuard<'a>(&'a LoadTransfer<'a>, &'a Feed);
 
-impl Drop for Over<'_> {
+impl Drop for TransferGuard<'_> {
     fn drop(&mut self) {
         self.1.stop(None);
         self.0.work.meter.over();

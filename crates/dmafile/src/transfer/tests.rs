@@ -33,8 +33,8 @@ impl Parts {
         }
     }
 
-    fn transfer(&self) -> Transfer<'_> {
-        Transfer {
+    fn transfer(&self) -> LoadTransfer<'_> {
+        LoadTransfer {
             work: Work {
                 plan: &self.plan,
                 layout: &self.layout,

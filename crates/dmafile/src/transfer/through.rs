@@ -4,7 +4,7 @@
 //! the sink has finished with a slot.
 
 use super::lanes::Lanes;
-use super::{Outcome, Over, Transfer, Work};
+use super::{LoadTransfer, Outcome, TransferGuard, Work};
 use crate::buffer::{self, CopyOut, Filling};
 use crate::error::{Error, Result};
 use crate::flow::feed::Feed;
@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 /// The work, and the ring that it goes through.
 pub(crate) struct Through<'a> {
     work: Work<'a>,
-    ring: buffer::Ring,
+    ring: buffer::RingBuffer,
     /// Size of a slot in bytes, and number of slots in the ring, of which the last one may be smaller.
     slot: u64,
     slots: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Through<'a> {
 }
 
 /// A slot that has been handed to the sink and not been returned to the readers.
-struct Taken {
+struct SlotInSink {
     number: u64,
     /// The sink is still using it. Never true of a slot without wanted bytes.
     full: bool,
@@ -58,7 +58,7 @@ impl<'a> Through<'a> {
     /// Moves every byte into the sink, or fails. Either way nothing is in flight when it returns.
     pub(crate) fn run(&self, sink: &mut dyn Sink) -> Result<Outcome> {
         let work = self.work;
-        let transfer = Transfer {
+        let transfer = LoadTransfer {
             work,
             memory: &self.ring,
         };
@@ -73,14 +73,14 @@ impl<'a> Through<'a> {
         let (rung, digests) = std::thread::scope(|scope| {
             let spawn = |name: &str| std::thread::Builder::new().name(name.to_string());
             let reader = spawn("dmafile-read").spawn_scoped(scope, || {
-                let _over = Over(&transfer, &feed);
+                let _over = TransferGuard(&transfer, &feed);
                 numa::prefer(work.plan.node);
                 transfer.read(&feed, lanes)
             });
             let hasher = hashed.as_ref().map(|hashed| {
                 spawn("dmafile-verify").spawn_scoped(scope, || {
-                    let _over = landed::Over(hashed);
-                    work.hash(&Watched(&self.ring, hashed), &feed)
+                    let _over = landed::LandedGuard(hashed);
+                    work.hash(&WatchedRing(&self.ring, hashed), &feed)
                 })
             });
             let refused = [
@@ -98,7 +98,7 @@ impl<'a> Through<'a> {
             let rung = match reader {
                 Ok(thread) => sync::join(thread),
                 Err(_) => {
-                    drop(Over(&transfer, &feed));
+                    drop(TransferGuard(&transfer, &feed));
                     work.plan.first()
                 }
             };
@@ -117,14 +117,14 @@ impl<'a> Through<'a> {
     /// Hands filled slots to the sink, and returns them to the readers when the sink has finished with them.
     fn drive(&self, feed: &Feed, hashed: Option<&Landed>, sink: &mut dyn Sink) -> Result<()> {
         // However this ends, the readers must not keep waiting for a slot.
-        let _end = End(feed);
+        let _end = SinkGuard(feed);
         self.populate(feed)?;
         let mut sink = Begun {
             sink,
             finished: false,
         };
         sink.sink.begin(Memory::of(self.ring.memory()))?;
-        let mut taken = VecDeque::<Taken>::new();
+        let mut taken = VecDeque::<SlotInSink>::new();
         let end = self.work.plan.reach().div_ceil(self.slot);
         for number in 0..end {
             // Half of the ring is for the readers, unless the rest of the file has its slots.
@@ -179,7 +179,7 @@ impl<'a> Through<'a> {
     }
 
     /// Waits until a slot is filled, and hands it to the sink. None if reading has ended before that.
-    fn hand_over(&self, number: u64, sink: &mut dyn Sink) -> Result<Option<Taken>> {
+    fn hand_over(&self, number: u64, sink: &mut dyn Sink) -> Result<Option<SlotInSink>> {
         let Work {
             plan,
             layout,
@@ -234,7 +234,7 @@ impl<'a> Through<'a> {
                 last: wanted_end <= stop,
             })?;
         }
-        Ok(Some(Taken {
+        Ok(Some(SlotInSink {
             number,
             full: !pieces.is_empty(),
             data_end,
@@ -247,7 +247,7 @@ impl<'a> Through<'a> {
         &self,
         feed: &Feed,
         hashed: Option<&Landed>,
-        taken: &mut VecDeque<Taken>,
+        taken: &mut VecDeque<SlotInSink>,
         sink: &mut dyn Sink,
         wait: bool,
     ) -> Result<bool> {
@@ -283,9 +283,9 @@ fn no_thread(error: &std::io::Error) -> Error {
 }
 
 /// The ring, recording how far the hasher has read.
-struct Watched<'a>(&'a buffer::Ring, &'a Landed);
+struct WatchedRing<'a>(&'a buffer::RingBuffer, &'a Landed);
 
-impl CopyOut for Watched<'_> {
+impl CopyOut for WatchedRing<'_> {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
         self.0.copy_out(at, into)?;
         // The hasher reads in ascending order, so it has finished with everything below.
@@ -310,9 +310,9 @@ impl Drop for Begun<'_> {
 }
 
 /// Stops the readers when dropped, so also if the sink panics.
-struct End<'a>(&'a Feed);
+struct SinkGuard<'a>(&'a Feed);
 
-impl Drop for End<'_> {
+impl Drop for SinkGuard<'_> {
     fn drop(&mut self) {
         self.0.stop(None);
     }

@@ -144,13 +144,13 @@ pub struct Verified {
     pub algorithm: Algorithm,
     /// The digest in lower-case hexadecimal.
     pub digest: String,
-    /// Whether it was compared with an expected digest, and equal.
+    /// True if it equals the expected digest; false if none was given.
     pub matched: bool,
 }
 
 /// A digest to compute.
 #[derive(Debug)]
-pub struct Check {
+pub struct DigestCheck {
     /// The file.
     pub file: PathBuf,
     /// The bytes of the source to hash.
@@ -163,7 +163,7 @@ pub struct Check {
     pub by_name: bool,
 }
 
-impl Check {
+impl DigestCheck {
     /// The checks that `verify` requires for the bytes `[start, end)` of a source: one digest per file.
     pub fn all(verify: &Verify, source: &Source, start: u64, end: u64) -> Result<Vec<Self>> {
         let mut checks = Vec::new();

@@ -1,6 +1,6 @@
 //! The folder of a snapshot: its manifest, its files, and the lock on it.
 
-use super::manifest::{self, Entry, Manifest};
+use super::manifest::{self, Manifest, SourceEntry};
 use dmafile::Save;
 use dmafile::folder;
 use dmafile::internal::Source;
@@ -15,15 +15,15 @@ use std::path::{Path, PathBuf};
 /// The file that a save locks.
 const LOCK: &str = ".dmafile-snapshot.lock";
 
-pub(super) struct Folder(folder::Folder);
+pub(super) struct SnapshotFolder(folder::Folder);
 
 /// Keeps other savers out while it exists.
-pub(super) struct Lock<'a> {
-    folder: &'a Folder,
+pub(super) struct SaverLock<'a> {
+    folder: &'a SnapshotFolder,
     file: OwnedFd,
 }
 
-impl Drop for Lock<'_> {
+impl Drop for SaverLock<'_> {
     fn drop(&mut self) {
         // While it is locked, nobody else removes it.
         if self.folder.has_lock(&self.file).unwrap_or(false) {
@@ -33,7 +33,7 @@ impl Drop for Lock<'_> {
     }
 }
 
-impl Folder {
+impl SnapshotFolder {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let folder = folder::Folder::open(path).map_err(|errno| {
             Error::os("cannot open the folder", errno).at(path.display().to_string())
@@ -60,7 +60,7 @@ impl Folder {
     ///
     /// # Errors
     /// EBUSY while another save has it.
-    pub(super) fn lock(&self) -> Result<Lock<'_>> {
+    pub(super) fn lock(&self) -> Result<SaverLock<'_>> {
         let failed = |errno| {
             Error::os("cannot save a snapshot", errno).at(self.0.path().display().to_string())
         };
@@ -73,10 +73,10 @@ impl Folder {
             let marked = place::mark(file.as_fd());
             if marked == Err(Errno::AGAIN) {
                 return Err(failed(Errno::BUSY)
-                    .with_why("another one is being saved there")
+                    .with_why("another snapshot is being saved there")
                     .with_remedy("wait until that has ended, or save to another folder"));
             }
-            let lock = Lock { folder: self, file };
+            let lock = SaverLock { folder: self, file };
             marked.map_err(|errno| {
                 failed(errno)
                     .with_why("its file system cannot lock the folder (flock(2))")
@@ -132,7 +132,7 @@ impl Folder {
                 Err(Errno::NOENT) => continue,
                 Err(errno @ Errno::LOOP) => return refuse(errno, "it is a symbolic link"),
                 Err(errno @ (Errno::ACCESS | Errno::PERM)) => {
-                    return refuse(errno, "it is of a save by another user");
+                    return refuse(errno, "it belongs to another user's save");
                 }
                 Err(errno) => return refuse(errno, "it is not a file"),
             };
@@ -207,7 +207,7 @@ impl Folder {
     }
 
     /// Opens the file of a source and checks its size; None for an empty source.
-    pub(super) fn open_source(&self, entry: &Entry) -> Result<Option<Source>> {
+    pub(super) fn open_source(&self, entry: &SourceEntry) -> Result<Option<Source>> {
         let path = self.place(&entry.file);
         let place = path.display().to_string();
         let file = self.open_file(&entry.file)?;

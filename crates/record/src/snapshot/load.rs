@@ -1,7 +1,7 @@
 //! Loads a snapshot: opens all of its files, then loads each.
 
-use super::folder::{DAMAGED, Folder};
-use super::manifest::{self, Entry, Manifest};
+use super::folder::{DAMAGED, SnapshotFolder};
+use super::manifest::{self, Manifest, SourceEntry};
 use super::report::{
     LoadedSnapshot, LoadedSource, SnapshotLoadPlan, SnapshotLoadReport, SourceLoadPlan,
     SourceLoadReport,
@@ -25,8 +25,8 @@ use dmafile_sys::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-type EachFn = Box<dyn Fn(&str, Load) -> Load + Send>;
-type PlanFn = Box<dyn FnMut(&str, &Plan) + Send>;
+type EachLoadFn = Box<dyn Fn(&str, Load) -> Load + Send>;
+type SourcePlanFn = Box<dyn FnMut(&str, &Plan) + Send>;
 
 /// A builder for loading a snapshot: a folder, and how to load its sources.
 ///
@@ -36,15 +36,15 @@ type PlanFn = Box<dyn FnMut(&str, &Plan) + Send>;
 #[must_use = "nothing is loaded before `run`"]
 pub struct SnapshotLoad {
     path: PathBuf,
-    each: EachFn,
+    each: EachLoadFn,
     cancel: CancelToken,
     progress: Option<ProgressFn>,
-    on_plan: Option<PlanFn>,
+    on_plan: Option<SourcePlanFn>,
     names: &'static dyn Names,
 }
 
 /// A snapshot whose files are open: it can be loaded even if the folder changes.
-type Open = (Manifest, Vec<Option<Source>>);
+type OpenSnapshot = (Manifest, Vec<Option<Source>>);
 
 impl SnapshotLoad {
     /// Loads the snapshot in the folder `path`, each source into a memfd; the plan chooses everything else.
@@ -59,7 +59,7 @@ impl SnapshotLoad {
         }
     }
 
-    /// Whether a folder contains a snapshot, intact or damaged: a manifest.
+    /// Returns `true` if a folder contains a snapshot, intact or damaged: a manifest.
     pub fn is_snapshot(path: &Path) -> bool {
         path.join(manifest::NAME).symlink_metadata().is_ok()
     }
@@ -103,7 +103,7 @@ impl SnapshotLoad {
     pub fn plan(self) -> Result<SnapshotLoadPlan> {
         let (manifest, files) = open(&self.path)?;
         let loads = self.loads(&manifest, files, None)?;
-        let plan = |(entry, load): (&Entry, Option<Load>)| {
+        let plan = |(entry, load): (&SourceEntry, Option<Load>)| {
             Ok(SourceLoadPlan {
                 name: entry.name.clone(),
                 bytes: entry.bytes,
@@ -179,7 +179,7 @@ impl SnapshotLoad {
         tally: Option<&Arc<Tally>>,
     ) -> Result<Vec<Option<Load>>> {
         let mut filled = Vec::new();
-        let mut load_of = |number, entry: &Entry, file: Option<Source>| {
+        let mut load_of = |number, entry: &SourceEntry, file: Option<Source>| {
             let Some(file) = file else {
                 return Ok(None);
             };
@@ -194,7 +194,7 @@ impl SnapshotLoad {
             }
             if let Kind::Fd { number, .. } = load.kind() {
                 if filled.contains(number) {
-                    let why = format!("fd:{number} cannot take more than one source");
+                    let why = format!("fd:{number} holds only one source");
                     return Err(Error::usage(Opt::To, why));
                 }
                 filled.push(*number);
@@ -212,7 +212,11 @@ impl SnapshotLoad {
     }
 }
 
-fn run_one(load: Load, entry: &Entry, show: Option<&Arc<Mutex<PlanFn>>>) -> Result<Loaded> {
+fn run_one(
+    load: Load,
+    entry: &SourceEntry,
+    show: Option<&Arc<Mutex<SourcePlanFn>>>,
+) -> Result<Loaded> {
     let load = match show {
         Some(show) => {
             let (show, name) = (Arc::clone(show), entry.name.clone());
@@ -227,10 +231,10 @@ fn run_one(load: Load, entry: &Entry, show: Option<&Arc<Mutex<PlanFn>>>) -> Resu
 }
 
 /// Opens a snapshot. If another one replaces it during this and removes its files, the new one is opened.
-fn open(path: &Path) -> Result<Open> {
+fn open(path: &Path) -> Result<OpenSnapshot> {
     /// Only an attacker replaces it more often in a row.
     const MOST_TRIES: u32 = 100;
-    let folder = Folder::open(path)?;
+    let folder = SnapshotFolder::open(path)?;
     let read = || {
         folder.manifest()?.ok_or_else(|| {
             Error::os("cannot load a snapshot", Errno::NOENT)
@@ -257,5 +261,5 @@ fn open(path: &Path) -> Result<Open> {
     let error = Error::os("cannot load a snapshot", Errno::AGAIN);
     Err(error
         .at(path.display().to_string())
-        .with_why("it is replaced faster than it can be opened"))
+        .with_why("it keeps being replaced while it is opened"))
 }

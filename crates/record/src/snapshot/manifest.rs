@@ -35,13 +35,13 @@ pub(super) struct Manifest {
     pub(super) generation: u64,
     /// The algorithm of the digests.
     algorithm: String,
-    pub(super) sources: Vec<Entry>,
+    pub(super) sources: Vec<SourceEntry>,
 }
 
 /// A source and its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Entry {
+pub(super) struct SourceEntry {
     pub(super) name: String,
     /// The file, in the same folder.
     pub(super) file: String,
@@ -61,7 +61,7 @@ struct Head {
 }
 
 impl Manifest {
-    pub(super) fn new(generation: u64, algorithm: Algorithm, sources: Vec<Entry>) -> Self {
+    pub(super) fn new(generation: u64, algorithm: Algorithm, sources: Vec<SourceEntry>) -> Self {
         Self {
             version: VERSION,
             generation,
@@ -104,7 +104,7 @@ impl Manifest {
     /// Checks that its values are valid.
     fn check(&self) -> Result<(), String> {
         if !(1..=LAST_GENERATION).contains(&self.generation) {
-            return Err(format!("there is no generation {}", self.generation));
+            return Err(format!("invalid generation {}", self.generation));
         }
         check_count(self.sources.len())?;
         check_names(self.sources.iter().map(|entry| &entry.name[..]))?;
@@ -117,7 +117,7 @@ impl Manifest {
             let total = sum.checked_add(entry.bytes);
             sum = total
                 .filter(|sum| i64::try_from(*sum).is_ok())
-                .ok_or_else(|| format!("{} bytes of '{name}' are too many", entry.bytes))?;
+                .ok_or_else(|| format!("'{name}' is too large: {} bytes", entry.bytes))?;
             self.expected(entry)
                 .map_err(|error| error.why().to_string())?;
             if entry.kind.len() > LONGEST_KIND {
@@ -128,7 +128,7 @@ impl Manifest {
     }
 
     /// The expected digest of a source.
-    pub(super) fn expected(&self, entry: &Entry) -> Result<Verify> {
+    pub(super) fn expected(&self, entry: &SourceEntry) -> Result<Verify> {
         // By its own name only: a load accepts others, and an expected digest after one.
         let known = Algorithm::ALL
             .iter()
@@ -256,7 +256,7 @@ mod tests {
         let name = "x".repeat(LONGEST_NAME - 3);
         let entry = |number| {
             let name = format!("{name}{number:03}");
-            Entry {
+            SourceEntry {
                 file: file_of(&name, LAST_GENERATION),
                 name,
                 bytes: 1 << 50,
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn a_manifest_names_an_algorithm_and_not_what_else_a_load_accepts() {
         let of = |algorithm: &str, digits: usize| {
-            let entry = Entry {
+            let entry = SourceEntry {
                 name: "x".to_string(),
                 file: file_of("x", 1),
                 bytes: 0,

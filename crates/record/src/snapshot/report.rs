@@ -50,7 +50,7 @@ pub struct SnapshotReport {
     pub to: PathBuf,
     /// The number of the snapshot in the folder.
     pub generation: u64,
-    /// Whether it is on the disk.
+    /// True if it is on the disk.
     pub sync: bool,
     /// CPU time.
     pub cpu: Cpu,

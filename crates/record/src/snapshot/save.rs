@@ -1,8 +1,8 @@
 //! Saves a snapshot: inspects and plans every source, reserves space, writes, makes the snapshot valid, and
 //! removes the old files.
 
-use super::folder::Folder;
-use super::manifest::{self, Entry, Manifest};
+use super::folder::SnapshotFolder;
+use super::manifest::{self, Manifest, SourceEntry};
 use super::report::{SavedSource, SnapshotPlan, SnapshotReport, SourcePlan};
 use super::tally::Tally;
 use dmafile::internal::Builder;
@@ -20,8 +20,8 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-type EachFn = Box<dyn Fn(&str, Save<'static>) -> Save<'static> + Send>;
-type PlanFn = Box<dyn FnOnce(&SnapshotPlan) + Send>;
+type EachSaveFn = Box<dyn Fn(&str, Save<'static>) -> Save<'static> + Send>;
+type SnapshotPlanFn = Box<dyn FnOnce(&SnapshotPlan) + Send>;
 
 /// A builder for a snapshot: several sources that become valid together, in an existing folder.
 ///
@@ -52,12 +52,12 @@ type PlanFn = Box<dyn FnOnce(&SnapshotPlan) + Send>;
 pub struct Snapshot {
     path: PathBuf,
     sources: Vec<(String, Origin<'static>)>,
-    each: EachFn,
+    each: EachSaveFn,
     algorithm: Algorithm,
     sync: bool,
     cancel: CancelToken,
     progress: Option<ProgressFn>,
-    on_plan: Option<PlanFn>,
+    on_plan: Option<SnapshotPlanFn>,
     names: &'static dyn Names,
 }
 
@@ -104,7 +104,7 @@ impl Snapshot {
         self
     }
 
-    /// Whether to wait until everything is on the disk; default true. If false, a system crash shortly
+    /// Sets whether to wait until everything is on the disk; default true. If false, a system crash shortly
     /// afterwards may leave no snapshot that can be loaded.
     pub fn sync(mut self, sync: bool) -> Self {
         self.sync = sync;
@@ -210,7 +210,7 @@ impl Snapshot {
         drop(unfinished);
         let stay = folder.remove(folder.others(Some(&manifest)).unwrap_or_default());
         if !stay.is_empty() {
-            let why = "they cannot be removed: the next save tries again";
+            let why = "cannot remove them now; the next save will";
             log.add("left", format!("{} old files", stay.len()), why);
         }
         if !folder.is_in_place() {
@@ -234,11 +234,11 @@ impl Snapshot {
         })
     }
 
-    fn open(&self) -> Result<Folder> {
-        Folder::open(&self.path).map_err(|error| match error.raw_os_error() {
+    fn open(&self) -> Result<SnapshotFolder> {
+        SnapshotFolder::open(&self.path).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT) => error
                 .with_why("there is no such folder")
-                .with_remedy("make the folder first: mkdir -p"),
+                .with_remedy("create it first: mkdir -p"),
             Some(libc::ENOTDIR) => error.with_remedy("name a folder to save several sources"),
             _ => error,
         })
@@ -247,7 +247,7 @@ impl Snapshot {
     /// Removes files of snapshots that were not completed; returns those that could not be removed.
     fn clear(
         &self,
-        folder: &Folder,
+        folder: &SnapshotFolder,
         valid: Option<&Manifest>,
         log: &Reasons,
     ) -> Result<Vec<(String, u64)>> {
@@ -262,13 +262,18 @@ impl Snapshot {
             folder.settle()?;
         }
         let stay = folder.remove(left);
-        let why = "of a save that did not end";
+        let why = "left by an interrupted save";
         log.add("removed", format!("{} files", found - stay.len()), why);
         Ok(stay)
     }
 
     /// Plans all sources.
-    fn stage(&self, folder: &Folder, generation: u64, told: &Told) -> Result<Vec<Staged<'static>>> {
+    fn stage(
+        &self,
+        folder: &SnapshotFolder,
+        generation: u64,
+        told: &Told,
+    ) -> Result<Vec<Staged<'static>>> {
         let stage = |(number, (name, origin)): (usize, &(String, Origin<'static>))| {
             let file = manifest::file_of(name, generation);
             let save = Save::new(origin.clone(), folder.place(&file)).names(self.names);
@@ -306,7 +311,7 @@ impl Snapshot {
     }
 
     /// Replaces the manifest: from now on the new snapshot is the valid one.
-    fn validate(&self, folder: &Folder, manifest: &Manifest) -> Result<()> {
+    fn validate(&self, folder: &SnapshotFolder, manifest: &Manifest) -> Result<()> {
         let path = folder.place(manifest::NAME);
         let text = manifest.to_json();
         let memory = memfd::create("dmafile-snapshot", false).and_then(|memory| {
@@ -325,7 +330,7 @@ impl Snapshot {
 }
 
 /// Checks that the folder has the new manifest: only then may the files of the previous snapshot go.
-fn confirm(folder: &Folder, manifest: &Manifest) -> Result<()> {
+fn confirm(folder: &SnapshotFolder, manifest: &Manifest) -> Result<()> {
     if folder.manifest()?.as_ref() == Some(manifest) {
         return Ok(());
     }
@@ -341,7 +346,7 @@ fn next(old: Option<&Manifest>, left: &[(String, u64)]) -> Result<u64> {
     let last = all.chain(old.map(|old| old.generation)).max().unwrap_or(0);
     match last {
         manifest::LAST_GENERATION.. => {
-            let why = format!("it has had {last} snapshots, and a folder can have no more");
+            let why = format!("it has had {last} snapshots, the most that a folder can have");
             let error = Error::new("cannot save a snapshot", why).with_errno(Errno::OVERFLOW);
             Err(error.with_remedy("save to another folder"))
         }
@@ -351,22 +356,22 @@ fn next(old: Option<&Manifest>, left: &[(String, u64)]) -> Result<u64> {
 
 /// Writes the file of a source, which is not valid before the manifest names it.
 fn save_one(
-    folder: &Folder,
+    folder: &SnapshotFolder,
     (name, generation): (&str, u64),
     staged: Staged<'static>,
-) -> Result<(Entry, SavedSource)> {
+) -> Result<(SourceEntry, SavedSource)> {
     let file = manifest::file_of(name, generation);
     if folder.has(&file)? {
         let error = Error::os("cannot save a snapshot", Errno::EXIST);
         return Err(error
             .at(folder.place(&file).display().to_string())
             .with_why("another source has the same file name")
-            .with_remedy("choose names that differ in more than upper and lower case"));
+            .with_remedy("choose names that differ by more than case"));
     }
     let page = staged.page();
     let report = staged.run()?;
     let digest = report.verify.as_ref().map(|verified| &verified.digest);
-    let entry = Entry {
+    let entry = SourceEntry {
         name: name.to_string(),
         file,
         bytes: report.bytes,
@@ -384,7 +389,7 @@ fn save_one(
 /// A snapshot that is not valid yet: its files are removed when this is dropped, unless it has become
 /// valid.
 struct Unfinished<'a> {
-    folder: &'a Folder,
+    folder: &'a SnapshotFolder,
     generation: u64,
 }
 
@@ -410,8 +415,8 @@ mod tests {
     #[test]
     fn a_snapshot_is_valid_only_while_its_own_manifest_is_there() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = Folder::open(dir.path()).unwrap();
-        let entry = Entry {
+        let folder = SnapshotFolder::open(dir.path()).unwrap();
+        let entry = SourceEntry {
             name: "a".to_string(),
             file: "a.2.dmafile".to_string(),
             bytes: 0,
@@ -427,7 +432,7 @@ mod tests {
         };
         // Of the same generation, by another saver.
         let digest = "1".repeat(16);
-        let other = Manifest::new(2, Algorithm::Xxh3, vec![Entry { digest, ..entry }]);
+        let other = Manifest::new(2, Algorithm::Xxh3, vec![SourceEntry { digest, ..entry }]);
         write(&other);
         assert_eq!(errno(), Err(Some(libc::EBUSY)));
         write(&own);

@@ -34,7 +34,7 @@ const LEAST_PAIR: u64 = LEAST_TEXT + 4 + 1;
 const LEAST_TENSOR: u64 = LEAST_TEXT + 4 + 4 + 8;
 
 pub(super) fn read(file: &mut impl Read, size: u64) -> Result<Table, Bad> {
-    let mut header = Header {
+    let mut header = GgufHeader {
         file: BufReader::new(file),
         at: 0,
         size,
@@ -99,7 +99,7 @@ macro_rules! numbers {
 }
 
 /// A header, and how far it has been read.
-struct Header<R> {
+struct GgufHeader<R> {
     file: BufReader<R>,
     at: u64,
     size: u64,
@@ -107,7 +107,7 @@ struct Header<R> {
     part: &'static str,
 }
 
-impl<R: Read> Header<R> {
+impl<R: Read> GgufHeader<R> {
     /// The number of remaining bytes.
     fn left(&self) -> u64 {
         self.size.min(MAX_HEADER).saturating_sub(self.at)
@@ -119,7 +119,7 @@ impl<R: Read> Header<R> {
         let room = self.left() / least;
         if count > room {
             return Err(Bad::new(format!(
-                "{count} {what} claimed before byte {}, where at most {room} can follow",
+                "{count} {what} announced before byte {}, where at most {room} can follow",
                 self.at
             )));
         }
@@ -211,9 +211,9 @@ impl<R: Read> Header<R> {
         Ok((metadata, alignment))
     }
 
-    fn kind(&mut self) -> Result<Kind, Bad> {
+    fn kind(&mut self) -> Result<ValueType, Bad> {
         let id = self.u32()?;
-        Kind::from_repr(id).ok_or_else(|| {
+        ValueType::from_repr(id).ok_or_else(|| {
             Bad::new(format!(
                 "a value of the unknown type {id} before byte {}",
                 self.at
@@ -222,21 +222,21 @@ impl<R: Read> Header<R> {
     }
 
     /// A value inside of `depth` lists.
-    fn value(&mut self, kind: Kind, depth: u32) -> Result<Value, Bad> {
+    fn value(&mut self, kind: ValueType, depth: u32) -> Result<Value, Bad> {
         Ok(match kind {
-            Kind::U8 => Value::Unsigned(self.u8()?.into()),
-            Kind::I8 => Value::Signed(self.i8()?.into()),
-            Kind::U16 => Value::Unsigned(self.u16()?.into()),
-            Kind::I16 => Value::Signed(self.i16()?.into()),
-            Kind::U32 => Value::Unsigned(self.u32()?.into()),
-            Kind::I32 => Value::Signed(self.i32()?.into()),
-            Kind::F32 => Value::Float(self.f32()?.into()),
-            Kind::Bool => Value::Bool(self.bool()?),
-            Kind::Text => Value::Text(self.text()?),
-            Kind::List => self.list(depth)?,
-            Kind::U64 => Value::Unsigned(self.u64()?),
-            Kind::I64 => Value::Signed(self.i64()?),
-            Kind::F64 => Value::Float(self.f64()?),
+            ValueType::U8 => Value::Unsigned(self.u8()?.into()),
+            ValueType::I8 => Value::Signed(self.i8()?.into()),
+            ValueType::U16 => Value::Unsigned(self.u16()?.into()),
+            ValueType::I16 => Value::Signed(self.i16()?.into()),
+            ValueType::U32 => Value::Unsigned(self.u32()?.into()),
+            ValueType::I32 => Value::Signed(self.i32()?.into()),
+            ValueType::F32 => Value::Float(self.f32()?.into()),
+            ValueType::Bool => Value::Bool(self.bool()?),
+            ValueType::Text => Value::Text(self.text()?),
+            ValueType::List => self.list(depth)?,
+            ValueType::U64 => Value::Unsigned(self.u64()?),
+            ValueType::I64 => Value::Signed(self.i64()?),
+            ValueType::F64 => Value::Float(self.f64()?),
         })
     }
 
@@ -251,19 +251,27 @@ impl<R: Read> Header<R> {
         let count = self.u64()?;
         self.room(count, kind.least(), "values of an array")?;
         Ok(match kind {
-            Kind::U8 => Value::Bytes(self.several(count, Self::u8)?),
-            Kind::I8 => Value::Signeds(self.several(count, |from| from.i8().map(i64::from))?),
-            Kind::U16 => Value::Unsigneds(self.several(count, |from| from.u16().map(u64::from))?),
-            Kind::I16 => Value::Signeds(self.several(count, |from| from.i16().map(i64::from))?),
-            Kind::U32 => Value::Unsigneds(self.several(count, |from| from.u32().map(u64::from))?),
-            Kind::I32 => Value::Signeds(self.several(count, |from| from.i32().map(i64::from))?),
-            Kind::F32 => Value::Floats(self.several(count, |from| from.f32().map(f64::from))?),
-            Kind::Bool => Value::Bools(self.several(count, Self::bool)?),
-            Kind::Text => Value::Texts(self.several(count, Self::text)?),
-            Kind::List => Value::Lists(self.several(count, |from| from.list(depth + 1))?),
-            Kind::U64 => Value::Unsigneds(self.several(count, Self::u64)?),
-            Kind::I64 => Value::Signeds(self.several(count, Self::i64)?),
-            Kind::F64 => Value::Floats(self.several(count, Self::f64)?),
+            ValueType::U8 => Value::Bytes(self.several(count, Self::u8)?),
+            ValueType::I8 => Value::Signeds(self.several(count, |from| from.i8().map(i64::from))?),
+            ValueType::U16 => {
+                Value::Unsigneds(self.several(count, |from| from.u16().map(u64::from))?)
+            }
+            ValueType::I16 => {
+                Value::Signeds(self.several(count, |from| from.i16().map(i64::from))?)
+            }
+            ValueType::U32 => {
+                Value::Unsigneds(self.several(count, |from| from.u32().map(u64::from))?)
+            }
+            ValueType::I32 => {
+                Value::Signeds(self.several(count, |from| from.i32().map(i64::from))?)
+            }
+            ValueType::F32 => Value::Floats(self.several(count, |from| from.f32().map(f64::from))?),
+            ValueType::Bool => Value::Bools(self.several(count, Self::bool)?),
+            ValueType::Text => Value::Texts(self.several(count, Self::text)?),
+            ValueType::List => Value::Lists(self.several(count, |from| from.list(depth + 1))?),
+            ValueType::U64 => Value::Unsigneds(self.several(count, Self::u64)?),
+            ValueType::I64 => Value::Signeds(self.several(count, Self::i64)?),
+            ValueType::F64 => Value::Floats(self.several(count, Self::f64)?),
         })
     }
 
@@ -295,7 +303,7 @@ impl<R: Read> Header<R> {
             return unsound(format!("has the unknown type {id}"));
         };
         let Some(count) = elements(&shape) else {
-            return unsound("has a shape of too many elements to count".to_string());
+            return unsound("has a shape whose size overflows".to_string());
         };
         let block = dtype.block_elements();
         let row = shape.last().copied().unwrap_or(1);
@@ -305,7 +313,7 @@ impl<R: Read> Header<R> {
             ));
         }
         let Some(bytes) = dtype.bytes(count) else {
-            return unsound("has more bytes than can be counted".to_string());
+            return unsound("has a size that overflows".to_string());
         };
 
         let offset = self.u64()?;
@@ -325,10 +333,10 @@ impl<R: Read> Header<R> {
 }
 
 /// The alignment that the metadata sets.
-fn aligned(kind: Kind, value: &Value) -> Result<u64, Bad> {
+fn aligned(kind: ValueType, value: &Value) -> Result<u64, Bad> {
     match *value {
-        Value::Unsigned(bytes) if kind == Kind::U32 && bytes.is_power_of_two() => Ok(bytes),
-        Value::Unsigned(bytes) if kind == Kind::U32 => Err(Bad::new(format!(
+        Value::Unsigned(bytes) if kind == ValueType::U32 && bytes.is_power_of_two() => Ok(bytes),
+        Value::Unsigned(bytes) if kind == ValueType::U32 => Err(Bad::new(format!(
             "{ALIGNMENT} is {bytes}: it must be a power of two"
         ))),
         _ => Err(Bad::new(format!(
@@ -353,7 +361,7 @@ fn escaped(bytes: &[u8]) -> String {
 /// The type of a value, with its number in the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u32)]
-enum Kind {
+enum ValueType {
     U8,
     I8,
     U16,
@@ -369,7 +377,7 @@ enum Kind {
     F64,
 }
 
-impl Kind {
+impl ValueType {
     /// The minimum size of a value in the file, in bytes.
     fn least(self) -> u64 {
         match self {

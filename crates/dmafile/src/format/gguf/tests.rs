@@ -21,11 +21,11 @@ fn text(text: impl AsRef<[u8]>) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes(), text].concat()
 }
 
-fn pair(key: impl AsRef<[u8]>, kind: Kind, value: &[u8]) -> Vec<u8> {
+fn pair(key: impl AsRef<[u8]>, kind: ValueType, value: &[u8]) -> Vec<u8> {
     [&text(key)[..], &(kind as u32).to_le_bytes(), value].concat()
 }
 
-fn list(kind: Kind, count: u64, values: &[u8]) -> Vec<u8> {
+fn list(kind: ValueType, count: u64, values: &[u8]) -> Vec<u8> {
     [
         &(kind as u32).to_le_bytes()[..],
         &count.to_le_bytes(),
@@ -48,16 +48,20 @@ fn tensor(name: impl AsRef<[u8]>, dims: &[u64], dtype: u32, offset: u64) -> Vec<
 fn values_and_tensors_are_read() {
     let file = file(
         &[
-            pair("general.architecture", Kind::Text, &text("llama")),
-            pair("split.no", Kind::U16, &[1, 0]),
-            pair("list", Kind::List, &list(Kind::I8, 2, &[0xff, 1])),
+            pair("general.architecture", ValueType::Text, &text("llama")),
+            pair("split.no", ValueType::U16, &[1, 0]),
+            pair("list", ValueType::List, &list(ValueType::I8, 2, &[0xff, 1])),
             pair(
                 "lists",
-                Kind::List,
+                ValueType::List,
                 &list(
-                    Kind::List,
+                    ValueType::List,
                     2,
-                    &[list(Kind::Bool, 1, &[1]), list(Kind::Text, 0, &[])].concat(),
+                    &[
+                        list(ValueType::Bool, 1, &[1]),
+                        list(ValueType::Text, 0, &[]),
+                    ]
+                    .concat(),
                 ),
             ),
         ],
@@ -94,7 +98,7 @@ fn values_and_tensors_are_read() {
 
 #[test]
 fn a_vocabulary_has_no_tensors_and_may_end_with_its_metadata() {
-    let mut file = file(&[pair("k", Kind::U8, &[7])], &[], 0);
+    let mut file = file(&[pair("k", ValueType::U8, &[7])], &[], 0);
     file.truncate(24 + 8 + 1 + 4 + 1);
     let table = read(&file).unwrap();
     assert_eq!((table.data, table.tensors.len()), (file.len() as u64, 0));
@@ -102,7 +106,7 @@ fn a_vocabulary_has_no_tensors_and_may_end_with_its_metadata() {
 
 #[test]
 fn the_alignment_comes_from_the_metadata() {
-    let aligned = |bytes: u32| pair(ALIGNMENT, Kind::U32, &bytes.to_le_bytes());
+    let aligned = |bytes: u32| pair(ALIGNMENT, ValueType::U32, &bytes.to_le_bytes());
     let tensors = [tensor("a", &[8], 24, 0), tensor("b", &[8], 24, 8)];
     for bytes in [1, 2, 4, 8] {
         let table = read(&file(&[aligned(bytes)], &tensors, 32)).unwrap();
@@ -116,7 +120,7 @@ fn the_alignment_comes_from_the_metadata() {
         assert!(text.contains("general.alignment is"), "{text}");
     }
     let text = refusal(&file(
-        &[pair(ALIGNMENT, Kind::U64, &[8, 0, 0, 0, 0, 0, 0, 0])],
+        &[pair(ALIGNMENT, ValueType::U64, &[8, 0, 0, 0, 0, 0, 0, 0])],
         &[],
         0,
     ));
@@ -142,8 +146,8 @@ fn invalid_tensors_are_refused() {
             "8 bytes at data offset 18446744073709551584",
         ),
         (&[8], 24, 1, "not at a multiple of 32"),
-        (&[1 << 32, 1 << 31], 24, 0, "too many elements"),
-        (&[1 << 62], 28, 0, "more bytes than can be counted"),
+        (&[1 << 32, 1 << 31], 24, 0, "shape whose size overflows"),
+        (&[1 << 62], 28, 0, "has a size that overflows"),
         (&[31, 32], 2, 0, "rows of 31 elements"),
         (&[31, 0], 2, 0, "rows of 31 elements"),
         (&[], 2, 0, "rows of 1 elements"),
@@ -172,7 +176,10 @@ fn names_and_shapes_that_ggml_has_no_room_for_are_read() {
     let name = "n".repeat(100_000);
     let dims = [2, 2, 1, 3, 4, 1, 2];
     let key = "k".repeat(70_000);
-    let pairs = [pair(&key, Kind::U8, &[1]), pair("", Kind::U8, &[2])];
+    let pairs = [
+        pair(&key, ValueType::U8, &[1]),
+        pair("", ValueType::U8, &[2]),
+    ];
     let table = read(&file(&pairs, &[tensor(&name, &dims, 0, 0)], 384)).unwrap();
     assert_eq!(table.metadata[&key], Value::Unsigned(1));
     assert_eq!(table.metadata[""], Value::Unsigned(2));
@@ -202,8 +209,12 @@ fn values_that_are_not_utf8_are_escaped() {
         text(b"\xed\xa0\x80"),
     ];
     let pairs = [
-        pair("one", Kind::Text, &text(b"a\xff\xfe\xc3\xa9")),
-        pair("many", Kind::List, &list(Kind::Text, 4, &texts.concat())),
+        pair("one", ValueType::Text, &text(b"a\xff\xfe\xc3\xa9")),
+        pair(
+            "many",
+            ValueType::List,
+            &list(ValueType::Text, 4, &texts.concat()),
+        ),
     ];
     let metadata = read(&file(&pairs, &[], 0)).unwrap().metadata;
     assert_eq!(metadata["one"], Value::Text(r"a\xff\xfeé".into()));
@@ -213,27 +224,31 @@ fn values_that_are_not_utf8_are_escaped() {
 
 #[test]
 fn invalid_metadata_is_refused() {
-    let mut deep = list(Kind::U8, 0, &[]);
+    let mut deep = list(ValueType::U8, 0, &[]);
     for _ in 1..MAX_DEPTH {
-        deep = list(Kind::List, 1, &deep);
+        deep = list(ValueType::List, 1, &deep);
     }
-    assert!(read(&file(&[pair("k", Kind::List, &deep)], &[], 0)).is_ok());
-    let deeper = list(Kind::List, 1, &deep);
-    let byte = pair("k", Kind::U8, &[0]);
+    assert!(read(&file(&[pair("k", ValueType::List, &deep)], &[], 0)).is_ok());
+    let deeper = list(ValueType::List, 1, &deep);
+    let byte = pair("k", ValueType::U8, &[0]);
     for (pairs, expected) in [
         (
-            vec![pair("k", Kind::List, &deeper)],
+            vec![pair("k", ValueType::List, &deeper)],
             "arrays nested more than 4 deep",
         ),
-        (vec![pair("k", Kind::Bool, &[2])], "boolean of 2"),
+        (vec![pair("k", ValueType::Bool, &[2])], "boolean of 2"),
         (vec![byte.clone(), byte], "two values for the key \"k\""),
-        (vec![pair(b"k\xff", Kind::U8, &[0])], "not UTF-8"),
+        (vec![pair(b"k\xff", ValueType::U8, &[0])], "not UTF-8"),
         (
-            vec![pair("k", Kind::Text, &[0xff; 8])],
+            vec![pair("k", ValueType::Text, &[0xff; 8])],
             "18446744073709551615 bytes of a string",
         ),
         (
-            vec![pair("k", Kind::List, &list(Kind::U64, 1 << 61, &[]))],
+            vec![pair(
+                "k",
+                ValueType::List,
+                &list(ValueType::U64, 1 << 61, &[]),
+            )],
             "2305843009213693952 values of an array",
         ),
         (
@@ -265,7 +280,7 @@ fn unknown_versions_are_refused() {
 fn a_header_above_the_maximum_size_is_refused() {
     // A file of 200 MB whose only text is longer than the maximum header.
     let start = file(
-        &[pair("k", Kind::Text, &(MAX_HEADER).to_le_bytes())],
+        &[pair("k", ValueType::Text, &(MAX_HEADER).to_le_bytes())],
         &[],
         0,
     );
@@ -276,20 +291,20 @@ fn a_header_above_the_maximum_size_is_refused() {
 }
 
 /// A value: its type, its bytes and the parsed result.
-fn value() -> impl Strategy<Value = (Kind, Vec<u8>, Value)> {
+fn value() -> impl Strategy<Value = (ValueType, Vec<u8>, Value)> {
     macro_rules! number {
         ($type:ident, $kind:ident, $one:ident, $many:ident) => {
             prop_oneof![
                 any::<$type>().prop_map(|n| (
-                    Kind::$kind,
+                    ValueType::$kind,
                     n.to_le_bytes().to_vec(),
                     Value::$one(n.into())
                 )),
                 prop::collection::vec(any::<$type>(), 0..5).prop_map(|all| {
                     let bytes: Vec<u8> = all.iter().flat_map(|n| n.to_le_bytes()).collect();
-                    let list = list(Kind::$kind, all.len() as u64, &bytes);
+                    let list = list(ValueType::$kind, all.len() as u64, &bytes);
                     let all = all.into_iter().map(Into::into).collect();
-                    (Kind::List, list, Value::$many(all))
+                    (ValueType::List, list, Value::$many(all))
                 })
             ]
         };
@@ -307,21 +322,21 @@ fn value() -> impl Strategy<Value = (Kind, Vec<u8>, Value)> {
         number!(i64, I64, Signed, Signeds),
         number!(f32, F32, Float, Floats),
         number!(f64, F64, Float, Floats),
-        any::<bool>().prop_map(|bit| (Kind::Bool, vec![bit.into()], Value::Bool(bit))),
+        any::<bool>().prop_map(|bit| (ValueType::Bool, vec![bit.into()], Value::Bool(bit))),
         bools.prop_map(|all| {
             let bytes: Vec<u8> = all.iter().map(|&bit| bit.into()).collect();
             (
-                Kind::List,
-                list(Kind::Bool, all.len() as u64, &bytes),
+                ValueType::List,
+                list(ValueType::Bool, all.len() as u64, &bytes),
                 Value::Bools(all),
             )
         }),
-        ".*".prop_map(|all| (Kind::Text, text(&all), Value::Text(all))),
+        ".*".prop_map(|all| (ValueType::Text, text(&all), Value::Text(all))),
         texts.prop_map(|all| {
             let bytes: Vec<u8> = all.iter().flat_map(text).collect();
             (
-                Kind::List,
-                list(Kind::Text, all.len() as u64, &bytes),
+                ValueType::List,
+                list(ValueType::Text, all.len() as u64, &bytes),
                 Value::Texts(all),
             )
         }),
@@ -340,7 +355,7 @@ fn good() -> impl Strategy<Value = (Vec<u8>, Table)> {
         metadata.insert(
             ALIGNMENT.into(),
             (
-                Kind::U32,
+                ValueType::U32,
                 alignment.to_le_bytes().to_vec(),
                 Value::Unsigned(alignment.into()),
             ),

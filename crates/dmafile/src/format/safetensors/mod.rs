@@ -135,7 +135,7 @@ fn entry(name: String, info: TensorInfo, data: u64, room: u64) -> Result<Entry, 
         ));
     }
     let Some(count) = elements(&shape) else {
-        return unsound("has a shape of too many elements to count");
+        return unsound("has a shape whose size overflows");
     };
     match dtype.bytes(count) {
         Some(bytes) if bytes == end - start => Ok(Entry {

@@ -113,11 +113,11 @@ fn invalid_offsets_and_shapes_are_refused() {
         (one("F4", "[3]", "[0,1]", 1), "not a whole number of bytes"),
         (
             one("U8", "[4294967296,4294967296]", "[0,0]", 0),
-            "too many elements",
+            "shape whose size overflows",
         ),
         (
             one("U8", "[0,18446744073709551615]", "[0,0]", 0),
-            "too many elements",
+            "shape whose size overflows",
         ),
         (one("U8", "[-1]", "[0,0]", 0), "integer `-1`"),
         (

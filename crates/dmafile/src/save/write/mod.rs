@@ -7,13 +7,13 @@ mod pool;
 mod ring;
 mod whole;
 
-use super::origin::{Block, Memory, Opened};
+use super::origin::{Block, DescriptorMemory, Opened};
 use super::parts::Fit;
 use super::plan::SavePlan;
 use super::to::To;
 use crate::control::CancelToken;
 use crate::error::{Error, Result};
-use crate::flow::feed::{Extent, Feed, Lane};
+use crate::flow::feed::{Feed, IoExtent, Lane};
 use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace::ROW_READS;
 use crate::message::{Opt, message};
@@ -27,7 +27,7 @@ use std::sync::Mutex;
 
 /// Bytes at either end of a run that no direct write reaches, and their offset in the target: those of a
 /// stream, which cannot be read again.
-pub(super) type Kept = Mutex<Vec<(u64, Vec<u8>)>>;
+pub(super) type EdgeBytes = Mutex<Vec<(u64, Vec<u8>)>>;
 
 /// Called with what passes through a block: the block, the offset in the origin of its first byte, and
 /// the number of bytes.
@@ -35,7 +35,7 @@ pub(super) type Passing<'a> = Option<&'a (dyn Fn(&Block<'_>, u64, u64) -> Result
 
 /// The input of a method.
 #[derive(Clone, Copy)]
-pub(super) struct Job<'a> {
+pub(super) struct WriteJob<'a> {
     pub plan: &'a SavePlan,
     pub rung: Rung,
     pub origin: &'a Opened<'a>,
@@ -47,11 +47,11 @@ pub(super) struct Job<'a> {
     pub cancel: &'a CancelToken,
     /// The checksum of a stream.
     pub hash: Passing<'a>,
-    pub kept: &'a Kept,
+    pub kept: &'a EdgeBytes,
 }
 
 /// Writes everything in the feed with one method.
-pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+pub(super) fn run(job: &WriteJob<'_>) -> Result<(), Stop> {
     let through = match job.rung.method {
         Method::Bounce => true,
         Method::Uring => job.origin.parts().is_some(),
@@ -90,12 +90,12 @@ impl Blocks<'_> {
 
 /// Creates a ring for the duration of `write`.
 fn in_blocks(
-    job: &Job<'_>,
+    job: &WriteJob<'_>,
     write: impl FnOnce(&Blocks<'_>) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
     /// Alignment of the start and size of a ring, so that it consists only of transparent huge pages.
     const HUGE: u64 = 2 << 20;
-    let cannot = |errno| Stop::Refused(Error::os("cannot make a ring to write from", errno));
+    let cannot = |errno| Stop::Refused(Error::os("cannot create a ring to write from", errno));
     // Extents of parts are cut to this size.
     let block = match job.origin.parts() {
         Some(_) => job.plan.ring_block_of(job.rung),
@@ -126,14 +126,14 @@ fn in_blocks(
 }
 
 /// What has been written of an extent.
-struct Done {
+struct WrittenExtent {
     bytes: u64,
     direct: bool,
     /// It is written, but this method must not write more.
     end: Option<Stop>,
 }
 
-impl<'a> Job<'a> {
+impl<'a> WriteJob<'a> {
     /// The memory, if its bytes can be accessed by their addresses.
     fn region(&self) -> Result<Region<'a>, &str> {
         self.origin.region()
@@ -141,7 +141,7 @@ impl<'a> Job<'a> {
 
     /// Where an extent of several parts is, if it can be written directly from there: in one of them,
     /// aligned.
-    fn in_place(&self, extent: &Extent) -> Option<Region<'a>> {
+    fn in_place(&self, extent: &IoExtent) -> Option<Region<'a>> {
         if self.rung.method == Method::Bounce {
             return None;
         }
@@ -157,7 +157,7 @@ impl<'a> Job<'a> {
     }
 
     /// The next extent; None if there are no more.
-    fn next(&self) -> Result<Option<Extent>, Stop> {
+    fn next(&self) -> Result<Option<IoExtent>, Stop> {
         if self.cancel.is_set() {
             return Err(self.cancelled().into());
         }
@@ -166,7 +166,7 @@ impl<'a> Job<'a> {
 
     /// Fills a block with an extent; returns how many bytes of it to write from there. Fewer than all if
     /// a stream ends; its last bytes that no direct write reaches are kept.
-    fn fill(&self, block: &Block<'_>, extent: &Extent) -> Result<u64, Stop> {
+    fn fill(&self, block: &Block<'_>, extent: &IoExtent) -> Result<u64, Stop> {
         let start = self.meter.now();
         let got = self
             .origin
@@ -237,7 +237,7 @@ impl<'a> Job<'a> {
                     .with_remedy(message![
                         "use ",
                         Opt::Io.set(Io::Buffered),
-                        ", or leave it to ",
+                        " or ",
                         Opt::Io.set(Io::Auto),
                     ]),
             ),
@@ -260,8 +260,8 @@ impl<'a> Job<'a> {
     }
 
     /// This many bytes have been written with the method's I/O mode.
-    fn done(&self, bytes: u64) -> Done {
-        Done {
+    fn done(&self, bytes: u64) -> WrittenExtent {
+        WrittenExtent {
             bytes,
             direct: self.rung.direct,
             end: None,
@@ -273,8 +273,8 @@ impl<'a> Job<'a> {
     }
 
     /// Bytes of an extent have been written.
-    fn written(&self, extent: &Extent, bytes: u64, direct: bool) {
-        let extent = Extent {
+    fn written(&self, extent: &IoExtent, bytes: u64, direct: bool) {
+        let extent = IoExtent {
             need: extent.head + bytes,
             ..*extent
         };
@@ -282,14 +282,18 @@ impl<'a> Job<'a> {
     }
 
     /// Takes extents one after another until there are none, or one fails. `step` writes an extent.
-    fn each(&self, row: u64, step: impl Fn(&Extent) -> Result<Done, Stop>) -> Result<(), Stop> {
+    fn each(
+        &self,
+        row: u64,
+        step: impl Fn(&IoExtent) -> Result<WrittenExtent, Stop>,
+    ) -> Result<(), Stop> {
         while let Some(extent) = self.next()? {
             let start = self.meter.now();
             self.meter.io_begins();
             let moved = step(&extent);
             self.meter.io_ends();
             match moved {
-                Ok(Done { bytes, direct, end }) => {
+                Ok(WrittenExtent { bytes, direct, end }) => {
                     self.meter.add(Phase::Wait, start);
                     self.meter
                         .span("write", ROW_READS + row, start, extent.file, bytes);

@@ -1,10 +1,10 @@
 //! `threads`, and `bounce` without registered buffers: pwrite(2) by one or several workers.
 
-use super::{Blocks, Done, Job};
+use super::{Blocks, WriteJob, WrittenExtent};
 use crate::method::{Stop, crowd};
 
 /// Writes directly from the origin's memory.
-pub(super) fn by_address(job: &Job<'_>) -> Result<(), Stop> {
+pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
     let region = job
         .region()
         .map_err(|why| super::Error::new("cannot write", why))?;
@@ -19,7 +19,7 @@ pub(super) fn by_address(job: &Job<'_>) -> Result<(), Stop> {
 }
 
 /// Writes from blocks, one per worker.
-pub(super) fn through(job: &Job<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
+pub(super) fn through(job: &WriteJob<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
     let workers = job.fillers(blocks.count);
     crowd(job.plan.tuning.node, workers, |row| {
         let block = blocks.block(row);
@@ -28,13 +28,13 @@ pub(super) fn through(job: &Job<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
                 let done = job.write_all(&part, job.rung.direct, 0, extent.need, extent.file);
                 return done
                     .map(|()| job.done(extent.need))
-                    .map_err(Job::stop_of_part);
+                    .map_err(WriteJob::stop_of_part);
             }
             let bytes = job.fill(&block, extent)?;
             let write = |direct| job.write_all(&blocks.ring, direct, block.at, bytes, extent.file);
             match write(job.rung.direct) {
                 // Bytes of a stream cannot be read again.
-                Err(Stop::NotDirect(error)) => write(false).map(|()| Done {
+                Err(Stop::NotDirect(error)) => write(false).map(|()| WrittenExtent {
                     bytes,
                     direct: false,
                     end: Some(Stop::NotDirect(error)),

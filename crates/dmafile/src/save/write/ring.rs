@@ -1,15 +1,15 @@
 //! `uring` and `premap`: one ring, one thread, writes in flight up to the queue depth, directly from
 //! the origin's memory; and `bounce`, from registered blocks.
 
-use super::{Blocks, Job};
+use super::{Blocks, WriteJob};
 use crate::error::Error;
-use crate::flow::feed::{Extent, Lane, Take};
+use crate::flow::feed::{FeedResult, IoExtent, Lane};
 use crate::flow::meter::Phase;
 use crate::flow::trace::ROW_READS;
 use crate::method::{Map, Stop, Windows, crowd};
 use crate::options::Method;
 use crate::sys::map::Region;
-use crate::sys::uring::{Done, Landing, MAP_UNIT, Ring};
+use crate::sys::uring::{Completion, IoRing, Landing, MAP_UNIT};
 use crate::sys::{Errno, dmabuf};
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ const MOST_TRIES: u32 = 100;
 
 /// A write in flight.
 #[derive(Clone, Copy)]
-struct Flight<'a> {
+struct WriteInFlight<'a> {
     /// The extent as taken from the feed, and how much of it is written from here.
-    whole: Extent,
+    whole: IoExtent,
     bytes: u64,
     /// What remains to be written after short writes: source, destination, and length.
     at: u64,
@@ -37,7 +37,7 @@ struct Flight<'a> {
 }
 
 /// What is registered to be written from.
-enum Slots {
+enum WriteSlots {
     Nothing,
     Windows(Windows),
     /// The saved part of a dma-buf, from this byte on.
@@ -45,7 +45,7 @@ enum Slots {
 }
 
 /// Writes directly from the origin's memory.
-pub(super) fn by_address(job: &Job<'_>) -> Result<(), Stop> {
+pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
     let depth = job.plan.depth_of(job.rung);
     if job.rung.method != Method::Premap {
         let region = job
@@ -58,7 +58,7 @@ pub(super) fn by_address(job: &Job<'_>) -> Result<(), Stop> {
 }
 
 /// Writes from blocks, which several threads fill one after another, each its own.
-pub(super) fn through(job: &Job<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
+pub(super) fn through(job: &WriteJob<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
     // With fewer than two blocks the disk would be idle during a copy.
     let workers = job.fillers((blocks.count / 2).min(2)) as u64;
     crowd(job.plan.tuning.node, workers as usize, |row| {
@@ -69,7 +69,7 @@ pub(super) fn through(job: &Job<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
 }
 
 fn pump<'a>(
-    job: &'a Job<'a>,
+    job: &'a WriteJob<'a>,
     region: Region<'a>,
     blocks: Option<(&'a Blocks<'a>, u64)>,
     depth: u32,
@@ -81,7 +81,7 @@ fn pump<'a>(
     let refused = |what: &'static str| move |errno| Stop::Refused(Error::os(what, errno));
     let not_registered = "buffers cannot be registered";
     let file = job.to.output(job.rung.direct)?;
-    let mut ring = Ring::new(vec![file], region, depth).map_err(refused("no io_uring"))?;
+    let mut ring = IoRing::new(vec![file], region, depth).map_err(refused("no io_uring"))?;
     let slots = match (job.rung.method, job.rung.registered) {
         (Method::Premap, _) => map_dma_buf(job, &mut ring)?,
         (_, true) => {
@@ -90,12 +90,12 @@ fn pump<'a>(
                 None => job.plan.window,
             };
             let windows = Windows::open(&mut ring, largest, Map::No);
-            Slots::Windows(windows.map_err(refused(not_registered))?)
+            WriteSlots::Windows(windows.map_err(refused(not_registered))?)
         }
-        (_, false) => Slots::Nothing,
+        (_, false) => WriteSlots::Nothing,
     };
     let depth = depth as usize;
-    let mut pump = Pump {
+    let mut pump = WritePump {
         job,
         region,
         blocks,
@@ -111,7 +111,7 @@ fn pump<'a>(
 }
 
 /// Maps the saved part of a dma-buf for the disk.
-fn map_dma_buf(job: &Job<'_>, ring: &mut Ring<'_>) -> Result<Slots, Stop> {
+fn map_dma_buf(job: &WriteJob<'_>, ring: &mut IoRing<'_>) -> Result<WriteSlots, Stop> {
     let memory = job
         .origin
         .memory()
@@ -132,25 +132,25 @@ fn map_dma_buf(job: &Job<'_>, ring: &mut Ring<'_>) -> Result<Slots, Stop> {
             _ => error,
         })
     })?;
-    Ok(Slots::DmaBuf(first))
+    Ok(WriteSlots::DmaBuf(first))
 }
 
-struct Pump<'a> {
-    job: &'a Job<'a>,
+struct WritePump<'a> {
+    job: &'a WriteJob<'a>,
     region: Region<'a>,
     /// The blocks that bytes pass through, and the index of the first one that belongs to it.
     blocks: Option<(&'a Blocks<'a>, u64)>,
     /// The first of its rows in the trace.
     row: u64,
-    ring: Ring<'a>,
-    slots: Slots,
-    flights: Vec<Option<Flight<'a>>>,
+    ring: IoRing<'a>,
+    slots: WriteSlots,
+    flights: Vec<Option<WriteInFlight<'a>>>,
     free: Vec<usize>,
     /// Why no more writes are started; writes in flight are still waited for.
     stop: Option<Stop>,
 }
 
-impl<'a> Pump<'a> {
+impl<'a> WritePump<'a> {
     fn run(&mut self) {
         let mut done = Vec::new();
         loop {
@@ -179,7 +179,7 @@ impl<'a> Pump<'a> {
             if self.job.cancel.is_set() {
                 return self.end(self.job.cancelled().into());
             }
-            let Take::Extent(extent) = self.job.feed.take(Lane::Main) else {
+            let FeedResult::Extent(extent) = self.job.feed.take(Lane::Main) else {
                 return;
             };
             if let Err(stop) = self.launch(index, extent) {
@@ -191,7 +191,7 @@ impl<'a> Pump<'a> {
         }
     }
 
-    fn launch(&mut self, index: usize, extent: Extent) -> Result<(), Stop> {
+    fn launch(&mut self, index: usize, extent: IoExtent) -> Result<(), Stop> {
         let part = self.job.in_place(&extent);
         let window = match part {
             Some(_) => None,
@@ -217,7 +217,7 @@ impl<'a> Pump<'a> {
         }
         self.free.pop();
         self.job.meter.io_begins();
-        let flight = Flight {
+        let flight = WriteInFlight {
             whole: extent,
             bytes,
             at,
@@ -237,12 +237,12 @@ impl<'a> Pump<'a> {
     }
 
     /// The window for a write, registered now if necessary.
-    fn cover(&mut self, index: usize, extent: &Extent) -> Result<Option<usize>, Stop> {
-        let Slots::Windows(windows) = &mut self.slots else {
+    fn cover(&mut self, index: usize, extent: &IoExtent) -> Result<Option<usize>, Stop> {
+        let WriteSlots::Windows(windows) = &mut self.slots else {
             return Ok(None);
         };
         let extent = match self.blocks {
-            Some((blocks, first)) => Extent {
+            Some((blocks, first)) => IoExtent {
                 at: (first + index as u64) * blocks.block,
                 len: blocks.block,
                 run_end: (first + self.flights.len() as u64) * blocks.block,
@@ -264,15 +264,15 @@ impl<'a> Pump<'a> {
     }
 
     fn uncover(&mut self, window: Option<usize>) {
-        if let (Slots::Windows(windows), Some(window)) = (&mut self.slots, window) {
+        if let (WriteSlots::Windows(windows), Some(window)) = (&mut self.slots, window) {
             windows.landed(window);
         }
     }
 
-    fn queue(&mut self, index: usize, flight: Flight<'a>) {
+    fn queue(&mut self, index: usize, flight: WriteInFlight<'a>) {
         let from = match (flight.part, &self.slots, flight.window) {
             (Some(part), ..) => Landing::Memory(part.part(flight.at, flight.left)),
-            (_, Slots::DmaBuf(first), _) => Landing::Window(flight.at - first, 0),
+            (_, WriteSlots::DmaBuf(first), _) => Landing::Window(flight.at - first, 0),
             (_, _, Some(window)) => Landing::Registered(flight.at, window as u32),
             (_, _, None) => Landing::Region(flight.at),
         };
@@ -281,13 +281,13 @@ impl<'a> Pump<'a> {
         self.flights[index] = Some(flight);
     }
 
-    fn land(&mut self, done: Done) {
+    fn land(&mut self, done: Completion) {
         let (job, index) = (self.job, done.token as usize);
         let mut flight = self.flights[index].expect("a completion belongs to a write in flight");
         let direct = job.rung.direct;
         let memory = flight.part.unwrap_or(self.region);
         let passes = self.blocks.is_some() && flight.part.is_none();
-        let is_mapped = matches!(self.slots, Slots::DmaBuf(_));
+        let is_mapped = matches!(self.slots, WriteSlots::DmaBuf(_));
         let again = match done.result {
             Ok(0) => Err(job.to.failed(flight.offset, Errno::IO).into()),
             Ok(wrote) => {
@@ -319,7 +319,7 @@ impl<'a> Pump<'a> {
             Err(errno) => Err(job.stop(errno, flight.offset, direct)),
         };
         let again = match flight.part {
-            Some(_) => again.map_err(Job::stop_of_part),
+            Some(_) => again.map_err(WriteJob::stop_of_part),
             None => again,
         };
         let again = match again {
@@ -342,7 +342,7 @@ impl<'a> Pump<'a> {
         };
         match written {
             Some(direct) => {
-                let Extent { file, .. } = flight.whole;
+                let IoExtent { file, .. } = flight.whole;
                 let row = ROW_READS + self.row + index as u64;
                 job.meter
                     .span("write", row, flight.start, file, flight.bytes);
@@ -358,7 +358,11 @@ impl<'a> Pump<'a> {
 
     /// Writes the rest of a block through the page cache. Returns whether that succeeded, and why the
     /// method ends.
-    fn rescue(&self, flight: &Flight<'_>, stop: Option<Stop>) -> (Option<bool>, Option<Stop>) {
+    fn rescue(
+        &self,
+        flight: &WriteInFlight<'_>,
+        stop: Option<Stop>,
+    ) -> (Option<bool>, Option<Stop>) {
         let job = self.job;
         match job.write_all(&self.region, false, flight.at, flight.left, flight.offset) {
             Ok(()) => (Some(false), stop),
@@ -384,7 +388,7 @@ impl<'a> Pump<'a> {
 }
 
 /// A write from a mapped dma-buf that the kernel refused.
-fn turned_away(job: &Job<'_>, flight: &Flight<'_>, errno: Errno) -> Stop {
+fn turned_away(job: &WriteJob<'_>, flight: &WriteInFlight<'_>, errno: Errno) -> Stop {
     match errno {
         // The device or the mapping is gone; or the file cannot be written directly any more.
         Errno::AGAIN

@@ -1,33 +1,33 @@
 //! Methods in which the kernel moves the bytes by itself: dmafile.ko, and copy_file_range(2) on
 //! kernels that can copy from memory (kernel/linux-6.12).
 
-use super::{Done, Job, Memory};
+use super::{DescriptorMemory, WriteJob, WrittenExtent};
 use crate::error::Error;
 use crate::exporter::ko;
 use crate::flow::meter::Phase;
 use crate::method::Stop;
-use crate::sys::ko::{BUFFERED, How, Progress, Range};
+use crate::sys::ko::{BUFFERED, ModuleProgress, ModuleRange, MoveOptions};
 use crate::sys::{self, Errno, file};
 use std::os::fd::AsFd;
 
 /// `module`: from a dma-buf of dmafile.ko. Waits for devices that are still writing to it.
-pub(super) fn module(job: &Job<'_>) -> Result<(), Stop> {
+pub(super) fn module(job: &WriteJob<'_>) -> Result<(), Stop> {
     let (node, _) = ko::open().map_err(Stop::Refused)?;
     let memory = memory(job)?;
     let fd = job.to.output(job.rung.direct)?;
-    let how = How {
+    let how = MoveOptions {
         chunk: 0,
         // Only direct I/O is left.
         strict: job.plan.ladder.iter().all(|rung| rung.direct),
         in_order: false,
     };
     job.each(0, |extent| {
-        let range = Range {
+        let range = ModuleRange {
             file: extent.file,
             at: extent.at,
             len: extent.need,
         };
-        let progress = Progress::default();
+        let progress = ModuleProgress::default();
         let (moved, end) = sys::ko::write(node.as_fd(), memory.fd(), fd, range, how, &progress);
         job.meter.add_time(Phase::Submit, moved.submit);
         job.meter.add_time(Phase::Copy, moved.copy);
@@ -36,7 +36,7 @@ pub(super) fn module(job: &Job<'_>) -> Result<(), Stop> {
             Ok(()) if job.rung.direct && how.strict && moved.mode & BUFFERED != 0 => {
                 Err(job.stop(Errno::OPNOTSUPP, extent.file, true))
             }
-            Ok(()) => Ok(Done {
+            Ok(()) => Ok(WrittenExtent {
                 direct: moved.mode & BUFFERED == 0,
                 ..job.done(extent.need)
             }),
@@ -50,7 +50,7 @@ pub(super) fn module(job: &Job<'_>) -> Result<(), Stop> {
 }
 
 /// `copy-file-range`: from a memfd or a dma-buf.
-pub(super) fn copy_range(job: &Job<'_>) -> Result<(), Stop> {
+pub(super) fn copy_range(job: &WriteJob<'_>) -> Result<(), Stop> {
     let memory = memory(job)?;
     let fd = job.to.output(job.rung.direct)?;
     // One call after another: within a call the kernel has many writes in flight.
@@ -76,7 +76,7 @@ pub(super) fn copy_range(job: &Job<'_>) -> Result<(), Stop> {
     })
 }
 
-fn memory<'a>(job: &Job<'a>) -> Result<&'a Memory, Stop> {
+fn memory<'a>(job: &WriteJob<'a>) -> Result<&'a DescriptorMemory, Stop> {
     let none = || Error::new("no descriptor", "this method writes from one").into();
     job.origin.memory().ok_or_else(none)
 }
