@@ -36,12 +36,12 @@ $(foreach place,$(filter-out DESTDIR PREFIX,$(PLACES)),$(if $(filter /%,$($(plac
 	$(error $(place) is not an absolute path: '$($(place))'; only DESTDIR may be relative)))
 
 # The folders that ruff, mypy and pytest check.
-SCRIPTS := attacks bench demo kernel python scripts tests vm
+SCRIPTS := tests attacks bench demo kernel python scripts vm
 # A virtual machine uses one CPU, so two run at a time. Tests of a file run one after the other.
 PYTEST   = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # The Rust tests of `make test`: all but those that take longest. `make test-all PARTS=rust` runs all.
-CARGO_TEST  = cargo test --workspace --exclude dmafile-interference --locked
+TESTED     := --workspace --exclude dmafile-interference --locked
 SLOW_TESTS := these_tests_run_with_a_real_driver holes_are_zero_at_every_position unusual_blocks \
 	every_method_kind_and_mode_loads_every_range every_method_loads_shards memory_is_at_most_a_small_multiple \
 	only_the_given_part_of_a_memfd a_killed_recorder the_documented_reader a_torn_tail saving_in_place_changes_only \
@@ -104,7 +104,7 @@ test: ## lint, and the tests of every part that take least (8 minutes on two idl
 	$(call step,3/5 compiling)
 	@$(MAKE) compiled
 	$(call step,4/5 Rust)
-	QUICK=1 $(CARGO_TEST) -- $(SLOW_TESTS:%=--skip %)
+	QUICK=1 cargo test $(TESTED) -- $(SLOW_TESTS:%=--skip %)
 	$(call step,5/5 Python, C, and a virtual machine: $(SCRIPTS))
 	$(PYTEST) -m "not slow" $(SCRIPTS)
 	$(call step,all passed)
@@ -163,13 +163,14 @@ built:
 		{ [ ! -O $(DMAFILE) ] || ! command -v cargo >/dev/null; }; then exit 0; fi; \
 	$(MAKE) build
 
-# Compiles what `make test` runs, and puts the Python extension that this built where .venv finds it. `maturin develop`
-# would compile all crates again, with other features of their dependencies.
+# Compiles what `make test` runs, and installs the Python package with the extension that this has built. `maturin
+# develop` would compile all crates again, with other features of their dependencies.
 compiled: need-rust .venv/dev
-	$(CARGO_TEST) --no-run
+	cargo build --profile test $(TESTED) --lib --bins --tests
 	@install -m 755 $(TARGET)/debug/lib_dmafile.so python/dmafile/_dmafile.abi3.so
-	@$(PYTHON) -c "import pathlib, site; \
-		pathlib.Path(site.getsitepackages()[0], 'dmafile.pth').write_text('$(CURDIR)/python\n')"
+	@echo '$(CURDIR)/python' > "$$($(PYTHON) -c 'import site; print(site.getsitepackages()[0])')/dmafile.pth"
+	@printf '#!%s\nfrom dmafile.__main__ import main\n\nraise SystemExit(main())\n' '$(CURDIR)/$(PYTHON)' > .venv/bin/dmafile
+	@chmod 755 .venv/bin/dmafile
 
 # Installs the Python package in .venv (editable).
 extension: need-rust .venv/dev

@@ -244,6 +244,7 @@ def test_only_a_machine_that_ends_silently_is_started_again(
     assert begun == [b""] * boots and log.read_bytes() == b"so far; " + said
 
 
+@pytest.mark.slow
 def test_a_hang_is_ended() -> None:
     # Booting counts, and takes from ten seconds to minutes. So the limit grows until it suffices.
     for seconds in (20 * 3**turn for turn in itertools.count()):
