@@ -581,7 +581,7 @@ fn the_example_saves_and_loads() {
             .arg("-ec")
             .arg(format!("\"$SAVE\" {arguments} 3<>\"$NOISE\" 4<>\"$0\""))
             .arg(file!())
-            .current_dir(HERE.trim_end_matches("capi"))
+            .current_dir(HERE.trim_end_matches("crates/capi"))
             .env("SAVE", kit.path("save"))
             .env("NOISE", &kit.file)
             .env("TO", &to)
