@@ -379,8 +379,7 @@ fn trouble(
     let refused = |command| refuse(command, &any(number), errno);
     let run = |args: &str, command: &[&str]| {
         let mut ask = dir.dmafile(args);
-        // What a job leaves behind, because it may not remove it, ends with the folder of the test.
-        ask.env("XDG_RUNTIME_DIR", dir.path("run")).args(command);
+        ask.args(command);
         end(&mut refused(ask))
     };
     let verify = format!("--quiet --verify sha256={digest}");
