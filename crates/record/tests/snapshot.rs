@@ -835,10 +835,10 @@ fn invalid_manifests_are_refused() {
         (74, "16 hexadecimal digits", |m| {
             m["sources"][0]["digest"] = json!("\u{1b}[2J")
         }),
-        (74, "'a' is too large", |m| {
+        (74, "too many bytes", |m| {
             m["sources"][0]["bytes"] = json!(u64::MAX)
         }),
-        (74, "too many", |m| {
+        (74, "too many bytes", |m| {
             m["sources"][0]["bytes"] = json!(i64::MAX)
         }),
         (74, "invalid", |m| m["sources"][0]["bytes"] = json!(-1)),

@@ -117,7 +117,9 @@ impl Manifest {
             let total = sum.checked_add(entry.bytes);
             sum = total
                 .filter(|sum| i64::try_from(*sum).is_ok())
-                .ok_or_else(|| format!("'{name}' is too large: {} bytes", entry.bytes))?;
+                .ok_or_else(|| {
+                    format!("the sizes up to that of '{name}' add up to too many bytes")
+                })?;
             self.expected(entry)
                 .map_err(|error| error.why().to_string())?;
             if entry.kind.len() > LONGEST_KIND {
