@@ -85,6 +85,8 @@ fn doctor_names_the_seccomp_filter() {
         remedy.contains("seccomp") || remedy.contains("sysctl"),
         "{remedy}"
     );
+    let verdict = json["verdict"].as_str().unwrap();
+    assert!(verdict.contains("io_uring is refused"), "{verdict}");
     let found = check("container limits")["found"].as_str().unwrap();
     assert!(found.ends_with("a seccomp filter is on"), "{found}");
 }

@@ -102,7 +102,7 @@ pub use hold::{
     Take, Taker, Vacant, holds, look_for_holder, release,
 };
 #[cfg(feature = "inspect")]
-pub use inspect::doctor::{Check, Health, doctor};
+pub use inspect::doctor::{Check, Health, doctor, verdict};
 #[cfg(feature = "inspect")]
 pub use inspect::pins::{self, Pins, pins};
 pub use load::{Extent, Load, Loaded, Report};
