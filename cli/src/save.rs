@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 /// The progress bar of a save.
 pub(crate) const PROGRESS: &str =
-    "{wide_bar} {binary_bytes}/{binary_total_bytes}, {decimal_bytes_per_sec}";
+    "{wide_bar} {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}";
 
 /// `explain save ARGS` means `save --explain ARGS`: with arguments after it, `save` cannot be a file
 /// to load.
