@@ -403,7 +403,7 @@ fn trouble(
         "doctor" => right(run("doctor .", &[]), true),
         "save" => {
             fs::write(dir.path("old"), b"old").unwrap();
-            let ended = run("save --quiet --from file old", &[]);
+            let ended = run("save --quiet file old", &[]);
             let old = fs::read(dir.path("old")).unwrap();
             let whole = match ended.status.success() {
                 true => old == fs::read(dir.path("file")).unwrap(),
