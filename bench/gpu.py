@@ -433,8 +433,8 @@ def machine() -> dict[str, Any]:
         "packages": versions,
         "kernel": os.uname().release,
         "cpus": os.cpu_count(),
-        "gpus": [one["found"] for one in checks if one["health"] != "missing"],
-        "refused": [one["found"] for one in checks if one["health"] == "missing"],
+        "gpus": [one["found"] for one in checks if one["health"] != "not present"],
+        "refused": [one["found"] for one in checks if one["health"] == "not present"],
         "double": is_double,
     }
 

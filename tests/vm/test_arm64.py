@@ -62,7 +62,7 @@ for to in memfd udmabuf; do
         test "$got" = "$want" || { echo "$to by $method: other bytes"; exit 1; }
     done
 done
-dmafile save --from file copy
+dmafile save file copy
 test "$(sha256sum <copy)" = "$want"
 """
 

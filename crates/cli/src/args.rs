@@ -15,7 +15,7 @@ use nix::unistd::Group;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ subcommands! {
     "release" => Release(ReleaseArgs),
     /// List the tensors of a model; reads headers only
     "show" => Show(ShowArgs),
-    /// Print the plan for a load or a save and the reason for each choice; moves nothing
+    /// Print the plan for a load and the reason for each choice; loads nothing
     "explain" => Explain(ExplainArgs),
     /// Print what this machine supports, and how to enable what it lacks
     "doctor" => Doctor(DoctorArgs),
@@ -125,16 +125,21 @@ const WHERE: &str = "Where to";
 const SOCKET: &str = "The socket";
 const OUTPUT: &str = "Output";
 const TUNING: &str = "Tuning, rarely needed";
+/// The end of a short help.
+const SHORT: &str = "Sizes are powers of 1024: 512K, 8M, 1GiB. --help describes everything, with options for tuning.";
 
 /// What to load, and into which memory.
 #[derive(Args, Clone, Debug)]
 pub struct Knobs {
-    /// A regular file or a block device; a model of several files: its folder, its
-    /// *.safetensors.index.json, or the first file of a split GGUF; or the folder of a snapshot
+    /// A file, a block device, a model of several files, or a snapshot
+    ///
+    /// A model of several files is given by its folder, its *.safetensors.index.json, or the first file
+    /// of a split GGUF; a snapshot by its folder.
     pub file: PathBuf,
 
-    /// Load only these tensors of a model: a name, a glob, or re: and a regular expression (repeat
-    /// for more)
+    /// Load only these tensors of a model (repeat for more)
+    ///
+    /// A pattern is a name, a glob, or re: and a regular expression.
     #[arg(long, value_name = "PATTERN", value_parser = word::<Pattern>, help_heading = WHAT)]
     pub tensor: Vec<Pattern>,
 
@@ -146,15 +151,19 @@ pub struct Knobs {
     #[arg(long, value_name = "BYTES", value_parser = size, help_heading = WHAT)]
     pub length: Option<u64>,
 
-    /// Compute a checksum, and compare it with HEX; hub: compare each file with the digest that is its
-    /// name in a Hugging Face cache, and refuse files without one
+    /// Compute a checksum, and compare it with HEX
+    ///
+    /// hub: compare each file with the digest that is its name in a Hugging Face cache, and refuse files
+    /// without one.
     #[arg(long, value_name = "ALGO[=HEX]|hub", value_parser = Checksum { hub: true }, help_heading = WHAT)]
     pub verify: Option<Verify>,
 
-    /// Kind of memory: anon, memfd, udmabuf, heap:NAME, dmafile; dma-buf (the best of the last three
-    /// that works here); fd:N (an existing memfd or dma-buf), fd:N@OFFSET (a range of one); cuda-host, hip-host (a
-    /// memfd that is pinned for a GPU while it is filled); with explain also cuda:N, hip:N (the memory of a
-    /// GPU)
+    /// Kind of memory: memfd, anon, dma-buf, fd:N, and others
+    ///
+    /// anon, memfd, udmabuf, heap:NAME, dmafile; dma-buf (the best of the last three that works here);
+    /// fd:N (an existing memfd or dma-buf), fd:N@OFFSET (a range of one); cuda-host, hip-host (a memfd
+    /// that is pinned for a GPU while it is filled); with explain also cuda:N, hip:N (the memory of a
+    /// GPU).
     #[arg(long, value_name = "KIND", default_value = "memfd", value_parser = Offered(KINDS))]
     #[arg(hide_possible_values = true, help_heading = WHERE)]
     pub to: String,
@@ -169,36 +178,38 @@ pub struct Knobs {
 #[derive(Args, Clone, Debug)]
 pub struct Tuning {
     /// Method that moves the bytes
-    #[arg(long, value_name = "METHOD", default_value = "auto", value_parser = words(Method::ALL))]
-    #[arg(help_heading = TUNING)]
+    #[arg(long, value_name = "METHOD", default_value = "auto", value_parser = Methods(Method::ALL))]
+    #[arg(help_heading = TUNING, hide_short_help = true)]
     pub method: Method,
 
     /// Bypass or use the page cache
     #[arg(long, value_name = "MODE", default_value = "auto", value_parser = words(Io::ALL))]
-    #[arg(help_heading = TUNING)]
+    #[arg(help_heading = TUNING, hide_short_help = true)]
     pub io: Io,
 
     /// When memory is allocated: ahead of the reads, by the reads themselves (in-read), or all of it
     /// before the first read
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = words(Allocation::ALL))]
-    #[arg(help_heading = TUNING)]
+    #[arg(help_heading = TUNING, hide_short_help = true)]
     pub allocation: Allocation,
 
     /// Largest chunk of memory that is allocated before it is read into, at least a block [default: 128M]
-    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = TUNING)]
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    #[arg(help_heading = TUNING, hide_short_help = true)]
     pub chunk: Option<u64>,
 
     /// Size of one operation, 4K to 64M, a multiple of the file's direct alignment [default: 4M for
     /// direct reads, 1M through the page cache, 512K for bounce]
-    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = TUNING)]
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    #[arg(help_heading = TUNING, hide_short_help = true)]
     pub block: Option<u64>,
 
     /// Operations in flight, 1 to 4096 [default: 8]
-    #[arg(long, value_name = "OPERATIONS", help_heading = TUNING)]
+    #[arg(long, value_name = "OPERATIONS", help_heading = TUNING, hide_short_help = true)]
     pub queue_depth: Option<u32>,
 
     /// Load even if the file exceeds available memory or a cgroup's limit
-    #[arg(long, help_heading = TUNING)]
+    #[arg(long, help_heading = TUNING, hide_short_help = true)]
     pub no_memory_check: bool,
 }
 
@@ -312,7 +323,8 @@ impl Tuning {
 /// `dmafile load`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "COMMAND inherits the buffer: DMAFILE_FD is its descriptor, DMAFILE_BYTES how \
+    after_help = SHORT,
+    after_long_help = "COMMAND inherits the buffer: DMAFILE_FD is its descriptor, DMAFILE_BYTES how \
                   many bytes are in it, DMAFILE_OFFSET where they start. dmafile execs COMMAND, so \
                   its exit status is the command's; 127 when it is not found, 126 when it can't be \
                   run.\n\n\
@@ -360,7 +372,8 @@ pub struct LoadArgs {
 /// `dmafile hold`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Each file is loaded into a separate buffer, which cannot be changed unless --writable is \
+    after_help = SHORT,
+    after_long_help = "Each file is loaded into a separate buffer, which cannot be changed unless --writable is \
                   given. When it is ready, the command prints one JSON object; it runs until it is released, \
                   interrupted, or idle for too long (exit status 0). Processes keep what they have taken, \
                   even if the holder is killed.\n\n\
@@ -549,42 +562,41 @@ pub struct ReleaseArgs {
 /// `dmafile save`
 #[derive(Args, Clone, Debug)]
 #[command(
-    after_help = "The bytes go to a temporary file in the same folder, which replaces TO in one step when all \
+    override_usage = "dmafile save [OPTIONS] <SRC>... <DEST>",
+    after_help = SHORT,
+    after_long_help = "The bytes go to a temporary file in the same folder, which replaces DEST in one step when all \
                   of them are on the disk: a crash leaves the old file or the new one. A file that is \
                   replaced keeps its mode, owner and extended attributes; a symbolic link is followed. \
                   With --offset the bytes go into an existing file or block device, which is not atomic. \
                   Exit status 0 means that everything is on the disk, unless --no-sync is given.\n\n\
-                  Several sources, or one with =NAME, make a snapshot in the folder TO: they become \
-                  valid all at once, and until then the previous snapshot stays valid. `dmafile load TO` \
+                  Several sources, or one with =NAME, make a snapshot in the folder DEST: they become \
+                  valid all at once, and until then the previous snapshot stays valid. `dmafile load DEST` \
                   loads them again.\n\n\
-                  `dmafile explain save` prints the plan, as --explain does.\n\n\
                   Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
 )]
 pub struct SaveArgs {
-    /// Where to: a file, or a folder for a snapshot
-    pub to: PathBuf,
+    /// SRC is what to save: a file, fd:N, or - (standard input), and for a snapshot SRC=NAME. DEST is
+    /// where to: a file, or a folder for a snapshot
+    ///
+    /// fd:N is a memfd, a dma-buf, any open file or a pipe; fd:N@OFFSET starts at that byte. A pipe is
+    /// saved to its end. Only a snapshot has several sources; standard input is fd:0=NAME there.
+    // One argument, because clap takes options between two only if each has one value.
+    #[arg(value_name = "SRC... DEST", required = true)]
+    pub paths: Vec<OsString>,
 
-    /// What to save: fd:N (a memfd, a dma-buf, any file, a pipe), fd:N@OFFSET (from that byte on), a
-    /// file, or - (standard input, to its end); with =NAME a source of a snapshot (repeat for more)
-    #[arg(
-        long,
-        value_name = "SOURCE",
-        required = true,
-        allow_hyphen_values = true
-    )]
-    pub from: Vec<OsString>,
-
-    /// Write in place: from this byte of TO on, an existing file or block device, of which nothing else
-    /// changes [default: replace TO]
+    /// Write in place, from this byte of DEST on [default: replace DEST]
+    ///
+    /// DEST is an existing file or block device, of which nothing else changes.
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub offset: Option<u64>,
 
-    /// How many bytes [default: to the end of SOURCE]
+    /// How many bytes [default: to the end of SRC]
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub length: Option<u64>,
 
-    /// Compute a checksum of what is saved, and compare it with HEX; for a snapshot, the algorithm of its
-    /// digests [default: none; xxh3 for a snapshot]
+    /// Compute a checksum of what is saved, and compare it with HEX
+    ///
+    /// For a snapshot it is the algorithm of its digests [default: none; xxh3 for a snapshot].
     #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum { hub: false })]
     pub verify: Option<Verify>,
 
@@ -614,29 +626,36 @@ pub struct SaveArgs {
     pub quiet: bool,
 
     /// Method that moves the bytes
-    #[arg(long, value_name = "METHOD", default_value = "auto", value_parser = words(Save::METHODS))]
-    #[arg(help_heading = TUNING)]
+    #[arg(long, value_name = "METHOD", default_value = "auto", value_parser = Methods(Save::METHODS))]
+    #[arg(help_heading = TUNING, hide_short_help = true)]
     pub method: Method,
 
     /// Bypass or use the page cache
     #[arg(long, value_name = "MODE", default_value = "auto", value_parser = words(Io::ALL))]
-    #[arg(help_heading = TUNING)]
+    #[arg(help_heading = TUNING, hide_short_help = true)]
     pub io: Io,
 
     /// Size of one operation, 4K to 64M, a multiple of the file's blocks [default: 4M for direct
     /// writes, 1M through the page cache, 512K for bounce]
-    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = TUNING)]
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    #[arg(help_heading = TUNING, hide_short_help = true)]
     pub block: Option<u64>,
 
     /// Operations in flight, 1 to 4096 [default: 8]
-    #[arg(long, value_name = "OPERATIONS", help_heading = TUNING)]
+    #[arg(long, value_name = "OPERATIONS", help_heading = TUNING, hide_short_help = true)]
     pub queue_depth: Option<u32>,
 }
 
 impl SaveArgs {
-    /// The save they describe.
-    pub fn save(&self) -> dmafile::Result<Save<'static>> {
-        let save = Save::new(Origin::parse(&self.from[0])?, &self.to);
+    /// The sources and the destination; None if one of them is not there.
+    pub fn parts(&self) -> Option<(&[OsString], &Path)> {
+        let (to, from) = self.paths.split_last()?;
+        (!from.is_empty()).then_some((from, to.as_ref()))
+    }
+
+    /// The save of one source that they describe.
+    pub fn save(&self, from: &OsStr, to: &Path) -> dmafile::Result<Save<'static>> {
+        let save = Save::new(Origin::parse(from)?, to);
         let mut save = self.tune(save).sync(!self.no_sync);
         if let Some(offset) = self.offset {
             save = save.in_place(offset);
@@ -651,10 +670,10 @@ impl SaveArgs {
     }
 
     /// The snapshot they describe; None for a save of one source to a file.
-    pub fn snapshot(&self) -> dmafile::Result<Option<Snapshot>> {
+    pub fn snapshot(&self, sources: &[OsString], to: &Path) -> dmafile::Result<Option<Snapshot>> {
         // The name of a file may have an equals sign.
-        let is_part = self.to.is_dir() && named(&self.from[0]).is_some();
-        if self.from.len() == 1 && !is_part {
+        let is_part = to.is_dir() && named(&sources[0]).is_some();
+        if sources.len() == 1 && !is_part {
             return Ok(None);
         }
         let expected = self
@@ -681,13 +700,13 @@ impl SaveArgs {
         if let Some((_, option, why)) = refused.into_iter().find(|option| option.0) {
             return Err(Error::usage(option, why));
         }
-        let mut snapshot = Snapshot::new(&self.to)
-            .names(&crate::Options)
-            .sync(!self.no_sync);
-        for from in &self.from {
+        let mut snapshot = Snapshot::new(to).names(&crate::Options).sync(!self.no_sync);
+        for from in sources {
             let wrong = |why| {
                 let from = from.to_string_lossy();
-                let why = format!("'{from}' {why}: sources of a snapshot are SOURCE=NAME");
+                let why = format!(
+                    "'{from}' {why}: several sources make a snapshot in the folder DEST, each SRC=NAME"
+                );
                 Error::usage(Opt::From, why)
             };
             let (source, name) = named(from).ok_or_else(|| wrong("has no name"))?;
@@ -716,7 +735,7 @@ impl SaveArgs {
     }
 }
 
-/// The parts of SOURCE=NAME.
+/// The parts of SRC=NAME.
 fn named(from: &OsStr) -> Option<(&OsStr, &OsStr)> {
     let bytes = from.as_bytes();
     let at = bytes.iter().rposition(|&byte| byte == b'=')?;
@@ -743,8 +762,8 @@ pub struct ShowArgs {
 /// `dmafile explain`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "`dmafile explain save` with the arguments of `dmafile save` prints the plan for that save; \
-                  see `dmafile save --help`.\n\n\
+    after_help = SHORT,
+    after_long_help = "For the plan of a save: dmafile save --explain.\n\n\
                   Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
 )]
 pub struct ExplainArgs {
@@ -869,6 +888,32 @@ where
         word => PossibleValue::new(word),
     });
     PossibleValuesParser::new(listed).map(|word| word.parse().expect("one of the possible values"))
+}
+
+/// Parses a method. What other loaders have, and the engine refuses with a reason, is answered with it.
+#[derive(Clone)]
+struct Methods(&'static [Method]);
+
+impl TypedValueParser for Methods {
+    type Value = Method;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<Method, clap::Error> {
+        if value.to_str().and_then(Method::refused).is_some() {
+            return word::<Method>.parse_ref(command, arg, value);
+        }
+        words(self.0).parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(
+            self.0.iter().map(|m| PossibleValue::new(m.word())),
+        ))
+    }
 }
 
 /// What completions offer for `--to`.

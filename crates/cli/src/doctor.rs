@@ -11,8 +11,9 @@ use tabwriter::Alignment;
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<u8, Failure> {
     let checks = dmafile::doctor(&args.path)?;
+    let verdict = dmafile::verdict(&checks);
     if args.json {
-        return write_json(&json!({ "checks": checks }));
+        return write_json(&json!({ "checks": checks, "verdict": verdict }));
     }
     let mut table = String::new();
     for check in &checks {
@@ -23,5 +24,6 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<u8, Failure> {
             let _ = writeln!(table, "\t\ttry: {}", one_line(remedy));
         }
     }
-    write_stdout(columns(&table, Alignment::Left).as_bytes())
+    let text = columns(&table, Alignment::Left) + "\n" + &one_line(&verdict) + "\n";
+    write_stdout(text.as_bytes())
 }

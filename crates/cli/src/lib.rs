@@ -22,6 +22,7 @@ mod take;
 mod text;
 
 use args::{Cli, Command};
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser};
 use dmafile::sandbox::{Call, refused};
 use dmafile::{ErrorKind, Names, Opt};
@@ -92,9 +93,9 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     if args.get(1).is_some_and(|word| word == hold::LOOKER) {
         return hold::look();
     }
-    let cli = match Cli::try_parse_from(&*save::explained(args)) {
+    let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
-        Err(error) => return usage(&error),
+        Err(error) => return usage(&error, args),
     };
     match &cli.command {
         Command::Load(args) => load::run(args, launcher),
@@ -126,6 +127,7 @@ impl Names for Options {
             Opt::Patterns => "tensor",
             Opt::CheckMemory => "no-memory-check",
             Opt::InPlace => "offset",
+            Opt::From => return "SRC".to_string(),
             _ => option.name(),
         };
         format!("--{}", name.replace('_', "-"))
@@ -207,7 +209,7 @@ impl Failure {
 }
 
 /// Help and version go to stdout; an error is one line on stderr.
-fn usage(error: &clap::Error) -> Result<u8, Failure> {
+fn usage(error: &clap::Error, args: &[OsString]) -> Result<u8, Failure> {
     use clap::error::ErrorKind as Clap;
     let text = error.render().to_string();
     match error.kind() {
@@ -220,6 +222,9 @@ fn usage(error: &clap::Error) -> Result<u8, Failure> {
             let (head, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
             let joined = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
             let mut line = joined(head.trim_start_matches("error: "));
+            if let Some(now) = renamed(error, args) {
+                line = format!("{line}; tip: {now}");
+            }
             for tip in rest.lines().map(str::trim) {
                 // Not the tip about `--`, after which COMMAND follows.
                 if tip.starts_with("tip: ") && tip.contains("similar") {
@@ -228,6 +233,29 @@ fn usage(error: &clap::Error) -> Result<u8, Failure> {
             }
             Err(Failure::usage(&format!("{line}; see dmafile --help")))
         }
+    }
+}
+
+/// How to write what was an option or a verb once, or is one of other commands.
+fn renamed(error: &clap::Error, args: &[OsString]) -> Option<&'static str> {
+    let word = |at: usize| args.get(at)?.to_str();
+    let unknown = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(option)) => option.as_str(),
+        _ => "",
+    };
+    match (word(1)?, unknown) {
+        ("save", "") if error.kind() == clap::error::ErrorKind::MissingRequiredArgument => {
+            Some("dmafile save SRC... DEST")
+        }
+        ("explain", _) if word(2) == Some("save") => {
+            Some("the plan of a save is dmafile save --explain SRC... DEST")
+        }
+        ("save", "--from") => Some("sources come before DEST: dmafile save SRC... DEST"),
+        ("save", other) if other.starts_with("-=") => {
+            Some("write fd:0=NAME for standard input in a snapshot")
+        }
+        (_, "--gather") => Some("it is --chunk"),
+        _ => None,
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 /// The progress bar of a load.
 pub(crate) const PROGRESS: &str =
-    "{wide_bar} {binary_bytes}/{binary_total_bytes}, {decimal_bytes_per_sec}, {eta}";
+    "{wide_bar} {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}, {eta}";
 
 pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let hand_over = !args.command.is_empty();

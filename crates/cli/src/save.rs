@@ -5,27 +5,11 @@ use crate::output::{Output, Text, progress_bar, write_file, write_wanted_json};
 use crate::signals::interruptible;
 use crate::{Failure, snapshot, text};
 use dmafile::{CancelToken, Reason};
-use std::borrow::Cow;
-use std::ffi::OsString;
 use std::sync::{Arc, Mutex};
 
 /// The progress bar of a save.
 pub(crate) const PROGRESS: &str =
-    "{wide_bar} {binary_bytes}/{binary_total_bytes}, {decimal_bytes_per_sec}";
-
-/// `explain save ARGS` means `save --explain ARGS`: with arguments after it, `save` cannot be a file
-/// to load.
-pub(crate) fn explained(args: &[OsString]) -> Cow<'_, [OsString]> {
-    match args {
-        [program, explain, save, rest @ ..]
-            if explain == "explain" && save == "save" && !rest.is_empty() =>
-        {
-            let start = [program.clone(), save.clone(), "--explain".into()];
-            Cow::Owned(start.into_iter().chain(rest.iter().cloned()).collect())
-        }
-        _ => Cow::Borrowed(args),
-    }
-}
+    "{wide_bar} {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}";
 
 pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
     let out = Output {
@@ -36,11 +20,14 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
         },
         verbose: args.verbose,
     };
-    if let Some(several) = args.snapshot()? {
+    let (from, to) = args.parts().ok_or_else(|| {
+        Failure::usage("save needs a source and a destination: dmafile save SRC... DEST")
+    })?;
+    if let Some(several) = args.snapshot(from, to)? {
         return snapshot::save(args, several, out);
     }
     if args.explain {
-        let plan = args.save()?.plan()?;
+        let plan = args.save(&from[0], to)?.plan()?;
         if args.json.is_none() {
             out.print(&text::save_plan(&plan))?;
         }
@@ -51,7 +38,10 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
     let planned: Arc<Mutex<(Vec<Reason>, Option<Failure>)>> = Arc::default();
     let shown = Arc::clone(&planned);
     let stop = token.clone();
-    let mut save = args.save()?.cancel(token).trace(args.trace.is_some());
+    let mut save = args
+        .save(&from[0], to)?
+        .cancel(token)
+        .trace(args.trace.is_some());
     save = save.on_plan(move |plan| {
         let printed = out.detail(|| text::save_plan(plan));
         if printed.is_err() {

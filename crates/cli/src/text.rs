@@ -2,7 +2,7 @@
 
 use dmafile::{Cpu, Plan, Reason, Report, SavePlan, SaveReport, Verified, one_line};
 use dmafile_record::{SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan, SnapshotReport};
-use indicatif::{BinaryBytes, DecimalBytes};
+use indicatif::BinaryBytes;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 use std::io::Write as _;
@@ -326,7 +326,7 @@ struct Moved<'a> {
 impl Moved<'_> {
     /// One line, or several with details.
     fn text(&self, verbose: bool) -> String {
-        let rate = DecimalBytes((self.bytes as f64 / self.seconds) as u64);
+        let rate = BinaryBytes((self.bytes as f64 / self.seconds) as u64);
         let head = format!(
             "{} {} in {:.3} s: {rate}/s, CPU {}",
             self.verb,

@@ -58,7 +58,7 @@ fn files_are_loaded_and_saved() {
         fs::write(dir.path("old"), "old").unwrap();
         fs::set_permissions(dir.path("old"), Permissions::from_mode(0o640)).unwrap();
         for name in ["new", "old"] {
-            run(&format!("save --quiet --from file {name}"));
+            run(&format!("save --quiet file {name}"));
             assert_eq!(sha256(&dir.path(name), 0, LEN), digest);
         }
         let mode = fs::metadata(dir.path("old")).unwrap().permissions().mode();

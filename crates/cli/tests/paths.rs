@@ -634,7 +634,7 @@ fn a_snapshot_is_a_folder_with_a_file_for_each_source() {
         sha256(&dir.file(name, bytes), 0, bytes)
     });
     fs::create_dir(dir.path("to")).unwrap();
-    dir.run("save --from a=one --from b=two to").ok();
+    dir.run("save a=one b=two to").ok();
     let script = "cd $0 && sha256sum * && echo $DMAFILE_NAMES";
     let mut load = temporary.load(&dir, "to", &["sh", "-c", script, "{}"]);
     let ended = end(&mut load).ok();

@@ -28,9 +28,9 @@ fn memory(bytes: u64) -> File {
     file
 }
 
-/// `dmafile save --from fd:N ARGS`.
+/// `dmafile save fd:N ARGS`.
 fn save(dir: &Dir, memory: &File, args: &str) -> Command {
-    dir.dmafile(&format!("save --from fd:{} {args}", memory.as_raw_fd()))
+    dir.dmafile(&format!("save fd:{} {args}", memory.as_raw_fd()))
 }
 
 /// Writes and returns an old file of 5,000 bytes, which differ from those of any new file.
@@ -52,7 +52,7 @@ fn every_source_is_saved_and_reported() {
         "source".to_string(),
         "-".to_string(),
     ] {
-        let args = format!("save --from {from} to --json --verify sha256");
+        let args = format!("save {from} to --json --verify sha256");
         let mut command = dir.dmafile(&args);
         // stdin is a regular file at offset 0.
         command.stdin(File::open(&source).unwrap());
@@ -74,12 +74,12 @@ fn every_source_is_saved_and_reported() {
     }
     // A part of memory, and a length for stdin.
     let args = "--length 1M --quiet to";
-    let from = format!("save --from fd:{number}@4097 {args}");
+    let from = format!("save fd:{number}@4097 {args}");
     let ended = dir.run(&from).ok();
     assert_eq!((ended.stdout, ended.stderr), (String::new(), String::new()));
     assert_eq!(sha256(&dir.path("to"), 0, MIB), sha256(&source, 4097, MIB));
     assert_eq!(fs::metadata(dir.path("to")).unwrap().len(), MIB);
-    let mut command = dir.dmafile("save --from - --length 1M --offset 1K to");
+    let mut command = dir.dmafile("save - --length 1M --offset 1K to");
     command.stdin(Stdio::from(File::open(&source).unwrap()));
     assert!(end(&mut command).ok().stdout.contains("not atomic"));
     assert_eq!(sha256(&dir.path("to"), KIB, MIB), sha256(&source, 0, MIB));
@@ -92,10 +92,10 @@ fn a_name_is_only_a_name() {
     let bytes = old(&dir, "to");
     old(&dir, "to@10");
     fs::write(dir.path("source"), "new").unwrap();
-    dir.run("save --quiet --from source to@10").ok();
+    dir.run("save --quiet source to@10").ok();
     assert_eq!(fs::read(dir.path("to@10")).unwrap(), b"new");
     assert!(fs::read(dir.path("to")).unwrap() == bytes);
-    dir.run("save --quiet --from source to@0").ok();
+    dir.run("save --quiet source to@0").ok();
     assert_eq!(dir.names(), ["source", "to", "to@0", "to@10"]);
 
     // Nor need it be text.
@@ -104,17 +104,15 @@ fn a_name_is_only_a_name() {
     fs::write(place(from), "bytes").unwrap();
     for explain in [&[][..], &["--explain"]] {
         let mut save = dir.dmafile("save --json");
-        save.arg("--from")
-            .arg(OsStr::from_bytes(from))
-            .args(explain);
+        save.arg(OsStr::from_bytes(from)).args(explain);
         let json = end(save.arg(OsStr::from_bytes(to))).ok().json();
         assert_eq!(json["to"], "to=\u{fffd}");
     }
     assert_eq!(fs::read(place(to)).unwrap(), b"bytes");
     fs::create_dir(dir.path("snapshot")).unwrap();
     let snapshot = |part: &[u8]| {
-        let mut save = dir.dmafile("save --quiet snapshot --from");
-        save.arg(OsStr::from_bytes(part));
+        let mut save = dir.dmafile("save --quiet");
+        save.arg(OsStr::from_bytes(part)).arg("snapshot");
         save
     };
     end(&mut snapshot(b"from\xff=part")).ok();
@@ -131,7 +129,7 @@ fn the_trace_has_every_whole_block() {
     let size = 21 * MIB;
     dir.file("source", size);
     for io in ["direct", "buffered"] {
-        let args = format!("save --from source --io {io} --quiet --trace trace.json to");
+        let args = format!("save source --io {io} --quiet --trace trace.json to");
         let ended = end(&mut dir.dmafile(&args));
         if io == "direct" && ended.stderr.contains("(EOPNOTSUPP)") {
             continue;
@@ -153,10 +151,7 @@ fn explain_shows_the_plan_and_writes_nothing() {
     let dir = Dir::new();
     dir.file("source", 3 * MIB);
     let bytes = old(&dir, "to");
-    for args in [
-        "explain save --from source to",
-        "save --from source to --explain",
-    ] {
+    for args in ["save --explain source to", "save source to --explain"] {
         let text = dir.run(args).ok().stdout;
         assert!(text.contains("\n  place       atomic "), "{text}");
         let plan = dir.run(&format!("{args} --json")).ok().json();
@@ -166,7 +161,7 @@ fn explain_shows_the_plan_and_writes_nothing() {
     }
     assert_eq!(fs::read(dir.path("to")).unwrap(), bytes);
     assert_eq!(dir.names(), ["source", "to"]);
-    // `explain save` also explains the load of a file that is named "save".
+    // The load of a file that is named "save".
     dir.file("save", 5000);
     assert!(dir.run("explain save").ok().stdout.contains("4.88 KiB"));
 }
@@ -176,18 +171,18 @@ fn usage_errors_have_status_2() {
     let dir = Dir::new();
     dir.file("source", 5000);
     for args in [
-        "save to",
-        "save --from source",
-        "save --from fd:x to",
-        "save --from source to --method heap-read",
-        "save --from source to --block 5K",
-        "save --from source to --queue-depth 0",
-        "save --from source to --verify md5",
-        "save --from source to --offset x",
+        "save",
+        "save source",
+        "save fd:x to",
+        "save source to --method heap-read",
+        "save source to --block 5K",
+        "save source to --queue-depth 0",
+        "save source to --verify md5",
+        "save source to --offset x",
     ] {
         dir.refusal(&mut dir.dmafile(args), 2);
     }
-    let line = dir.refusal(&mut dir.dmafile("save --from fd:987 to"), 1);
+    let line = dir.refusal(&mut dir.dmafile("save fd:987 to"), 1);
     let says = "cannot use the descriptor: fd:987: Bad file number (EBADF); pass an open one";
     assert!(line.starts_with(says), "{line}");
 }
@@ -287,7 +282,7 @@ fn a_named_temporary_file_is_private_until_it_is_complete() {
             fs::set_permissions(&to, Permissions::from_mode(mode)).unwrap();
         }
         let (read, mut write) = std::io::pipe().unwrap();
-        let mut command = dir.dmafile("save -v --from - to");
+        let mut command = dir.dmafile("save -v - to");
         let mask = || {
             // SAFETY: a system call only, between fork and exec.
             unsafe { libc::umask(0o027) };
@@ -378,7 +373,7 @@ fn the_file_and_its_folder_are_synced() {
     // One of these descriptors is the file's, and one the folder's.
     for fd in 3..32 {
         let bytes = old(&dir, "to");
-        let mut command = dir.dmafile("save --from source to --quiet");
+        let mut command = dir.dmafile("save source to --quiet");
         alone(&mut command);
         let ended = end(&mut refuse_on(command, libc::SYS_fsync, fd, libc::EIO));
         let now = fs::read(dir.path("to")).unwrap();
@@ -434,7 +429,7 @@ fn missing_system_calls_have_a_fallback() {
     for from in ["source", "-"] {
         let source = dir.file("source", 3 * MIB + 5);
         let digest = sha256(&source, 0, 3 * MIB + 5);
-        let mut command = dir.dmafile(&format!("save --from {from} to --json --verify sha256"));
+        let mut command = dir.dmafile(&format!("save {from} to --json --verify sha256"));
         command.stdin(File::open(&source).unwrap());
         let report = end(&mut refuse(
             command,
@@ -470,7 +465,7 @@ fn a_file_is_replaced_without_proc() {
     old(&dir, "to");
     fs::set_permissions(dir.path("to"), Permissions::from_mode(0o640)).unwrap();
     let script = "mount --make-rprivate / && mount -t tmpfs none /proc || exit 9
-        exec \"$0\" save --from source to --quiet";
+        exec \"$0\" save source to --quiet";
     let mut command = Command::new("unshare");
     command.args(["-m", "sh", "-c", script]);
     command.arg(env!("CARGO_BIN_EXE_dmafile"));
@@ -491,7 +486,7 @@ fn a_signal_ends_a_save_with_status_130() {
     for calls in [vec![], no_nameless()] {
         for signal in [libc::SIGINT, libc::SIGTERM] {
             let (read, mut write) = std::io::pipe().unwrap();
-            let mut command = refuse(dir.dmafile("save -v --from - to"), &calls, libc::EOPNOTSUPP);
+            let mut command = refuse(dir.dmafile("save -v - to"), &calls, libc::EOPNOTSUPP);
             let mut running = start(command.stdin(read));
             write.write_all(&vec![7; 3 * MIB as usize]).unwrap();
             running.until_written("if refused");
@@ -519,7 +514,7 @@ fn a_limit_on_file_size_is_an_error_without_a_signal() {
     let commands = [
         save(&dir, &memory, "to --quiet"),
         save(&dir, &memory, "--offset 4096 to --quiet"),
-        dir.dmafile("save --from - to --quiet"),
+        dir.dmafile("save - to --quiet"),
     ];
     for mut command in commands {
         command.stdin(File::open(&source).unwrap());
@@ -584,7 +579,7 @@ fn missing_permissions_are_errors_and_a_kept_owner_is_kept() {
     if !flag("+i").is_ok_and(|status| status.success()) {
         return skip("chattr +i does not work here");
     }
-    let refused = dir.dmafile(&format!("save --from fd:{} to", memory.as_raw_fd()));
+    let refused = dir.dmafile(&format!("save fd:{} to", memory.as_raw_fd()));
     let ended = end(&mut { refused });
     flag("-i").unwrap();
     let line = ended.line(1);
@@ -619,7 +614,7 @@ fn a_full_file_system_is_found_before_the_first_write() {
         "{line}"
     );
     // A stream that is too long.
-    let mut command = dir.dmafile("save --from - small/to --quiet");
+    let mut command = dir.dmafile("save - small/to --quiet");
     command.stdin(File::open(format!("/proc/self/fd/{}", large.as_raw_fd())).unwrap());
     let line = dir.refusal(&mut command, 1);
     assert!(line.contains("(ENOSPC)"), "{line}");
@@ -631,7 +626,7 @@ fn a_full_file_system_is_found_before_the_first_write() {
     assert_eq!(report["io"], "buffered");
     assert!(common::reasons(&report).contains("tmpfs files are in memory"));
     // As a source, a file on tmpfs is memory too, and is not copied first.
-    let report = dir.run("save --from small/to copy --json").ok().json();
+    let report = dir.run("save small/to copy --json").ok().json();
     assert_eq!(report["method"], "uring", "{report}");
     assert!(fs::read(dir.path("copy")).unwrap() == content(0, 2 * MIB as usize));
 
@@ -705,8 +700,8 @@ fn a_fuse_file_system_takes_every_source_whole() {
         let source = dir.file("source", size);
         let digest = sha256(&source, 0, size);
         for args in ["", "--io direct", "--io buffered", "--method threads"] {
-            let part = format!("--from fd:{} --length {size}", memory.as_raw_fd());
-            for from in [&part[..], "--from source", "--from -"] {
+            let part = format!("fd:{} --length {size}", memory.as_raw_fd());
+            for from in [&part[..], "source", "-"] {
                 // This method does not use bounce buffers, which sources other than memory need.
                 if from != part && args == "--method threads" {
                     continue;

@@ -85,6 +85,8 @@ fn doctor_names_the_seccomp_filter() {
         remedy.contains("seccomp") || remedy.contains("sysctl"),
         "{remedy}"
     );
+    let verdict = json["verdict"].as_str().unwrap();
+    assert!(verdict.contains("io_uring is refused"), "{verdict}");
     let found = check("container limits")["found"].as_str().unwrap();
     assert!(found.ends_with("a seccomp filter is on"), "{found}");
 }
@@ -400,7 +402,7 @@ fn trouble(
         "doctor" => right(run("doctor .", &[]), true),
         "save" => {
             fs::write(dir.path("old"), b"old").unwrap();
-            let ended = run("save --quiet --from file old", &[]);
+            let ended = run("save --quiet file old", &[]);
             let old = fs::read(dir.path("old")).unwrap();
             let whole = match ended.status.success() {
                 true => old == fs::read(dir.path("file")).unwrap(),

@@ -45,10 +45,10 @@ impl Pair {
         }))
     }
 
-    /// `dmafile save --from fd:N=a --from fd:M=b to ARGS`.
+    /// `dmafile save fd:N=a fd:M=b to ARGS`.
     fn save(&self, dir: &Dir, args: &str) -> Command {
         let [a, b] = self.0.each_ref().map(|source| source.0.as_raw_fd());
-        dir.dmafile(&format!("save --from fd:{a}=a --from fd:{b}=b to {args}"))
+        dir.dmafile(&format!("save fd:{a}=a fd:{b}=b to {args}"))
     }
 
     fn digests(&self) -> Digests {
@@ -120,8 +120,8 @@ fn command_gets_every_saved_source() {
     let empty = memfd(0);
     let [a, b] = pair.0.each_ref().map(|source| source.0.as_raw_fd());
     let mut command = dir.dmafile(&format!(
-        "save -v --from fd:{a}=weights --from source=a.file --from -=pipe --from fd:{b}@4097=part \
-         --from fd:{}=empty to --json --verify sha256",
+        "save -v --json --verify sha256 -- fd:{a}=weights source=a.file -=pipe fd:{b}@4097=part \
+         fd:{}=empty to",
         empty.as_raw_fd()
     ));
     command.stdin(File::open(&file).unwrap());
@@ -178,11 +178,11 @@ fn command_gets_every_saved_source() {
 
     // One source with a name is a snapshot too. If the target is a file, the source may have "=" in its
     // name.
-    let mut command = dir.dmafile(&format!("save --from fd:{b}=only to --quiet"));
+    let mut command = dir.dmafile(&format!("save fd:{b}=only to --quiet"));
     end(&mut command).ok();
     assert_eq!(names(&dir), [MANIFEST, "only.2.dmafile"]);
     dir.file("x=y", 5000);
-    dir.run("save --from x=y copy --quiet").ok();
+    dir.run("save x=y copy --quiet").ok();
     assert_eq!(fs::read(dir.path("copy")).unwrap(), content(0, 5000));
 }
 
@@ -218,17 +218,17 @@ fn usage_errors_have_status_2() {
     end(&mut pair.save(&dir, "--quiet")).ok();
     dir.file("x", 5000);
     for args in [
-        "save --from x=a --from x to",
-        "save --from x --from x to",
-        "save --from x= to",
-        "save --from x=.a to",
-        "save --from x=a/b to",
-        "save --from x=a --from x=a to",
-        "save --from x=a to --length 1",
-        "save --from x=a to --offset 1",
-        "save --from x=a to --verify crc32c=00000000",
-        "save --from x=a to --trace t.json",
-        "save --from x=a to --method heap-read",
+        "save x=a x to",
+        "save x x to",
+        "save x= to",
+        "save x=.a to",
+        "save x=a/b to",
+        "save x=a x=a to",
+        "save x=a to --length 1",
+        "save x=a to --offset 1",
+        "save x=a to --verify crc32c=00000000",
+        "save x=a to --trace t.json",
+        "save x=a to --method heap-read",
         "load to --offset 1",
         "load to --length 1",
         "load to --tensor x",
@@ -244,11 +244,11 @@ fn usage_errors_have_status_2() {
     let line = dir.refusal(&mut dir.dmafile(&args), 2);
     assert!(line.contains("holds only one source"), "{line}");
     // A source without a name cannot be part of a snapshot.
-    let line = dir.refusal(&mut dir.dmafile("save --from x to"), 1);
+    let line = dir.refusal(&mut dir.dmafile("save x to"), 1);
     assert!(line.contains("it is a folder (EISDIR)"), "{line}");
-    let line = dir.refusal(&mut dir.dmafile("save --from x=a --from x=b no"), 1);
+    let line = dir.refusal(&mut dir.dmafile("save x=a x=b no"), 1);
     assert!(line.contains("(ENOENT); create it first"), "{line}");
-    let line = dir.refusal(&mut dir.dmafile("save --from x=a --from x=b x"), 1);
+    let line = dir.refusal(&mut dir.dmafile("save x=a x=b x"), 1);
     assert!(line.contains("(ENOTDIR); name a folder"), "{line}");
     is_just(&dir, &pair);
 }
@@ -475,7 +475,7 @@ fn a_signal_or_a_concurrent_save_leaves_the_previous_snapshot() {
     for (calls, signal) in [(vec![], libc::SIGINT), (no_nameless(), libc::SIGTERM)] {
         let (read, mut write) = std::io::pipe().unwrap();
         let source = dir.file("source", 5000);
-        let command = dir.dmafile("save -v --from source=a --from -=b to");
+        let command = dir.dmafile("save -v source=a fd:0=b to");
         let mut command = refuse(command, &calls, libc::EOPNOTSUPP);
         let mut running = start(command.stdin(read));
         write.write_all(&vec![7; 3 * MIB as usize]).unwrap();

@@ -23,8 +23,9 @@ pub enum Health {
     Good,
     /// It works, but could work better.
     Fair,
-    /// It is not available here.
-    Missing,
+    /// It is not there: hardware, a module, or a part of the kernel.
+    #[strum(serialize = "not present")]
+    Absent,
 }
 
 /// One check.
@@ -39,6 +40,19 @@ pub struct Check {
     pub found: String,
     /// The command or setting that would improve it.
     pub remedy: Option<String>,
+    /// Whether loads are as fast as they can be.
+    #[serde(skip)]
+    speed: Speed,
+}
+
+/// What a check means for the speed of loads into `memfd` and private memory.
+#[derive(Clone, Debug)]
+enum Speed {
+    Full,
+    /// Lower, for this reason.
+    Lower(String),
+    /// Not known, for this reason.
+    Unknown(String),
 }
 
 impl Check {
@@ -48,7 +62,13 @@ impl Check {
             health,
             found: found.into(),
             remedy: None,
+            speed: Speed::Full,
         }
+    }
+
+    fn slower(mut self, why: impl Into<String>) -> Self {
+        self.speed = Speed::Lower(why.into());
+        self
     }
 
     fn remedy(mut self, remedy: impl Into<String>) -> Self {
@@ -82,6 +102,24 @@ pub fn doctor(path: &Path) -> Result<Vec<Check>> {
     Ok(checks)
 }
 
+/// What the checks mean for the usual loads, in one line.
+pub fn verdict(checks: &[Check]) -> String {
+    let (mut slower, mut unknown) = (Vec::new(), Vec::new());
+    for check in checks {
+        match &check.speed {
+            Speed::Full => {}
+            Speed::Lower(why) => slower.push(why.as_str()),
+            Speed::Unknown(why) => unknown.push(why.as_str()),
+        }
+    }
+    let speed = match (&slower[..], &unknown[..]) {
+        ([], []) => "full speed".to_string(),
+        ([], unknown) => format!("not known: {}", unknown.join("; ")),
+        (slower, _) => format!("slower than possible: {}", slower.join("; ")),
+    };
+    format!("loads into memfd and private memory: {speed}")
+}
+
 /// GPUs, by the drivers that are there.
 fn gpus() -> Vec<Check> {
     let mut checks = Vec::new();
@@ -90,7 +128,7 @@ fn gpus() -> Vec<Check> {
             Ok(all) => all,
             Err(error) => {
                 let found = format!("cannot load into GPU memory: {}", error.why());
-                checks.push(Check::new(name, Health::Missing, found));
+                checks.push(Check::new(name, Health::Absent, found));
                 continue;
             }
         };
@@ -113,7 +151,7 @@ fn gpus() -> Vec<Check> {
                 Check::new(name, Health::Fair, found.join("; "))
                     .remedy("before relying on it, compare its tensors with another loader's")
             }
-            Err(error) => Check::new(name, Health::Missing, error.to_string()),
+            Err(error) => Check::new(name, Health::Absent, error.to_string()),
         }));
     }
     checks
@@ -155,7 +193,8 @@ fn kernel(host: &Host) -> Check {
             Health::Fair,
             format!("{found}; cannot allocate ahead"),
         )
-        .remedy("Linux 5.14 or later, which has MADV_POPULATE_WRITE"),
+        .remedy("Linux 5.14 or later, which has MADV_POPULATE_WRITE")
+        .slower("memory cannot be allocated ahead of the reads"),
     }
 }
 
@@ -164,7 +203,9 @@ fn io_uring(host: &Host) -> Check {
         return Check::new("io_uring", Health::Good, "a ring can be set up");
     };
     let found = format!("refused ({errno}); loads use a pool of threads");
-    Check::new("io_uring", Health::Fair, found).remedy(host.uring_remedy())
+    Check::new("io_uring", Health::Fair, found)
+        .remedy(host.uring_remedy())
+        .slower("threads read, because io_uring is refused")
 }
 
 fn premap(host: &Host) -> Check {
@@ -174,7 +215,7 @@ fn premap(host: &Host) -> Check {
         return Check::new(name, Health::Good, found);
     }
     let found = "no: this kernel's io_uring has no extended buffer update";
-    Check::new(name, Health::Missing, found)
+    Check::new(name, Health::Absent, found)
         .remedy("a kernel with the series in kernel/linux-6.12, for dma-bufs without a copy")
 }
 
@@ -214,15 +255,17 @@ fn thp(host: &Host) -> Check {
             format!("{setting}, {} KiB each", host.thp_size >> 10),
         ),
         Some(setting) => Check::new(name, Health::Fair, format!("disabled ({setting})"))
-            .remedy("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"),
-        None => Check::new(name, Health::Missing, "not in this kernel, or hidden"),
+            .remedy("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
+            .slower("private memory gets no huge pages"),
+        None => Check::new(name, Health::Absent, "not in this kernel, or hidden")
+            .slower("private memory gets no huge pages"),
     }
 }
 
 /// `shmem_enabled` hardly matters: a memfd is collapsed on request.
 fn memfd_thp(host: &Host) -> Check {
     let name = "huge pages for memfd";
-    let setting = host.shmem_thp.as_deref().unwrap_or("missing");
+    let setting = host.shmem_thp.as_deref().unwrap_or("not present");
     let huge = host.thp_size;
     let try_one = || -> Result<(), Errno> {
         if huge == 0 {
@@ -242,10 +285,12 @@ fn memfd_thp(host: &Host) -> Check {
         Err(errno) => {
             let errno = errno_name(errno.raw_os_error());
             let found = format!("MADV_COLLAPSE fails ({errno}; shmem_enabled: {setting})");
-            Check::new(name, Health::Fair, found).remedy(
-                "Linux 6.1 or later, which can collapse them; on older kernels: \
-                 echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
-            )
+            Check::new(name, Health::Fair, found)
+                .remedy(
+                    "Linux 6.1 or later, which can collapse them; on older kernels: \
+                     echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+                )
+                .slower("a memfd gets no huge pages")
         }
     }
 }
@@ -254,7 +299,7 @@ fn hugetlb(host: &Host) -> Check {
     let name = "hugetlb pool";
     let (page, free) = (host.pool_page, host.pool_free);
     if page == 0 {
-        return Check::new(name, Health::Missing, "not in this kernel, or hidden");
+        return Check::new(name, Health::Absent, "not in this kernel, or hidden");
     }
     let total = host::number("/proc/sys/vm/nr_hugepages").unwrap_or(0) * page;
     let found = format!(
@@ -287,7 +332,7 @@ fn udmabuf(host: &Host) -> Check {
             udmabuf_that_opens(size, list, host.udmabuf_vmaps_wrong)
         }
         Err(Errno::NOENT | Errno::NXIO | Errno::NODEV) => {
-            Check::new(name, Health::Missing, "no /dev/udmabuf").remedy(
+            Check::new(name, Health::Absent, "no /dev/udmabuf").remedy(
                 "modprobe udmabuf (CONFIG_UDMABUF; in a container, on its host); on kernels \
                      without it dmafile.ko makes dma-bufs",
             )
@@ -335,7 +380,7 @@ fn heaps(host: &Host) -> Vec<Check> {
     let nodes = dmabuf::heaps();
     if nodes.is_empty() {
         let found = format!("no {}", dmabuf::HEAPS);
-        return vec![Check::new(name, Health::Missing, found).remedy(
+        return vec![Check::new(name, Health::Absent, found).remedy(
             "a kernel with CONFIG_DMABUF_HEAPS_SYSTEM (such as Debian's 6.12; in a container, its \
              host's nodes); on other kernels dmafile.ko makes dma-bufs",
         )];
@@ -386,7 +431,7 @@ fn dmafile_ko() -> Check {
     }
     let health = match is_there {
         true => Health::Fair,
-        false => Health::Missing,
+        false => Health::Absent,
     };
     Check::new(name, health, found).remedy(remedy)
 }
@@ -464,7 +509,10 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
             .max();
         let Some((_, largest)) = largest else {
             let found = format!("{}: there is no file to test with", path.display());
-            return Ok(Check::new(name, Health::Fair, found).remedy("dmafile doctor FILE"));
+            let mut check = Check::new(name, Health::Fair, found).remedy("dmafile doctor FILE");
+            let why = "there is no file to test the file system with";
+            check.speed = Speed::Unknown(why.to_string());
+            return Ok(check);
         };
         file = largest;
     }
@@ -492,9 +540,11 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
                 (_, false) => "; reads fill the page cache",
             };
             let found = format!("{at}: {fs}, no direct I/O: {why}{rest}");
-            Check::new(name, Health::Fair, found).remedy(
-                "keep large files on ext4, xfs, f2fs or another file system with direct I/O",
-            )
+            Check::new(name, Health::Fair, found)
+                .remedy(
+                    "keep large files on ext4, xfs, f2fs or another file system with direct I/O",
+                )
+                .slower(format!("files on {fs} are copied, without direct I/O"))
         }
     })
 }
@@ -521,6 +571,28 @@ mod tests {
         );
         write("current_link_speed", "32.0 GT/s PCIe\n");
         assert_eq!(pcie(folder.path()).unwrap(), "PCIe 32.0 GT/s x16");
+    }
+
+    #[test]
+    fn the_verdict_names_what_makes_loads_slower() {
+        let check = |speed| Check {
+            speed,
+            ..Check::new("a", Health::Good, "b")
+        };
+        let lower = |why: &str| check(Speed::Lower(why.to_string()));
+        let unknown = check(Speed::Unknown("no file".to_string()));
+        let full = check(Speed::Full);
+        for (checks, end) in [
+            (vec![full.clone()], "full speed"),
+            (vec![full.clone(), unknown.clone()], "not known: no file"),
+            (
+                vec![lower("one"), full, unknown, lower("two")],
+                "slower than possible: one; two",
+            ),
+        ] {
+            let line = format!("loads into memfd and private memory: {end}");
+            assert_eq!(verdict(&checks), line);
+        }
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub mod sandbox {
 
 pub use control::{CancelToken, Progress};
 pub use device::Device;
-pub use doctor::{Check, Health, doctor};
+pub use doctor::{Check, Health, doctor, verdict};
 pub use error::{Error, ErrorKind, Result, errno_name};
 pub use flow::clock::Cpu;
 pub use load::{Extent, Load, Loaded, Report};

@@ -221,17 +221,21 @@ impl Method {
         self.into()
     }
 
+    /// Why a method that other loaders have is refused; None for any other word.
+    pub fn refused(word: &str) -> Option<&'static str> {
+        (word == "cufile").then(|| match std::path::Path::new("/sys/module/nvidia_fs").exists() {
+            true => "this version supports loading into a device only through its ring",
+            false => {
+                "the module nvidia_fs is not loaded, without which cuFile copies as the ring does"
+            }
+        })
+    }
+
     fn unknown(text: &str) -> Error {
-        if text == "cufile" {
-            let why = match std::path::Path::new("/sys/module/nvidia_fs").exists() {
-                true => "this version supports loading into a device only through its ring",
-                false => {
-                    "the module nvidia_fs is not loaded, without which cuFile copies as the ring does"
-                }
-            };
-            return Error::usage(Opt::Method, format!("'cufile' is refused: {why}"));
+        match Self::refused(text) {
+            Some(why) => Error::usage(Opt::Method, format!("'{text}' is refused: {why}")),
+            None => none_of(Opt::Method, Self::ALL, text),
         }
-        none_of(Opt::Method, Self::ALL, text)
     }
 }
 

@@ -56,7 +56,7 @@ class Scenario:
         mark("linked")
 
     def save(self, folder: Path, source: str, name: str, *way: str, stdin: bytes = b"") -> None:
-        words = ("save", "--quiet", "--from", source, *way, str(folder / name))
+        words = ("save", "--quiet", source, *way, str(folder / name))
         self.tools.run(folder, *words, stdin=stdin)
 
     def check(self, folder: Path, marked: str) -> None:

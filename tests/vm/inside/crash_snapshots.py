@@ -48,7 +48,7 @@ class Scenario:
         return self.tools.sources / f"{name}-{number}"
 
     def words(self, folder: Path, number: int) -> list[str]:
-        sources = (f"--from={self.source(number, name)}={name}" for name in SIZES[number])
+        sources = (f"{self.source(number, name)}={name}" for name in SIZES[number])
         way = ("--quiet", "--verify=sha256", *WAYS[number])
         return ["save", *sources, *way, str(folder / FOLDER)]
 

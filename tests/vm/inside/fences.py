@@ -92,10 +92,10 @@ def main() -> None:
     device, to = Device(), Path(folder) / "to"
     save = [dmafile, "save", "--quiet"]
     for method in ("auto", "bounce", "threads"):
-        check(device, [*save, f"--from=fd:{device.fd}", f"--method={method}", str(to)], to)
+        check(device, [*save, f"fd:{device.fd}", f"--method={method}", str(to)], to)
     snapshot = Path(folder) / "snapshot"
     snapshot.mkdir()
-    check(device, [*save, f"--from=fd:{device.fd}=it", str(snapshot)], snapshot / "it.1.dmafile")
+    check(device, [*save, f"fd:{device.fd}=it", str(snapshot)], snapshot / "it.1.dmafile")
     recording = Path(folder) / "recording"
     recorder = [f"{helpers}/recorder", str(recording), str(device.fd), "auto", "auto", "0"]
     check(device, recorder, None, f"append 0 {SIZE}\nfinish\n")

@@ -41,7 +41,7 @@ class Edges:
         self, case: str, source: int, to: Path, size: int, start: int = 0, at: int | None = None
     ) -> None:
         self.count += 1
-        words = [self.dmafile, "save", f"--from=fd:{source}@{start}", f"--length={size}"]
+        words = [self.dmafile, "save", f"fd:{source}@{start}", f"--length={size}"]
         if at is not None:
             words.append(f"--offset={at}")
         words += ("--quiet", str(to))
@@ -65,7 +65,7 @@ class Edges:
         for size in SIZES:
             self.count += 1
             case = f"{size} bytes of a pipe to {folder}"
-            words = [self.dmafile, "save", "--from=-", "--quiet", str(to)]
+            words = [self.dmafile, "save", "-", "--quiet", str(to)]
             done = subprocess.run(words, input=DATA[:size], capture_output=True)
             assert (done.returncode, done.stderr) == (0, b""), f"{case}: {done}"
             assert sha256(to) == hashlib.sha256(DATA[:size]).hexdigest(), case
@@ -154,7 +154,7 @@ def larger(edges: Edges, folder: str) -> None:
             # No two blocks of the file are alike.
             at = file.tell() // len(BLOB) * 511
             file.write((BLOB[at:] + BLOB[:at])[: size - file.tell()])
-    for script in (f"save --quiet --from {source} {to}", f"save --quiet --from - {to} <{source}"):
+    for script in (f"save --quiet {source} {to}", f"save --quiet - {to} <{source}"):
         call("sh", "-c", f"{edges.dmafile} {script}")
         edges.count += 1
         call("cmp", str(source), str(to))

@@ -79,10 +79,10 @@ class Saves:
     def commands(self, folder: Path, *words: str) -> dict[str, list[str]]:
         """Saves of a file, of several parts and of several sources."""
         save = [self.dmafile, "save", "--quiet", *words]
-        two = [f"--from={SOURCE}={name}" for name in ("a", "b")]
+        two = [f"{SOURCE}={name}" for name in ("a", "b")]
         return {
-            "save": [*save, f"--from={SOURCE}", str(folder / "to")],
-            "new": [*save, f"--from={SOURCE}", str(folder / "new")],
+            "save": [*save, str(SOURCE), str(folder / "to")],
+            "new": [*save, str(SOURCE), str(folder / "new")],
             "parts": [str(RUN / "parts"), str(folder / "to"), str(SOURCE)],
             "snapshot": [*save, *two, str(folder / "task")],
         }
@@ -92,7 +92,7 @@ class Saves:
         (folder / "task").mkdir()
         small = RUN / "small"
         small.write_bytes(OLD)
-        two = [f"--from={small}={name}" for name in ("a", "b")]
+        two = [f"{small}={name}" for name in ("a", "b")]
         if user:
             for path in (folder, folder / "to", folder / "task"):
                 os.chown(path, USER, USER)
@@ -231,10 +231,10 @@ def full(saves: Saves, *systems: str) -> None:
             for name, command in saves.commands(folder).items():
                 saves.fails(folder, command, "(ENOSPC); free space", at=f"{fs} {name}")
             # With a stream, the error comes later.
-            command = [saves.dmafile, "save", "--quiet", "--from=-", str(folder / "to")]
+            command = [saves.dmafile, "save", "--quiet", "-", str(folder / "to")]
             saves.fails(folder, command, "(ENOSPC)", stdin=BLOB[:SIZE], at=fs)
             # In place and past the end: there is room for the part inside the file.
-            command = [saves.dmafile, "save", "--quiet", f"--from={SOURCE}", "--offset=0"]
+            command = [saves.dmafile, "save", "--quiet", str(SOURCE), "--offset=0"]
             command.append(str(folder / "to"))
             size = (folder / "to").stat().st_size
             done = subprocess.run(command, capture_output=True, text=True)
@@ -255,7 +255,7 @@ def limits(saves: Saves) -> None:
         for name, command in saves.commands(folder).items():
             says = "(EDQUOT); free space, or ask for a larger quota"
             saves.fails(folder, as_user(command), says, at=f"quota {name}")
-        command = as_user([saves.dmafile, "save", "--quiet", "--from=-", str(folder / "to")])
+        command = as_user([saves.dmafile, "save", "--quiet", "-", str(folder / "to")])
         saves.fails(folder, command, "(EDQUOT)", stdin=BLOB[:SIZE], at="quota")
         saves.record(folder, "(EDQUOT)", user=True)
         # With a quota on inodes, no file can be created.
@@ -375,7 +375,7 @@ def meanwhile(saves: Saves, spare: str) -> None:
 
 def vanishes(saves: Saves, folder: Path) -> None:
     """Removes a disk."""
-    save = [saves.dmafile, "save", "--quiet", "--from=-", str(folder / "to")]
+    save = [saves.dmafile, "save", "--quiet", "-", str(folder / "to")]
     pipe = subprocess.PIPE
     process = subprocess.Popen(save, stdin=pipe, stdout=pipe, stderr=pipe)
     recording = saves.recording(folder / "a.rec")
@@ -401,13 +401,13 @@ def vanishes(saves: Saves, folder: Path) -> None:
 def memory() -> tuple[int, str]:
     fd = os.memfd_create("source", os.MFD_ALLOW_SEALING)
     os.write(fd, BLOB[:SIZE])
-    return fd, f"--from=fd:{fd}"
+    return fd, f"fd:{fd}"
 
 
 def file() -> tuple[int, str]:
     path = RUN / "short"
     path.write_bytes(BLOB[:SIZE])
-    return os.open(path, os.O_RDWR), f"--from={path}"
+    return os.open(path, os.O_RDWR), str(path)
 
 
 def cut(fd: int) -> Callable[[Process], None]:
@@ -435,7 +435,7 @@ def refused(saves: Saves) -> None:
     with disk("ext4") as (folder, _):
         saves.prepare(folder)
         commands = saves.commands(folder)
-        task = [saves.dmafile, "save", "--quiet", f"--from={SOURCE}", str(folder / "task")]
+        task = [saves.dmafile, "save", "--quiet", str(SOURCE), str(folder / "task")]
         saves.fails(folder, task, "it is a folder (EISDIR)")
         for name in ("save", "parts"):
             for flag in ("a", "i"):

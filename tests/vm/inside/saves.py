@@ -64,7 +64,7 @@ class Saves:
 
     def words(self, kind: str, to: str, *words: str, start: int, size: int) -> list[str]:
         """The command that saves a part of memory of this kind."""
-        origin = f"--from=fd:{self.source(kind)}@{start}"
+        origin = f"fd:{self.source(kind)}@{start}"
         save = ["save", origin, f"--length={size}", f"--json={self.report}", "--quiet"]
         return [self.dmafile, *save, *words, to]
 
@@ -79,7 +79,7 @@ class Saves:
     def loaded(self, kind: str, to: Path) -> None:
         """Runs a load into memory of this kind, whose COMMAND saves it."""
         self.count += 1
-        save = f"save --from=fd:$DMAFILE_FD@$DMAFILE_OFFSET --length={MIB + 1} --quiet {to}"
+        save = f"save fd:$DMAFILE_FD@$DMAFILE_OFFSET --length={MIB + 1} --quiet {to}"
         load = [self.dmafile, "load", str(self.file.path), "--to", kind, "--quiet"]
         call(*load, "--", "sh", "-c", f"exec {self.dmafile} {save}")
         Path("/tmp/want").write_bytes(self.file.data[: MIB + 1])
@@ -155,7 +155,7 @@ def ways(saves: Saves, kinds: Sequence[str], folders: Sequence[str]) -> None:
                 assert "cannot save this way: " in line, line
             to.unlink()
         # From a file and from a pipe.
-        for source in (f"save --from {saves.file.path}", f"save --from - <{saves.file.path}"):
+        for source in (f"save {saves.file.path}", f"save - <{saves.file.path}"):
             save, _, stdin = source.partition("<")
             script = f"{saves.dmafile} {save} --quiet {to}" + (f" <{stdin}" if stdin else "")
             call("sh", "-c", script)
@@ -163,7 +163,7 @@ def ways(saves: Saves, kinds: Sequence[str], folders: Sequence[str]) -> None:
             saves.count += 1
         # As a user without write permission on the folder.
         folder.chmod(0o755)
-        command = as_user([saves.dmafile, "save", "--from", "/proc/self/exe", f"{folder}/new"])
+        command = as_user([saves.dmafile, "save", "/proc/self/exe", f"{folder}/new"])
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 1 and "(EACCES)" in done.stderr, done
         to.unlink()

@@ -88,7 +88,7 @@ class Users:
         assert all(f"{NODES[kind]} cannot be opened" in line for kind in self.kinds), line
         self.may(0o666)
         found = self.doctor()
-        assert all(found[CHECKS[kind]]["health"] != "missing" for kind in self.kinds), found
+        assert all(found[CHECKS[kind]]["health"] != "not present" for kind in self.kinds), found
         assert all("EACCES" not in found[CHECKS[kind]]["found"] for kind in self.kinds), found
 
     def no_rings(self) -> None:
@@ -156,7 +156,7 @@ class Users:
         for kind, name in (("udmabuf", "udmabuf"), ("heap:system", "dma-heap")):
             line = self.loads.refused("load", str(file.path), "--to", kind, user=True)
             assert "; " in line, line
-            assert found[name]["health"] == "missing", found[name]
+            assert found[name]["health"] == "not present", found[name]
             assert "dmafile.ko" in found[name]["remedy"], found[name]
         line = self.loads.refused("load", str(file.path), "--to=dma-buf", "--quiet", user=True)
         assert "there is no /dev/dmafile (ENOENT)" in line and "modprobe dmafile" in line, line

@@ -356,7 +356,7 @@ fn ladder(
                 Opt::Method,
                 " and ",
                 Opt::Io,
-                " to auto, or see `dmafile explain save`"
+                " to auto, or see `dmafile save --explain`"
             ]));
     }
     Ok(kept)

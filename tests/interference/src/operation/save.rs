@@ -62,7 +62,6 @@ fn command(_: &Tools, world: &World, which: Which) -> Run {
     Run::of(args![
         "save",
         "-q",
-        "--from",
         which.source(world),
         world.dir().join("out")
     ])
@@ -71,12 +70,12 @@ fn command(_: &Tools, world: &World, which: Which) -> Run {
 fn from_pipe(_: &Tools, world: &World, which: Which) -> Run {
     Run {
         input: Some(which.source(world)),
-        ..Run::of(args!["save", "-q", "--from", "-", world.dir().join("out")])
+        ..Run::of(args!["save", "-q", "-", world.dir().join("out")])
     }
 }
 
 fn inside(tools: &Tools, world: &World, which: Which) -> Run {
-    let run = Run::of(args!["save", "-q", "--from", which.source(world)]);
+    let run = Run::of(args!["save", "-q", which.source(world)]);
     let out = world.dir().join("out");
     match tools.has_suffix {
         true => run.and(args![format!("{}@0", out.display())]),

@@ -67,9 +67,7 @@ fn save(world: &World, to: &Path, sources: [&str; 2]) -> Run {
     Run::of(args![
         "save",
         "-q",
-        "--from",
         source(sources[0], "one"),
-        "--from",
         source(sources[1], "two"),
         to
     ])
