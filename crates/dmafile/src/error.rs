@@ -31,18 +31,64 @@ pub struct Error(Box<ErrorParts>);
 #[derive(Clone, Debug)]
 struct ErrorParts {
     kind: ErrorKind,
-    what: Message,
+    what: What,
     place: String,
     why: Message,
     errno: Option<Errno>,
     remedy: Message,
 }
 
+/// What failed.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub enum What {
+    /// "cannot load", "cannot save", …
+    Cannot(Verb),
+    /// Other words.
+    Words(Message),
+}
+
+/// What could not be done; code that several operations share names the usual one.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
+pub enum Verb {
+    /// A file.
+    Load,
+    /// Memory, a file or a stream.
+    Save,
+    /// The destination of a save.
+    Write,
+    /// A buffer, by a recorder.
+    Record,
+}
+
+impl From<Verb> for What {
+    fn from(verb: Verb) -> Self {
+        Self::Cannot(verb)
+    }
+}
+
+impl<T: Into<Message>> From<T> for What {
+    fn from(words: T) -> Self {
+        Self::Words(words.into())
+    }
+}
+
+impl From<&What> for Message {
+    fn from(what: &What) -> Self {
+        match what {
+            What::Cannot(verb) => format!("cannot {verb}").into(),
+            What::Words(words) => words.clone(),
+        }
+    }
+}
+
 /// To make one; for dmafile's own crates.
 #[doc(hidden)]
 impl Error {
     /// A failure that the kernel reported with an errno.
-    pub fn os(what: impl Into<Message>, errno: Errno) -> Self {
+    pub fn os(what: impl Into<What>, errno: Errno) -> Self {
         let why = nix::errno::Errno::from_raw(errno.raw_os_error()).desc();
         Self(Box::new(ErrorParts {
             kind: ErrorKind::Failed,
@@ -55,7 +101,7 @@ impl Error {
     }
 
     /// A failure that dmafile detected itself.
-    pub fn new(what: impl Into<Message>, why: impl Into<Message>) -> Self {
+    pub fn new(what: impl Into<What>, why: impl Into<Message>) -> Self {
         Self(Box::new(ErrorParts {
             kind: ErrorKind::Failed,
             what: what.into(),
@@ -67,47 +113,24 @@ impl Error {
     }
 
     /// An invalid request.
-    pub fn usage(what: impl Into<Message>, why: impl Into<Message>) -> Self {
+    pub fn usage(what: impl Into<What>, why: impl Into<Message>) -> Self {
         let mut error = Self::new(what, why);
         error.0.kind = ErrorKind::Usage;
         error
     }
 
-    /// The token cancelled the transfer.
-    pub fn cancelled(place: impl Into<String>) -> Self {
-        let mut error = Self::new("load", "cancelled before it was complete").at(place);
+    /// The token cancelled an operation: a load, a save, a take, a list.
+    pub fn cancelled(operation: &'static str, place: impl Into<String>) -> Self {
+        let mut error = Self::new(operation, "cancelled before it was complete").at(place);
         error.0.kind = ErrorKind::Cancelled;
         error.0.errno = Some(Errno::CANCELED);
         error
     }
 
-    /// As [`Error::cancelled`], for a save.
-    pub fn save_cancelled(place: impl Into<String>) -> Self {
-        let mut error = Self::cancelled(place);
-        error.0.what = "save".into();
-        error
-    }
-
-    /// As [`Error::cancelled`], for another operation: "take", "list".
-    pub fn cancelled_while(what: &'static str, place: impl Into<String>) -> Self {
-        let mut error = Self::cancelled(place);
-        error.0.what = what.into();
-        error
-    }
-
-    /// Rewords the refusal of a file to load for a file to save.
-    pub fn of_save(mut self) -> Self {
-        if self.0.what.to_string() == "cannot load" {
-            self.0.what = "cannot save".into();
-        }
-        self
-    }
-
-    /// Rewords the refusal of memory to save for memory to record.
-    pub fn of_record(mut self) -> Self {
-        let what = self.0.what.to_string();
-        if let "cannot load" | "cannot save" | "cannot write" = what.as_str() {
-            self.0.what = "cannot record".into();
+    /// For code that several operations share: names the one that failed.
+    pub fn of(mut self, verb: Verb) -> Self {
+        if let What::Cannot(shared) = &mut self.0.what {
+            *shared = verb;
         }
         self
     }
@@ -215,7 +238,7 @@ impl From<&Error> for Message {
             errno,
             remedy,
         } = &*error.0;
-        let mut all = vec![what.clone()];
+        let mut all = vec![what.into()];
         if !place.is_empty() {
             all.push(message![": ", place.as_str()]);
         }

@@ -191,3 +191,49 @@ fn every_form_of_use_is_found() {
     let want = ["Load", "error", "flow"].map(str::to_string);
     assert_eq!(named_in(code), BTreeSet::from(want));
 }
+
+/// The names of the types that code defines outside of functions.
+fn types_in(code: &str) -> impl Iterator<Item = &str> {
+    code.lines().filter_map(|line| {
+        let line = match line.strip_prefix("pub") {
+            Some(rest) if rest.starts_with('(') => rest.split_once(") ")?.1,
+            Some(rest) => rest.trim_start(),
+            None => line,
+        };
+        let (word, rest) = line.split_once(' ')?;
+        let is_type = ["struct", "enum", "trait", "union", "type"].contains(&word);
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+        is_type.then(|| &rest[..end.unwrap_or(rest.len())])
+    })
+}
+
+#[test]
+fn every_type_has_a_name_of_its_own() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut seen = BTreeMap::new();
+    for one in ["sys", "dmafile", "hold", "record", "pins"] {
+        for path in files_below(&crates.join(one).join("src")) {
+            let text = fs::read_to_string(&path).unwrap();
+            let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+            if path.file_name().is_some_and(|name| name == "tests.rs") {
+                continue;
+            }
+            for name in types_in(code) {
+                let other = seen.insert(name.to_string(), path.clone());
+                assert!(
+                    other.is_none(),
+                    "{name} is in {} and {}",
+                    path.display(),
+                    other.unwrap().display()
+                );
+            }
+        }
+    }
+    assert!(seen.len() > 300, "{}", seen.len());
+}
+
+#[test]
+fn every_form_of_a_type_is_found() {
+    let code = "pub struct A;\nenum B {\n    type C = u8;\npub(crate) trait D<T> {\npub(in crate::x) type E = u8;\nfn f() {}";
+    assert_eq!(types_in(code).collect::<Vec<_>>(), ["A", "B", "D", "E"]);
+}

@@ -110,7 +110,7 @@ impl HoldOptions {
                 std::path::absolute(&path).map_err(|error| failed(dmafile_sys::errno(error)))?;
             let fd = file::open(&path, false).map_err(failed)?;
             let identity = match FileIdentity::settled(fd.as_fd(), &self.cancel) {
-                Err(Errno::CANCELED) => return Err(Error::cancelled(place())),
+                Err(Errno::CANCELED) => return Err(Error::cancelled("load", place())),
                 settled => settled.map_err(failed)?,
             };
             let name = path.file_name().unwrap_or_default().to_owned();
@@ -179,7 +179,7 @@ impl HoldOptions {
                 superseded,
             } = file;
             if self.cancel.is_set() {
-                return Err(Error::cancelled(path.display().to_string()));
+                return Err(Error::cancelled("load", path.display().to_string()));
             }
             let source = Arc::new(Source::of(&path, fd)?);
             let load = Load::of(Arc::clone(&source), Reach::Asked)
@@ -263,7 +263,7 @@ impl HoldOptions {
         let mut piece = vec![0; 64 << 10];
         for at in (0..source.size()).step_by(piece.len()) {
             if self.cancel.is_set() {
-                return Err(Error::cancelled(check.file.display().to_string()));
+                return Err(Error::cancelled("load", check.file.display().to_string()));
             }
             let some = (source.size() - at).min(piece.len() as u64) as usize;
             access.read_at(at, &mut piece[..some])?;

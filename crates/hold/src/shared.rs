@@ -367,7 +367,7 @@ fn lock(all: &Folder, key: &str, until: Instant, cancel: &CancelToken) -> Result
             return Ok((folder, lock));
         }
         if cancel.is_set() {
-            return Err(Error::cancelled(place()));
+            return Err(Error::cancelled("load", place()));
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {

@@ -246,7 +246,7 @@ impl Take {
             }
             let error = first.expect("there is a place to look at");
             if self.cancel.is_set() {
-                return Err(Error::cancelled_while("take", &self.name));
+                return Err(Error::cancelled("take", &self.name));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -460,7 +460,7 @@ impl Talk {
             }
             if self.cancel.is_set() {
                 let what = self.what.trim_start_matches("cannot ");
-                return Err(Error::cancelled_while(what, self.at.display().to_string()));
+                return Err(Error::cancelled(what, self.at.display().to_string()));
             }
             let left = self.until.saturating_duration_since(Instant::now());
             if left.is_zero() {

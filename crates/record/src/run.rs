@@ -5,7 +5,7 @@ use super::file::Writing;
 use super::format::{Ends, FileHeader, RecordEntry};
 use super::{Capture, Note, RecordBuffer, WhenFull, now};
 use dmafile::folder::Folder;
-use dmafile::internal::{part::PartOptions, part::folder_of};
+use dmafile::internal::{part::PartOptions, part::folder_of, Verb};
 use dmafile::internal::{sync::lock, sync::wait, sync::wait_for};
 use dmafile::{Error, Result};
 use dmafile_sys::{Errno, host};
@@ -119,7 +119,7 @@ impl Recorder {
         if (capture.rotate_bytes.is_some() || capture.rotate_after.is_some())
             && !matches!(folder.look_up(name), Ok(None))
         {
-            return Err(Error::os("cannot record", Errno::EXIST)
+            return Err(Error::os(Verb::Record, Errno::EXIST)
                 .with_why("the second file of the recording already exists")
                 .at(second.display().to_string())
                 .with_remedy("remove it, or record to another file"));
@@ -377,7 +377,7 @@ impl std::fmt::Debug for Ticket {
 }
 
 fn panicked() -> Error {
-    Error::new("cannot record", "a thread of the recorder has panicked")
+    Error::new(Verb::Record, "a thread of the recorder has panicked")
 }
 
 /// Marks the end of a thread when dropped.
@@ -423,7 +423,7 @@ impl RecorderState {
             return Err(error.clone());
         }
         if self.closing {
-            return Err(Error::os("cannot record", Errno::INVAL)
+            return Err(Error::os(Verb::Record, Errno::INVAL)
                 .with_why("the recording is finished")
                 .at(shared.capture.path.display().to_string())
                 .with_remedy("start another one"));
@@ -442,7 +442,7 @@ impl RecorderShared {
         if self.is_here() {
             return Ok(lock(&self.state));
         }
-        Err(Error::os("cannot record", Errno::INVAL)
+        Err(Error::os(Verb::Record, Errno::INVAL)
             .with_why("the recorder belongs to the process that forked this one")
             .at(self.capture.path.display().to_string())
             .with_remedy("start another one"))
@@ -454,7 +454,7 @@ impl RecorderShared {
             return Ok(());
         }
         let why = format!("{length} bytes from byte {at} on are past the end at byte {bytes}");
-        Err(Error::os("cannot record", Errno::INVAL)
+        Err(Error::os(Verb::Record, Errno::INVAL)
             .with_why(why)
             .at(buffer.0.name())
             .with_remedy("choose a range inside it"))

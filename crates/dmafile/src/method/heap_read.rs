@@ -28,7 +28,7 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
     let direct = plan.first().direct;
     let (file, _) = fused.input(0)?;
     let cancelled = || match cancel.is_set() {
-        true => Err(Stop::Failed(Error::cancelled(source.whole()))),
+        true => Err(Stop::Failed(Error::cancelled("load", source.whole()))),
         false => Ok(()),
     };
     cancelled()?;

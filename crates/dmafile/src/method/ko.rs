@@ -329,7 +329,7 @@ impl CallMonitor<'_> {
         let at = self.range.file + bytes;
         let place = self.source.place(at);
         Stop::Failed(match errno {
-            Errno::CANCELED => Error::cancelled(place),
+            Errno::CANCELED => Error::cancelled("load", place),
             Errno::NODATA => cut_short(self.source, at),
             errno if direct && is_refusal(errno) => return refused(self.source, errno),
             Errno::NOMEM | Errno::FBIG | Errno::MFILE => {

@@ -5,7 +5,7 @@ mod pattern;
 mod shards;
 
 use crate::buffer::Buffer;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::format::{Dtype, Entry, Format, MAX_HEADER, Table, Value, quoted};
 use crate::load::Load;
 use crate::message::{Opt, message};
@@ -98,7 +98,7 @@ impl Model {
     pub fn open_files(files: &[PathBuf]) -> Result<Self> {
         let Some(first) = files.first() else {
             let why = "the list of files is empty";
-            return Err(Error::new("cannot load", why).with_errno(Errno::INVAL));
+            return Err(Error::new(Verb::Load, why).with_errno(Errno::INVAL));
         };
         let found = shards::ShardFiles::plain(files.to_vec());
         Self::read(Source::open_all(first, files)?, &found)
@@ -332,7 +332,7 @@ impl Model {
             .collect();
         if ranges.is_empty() {
             return Err(
-                Error::new("cannot load", "the selected tensors have no bytes")
+                Error::new(Verb::Load, "the selected tensors have no bytes")
                     .with_errno(Errno::NODATA)
                     .at(self.path().display().to_string()),
             );
@@ -384,7 +384,7 @@ impl Model {
 
     fn refuse(&self, tensor: &Tensor, why: &str, errno: Errno) -> Error {
         let place = format!("{}, tensor {}", self.path().display(), quoted(&tensor.name));
-        Error::new("cannot load", why).with_errno(errno).at(place)
+        Error::new(Verb::Load, why).with_errno(errno).at(place)
     }
 
     /// Loads one tensor into a separate buffer.

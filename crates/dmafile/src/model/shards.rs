@@ -1,6 +1,6 @@
 //! Finds the files that a model consists of.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::format::{Format, MAX_HEADER, Table, Value, quoted};
 use crate::model::Model;
 use crate::sys::{Errno, errno, file};
@@ -90,7 +90,7 @@ fn in_folder(folder: &Path) -> Result<ShardFiles> {
             .take(4)
             .map(|entry| quoted(&entry.0))
             .collect();
-        Error::new("cannot load", format!("is a directory with several {what}"))
+        Error::new(Verb::Load, format!("is a directory with several {what}"))
             .with_errno(Errno::INVAL)
             .at(place())
             .with_remedy(format!("name one of them: {}", names.join(", ")))
@@ -120,7 +120,7 @@ fn in_folder(folder: &Path) -> Result<ShardFiles> {
         .collect();
     match &firsts[..] {
         [] => Err(
-            Error::new("cannot load", "is a directory without a model in it")
+            Error::new(Verb::Load, "is a directory without a model in it")
                 .with_errno(Errno::ISDIR)
                 .at(place())
                 .with_remedy("name a file in it"),

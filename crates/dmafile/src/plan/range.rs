@@ -1,6 +1,6 @@
 //! The requested range of a file, and where it is in memory.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
 use crate::message::{Opt, message};
@@ -10,7 +10,7 @@ use crate::request::{Reach, Request};
 pub(crate) fn range(request: &Request, file: &File) -> Result<(u64, u64)> {
     let past = |option: Opt, value: String| {
         Error::new(
-            "cannot load",
+            Verb::Load,
             message![
                 option,
                 format!(" {value} is past the end at byte {}", file.size),
@@ -71,7 +71,7 @@ pub(super) fn placement(
             Some(at) => format!("the rest of {} from byte {at} on", existing.bytes),
         };
         return Err(Error::new(
-            "cannot load",
+            Verb::Load,
             format!("{need} bytes do not fit into {room}"),
         )
         .with_errno(rustix::io::Errno::INVAL)

@@ -8,7 +8,7 @@
 
 use super::target::{ExistingFile, SaveTarget};
 use super::to::{cannot_open, cannot_sync};
-use crate::error::{Error, Result, errno_name};
+use crate::error::{Error, Result, errno_name, Verb};
 use crate::message::{Message, Opt, message};
 use crate::reasons::Reasons;
 use crate::sys::place::{self, Named, PRIVATE};
@@ -181,7 +181,7 @@ impl Beside {
             if !self.target.is_at(called, &self.own) {
                 let called = called.display();
                 let why = format!("another program has removed its temporary file {called}");
-                return Err(Error::os("cannot write", Errno::NOENT)
+                return Err(Error::os(Verb::Write, Errno::NOENT)
                     .with_why(why)
                     .at(place)
                     .with_remedy("save it again"));
@@ -289,7 +289,7 @@ impl SaveTarget {
             }
         }
         let why = format!("{MOST} saves to it are in progress, or have left files in its folder");
-        Err(Error::os("cannot write", Errno::BUSY)
+        Err(Error::os(Verb::Write, Errno::BUSY)
             .with_why(why)
             .with_remedy(format!("wait for them, or remove {}", self.pattern())))
     }

@@ -4,7 +4,7 @@ use super::hash::Hash;
 use super::overlap::Stored;
 use super::parts::{OpenParts, OriginPart};
 use crate::control::CancelToken;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::exporter::ko::{self, Ko};
 use crate::message::Opt;
 use crate::source::{self, Source};
@@ -197,7 +197,7 @@ impl<'m> Opened<'m> {
         };
         let bytes = match size {
             None if start > 0 => {
-                let error = Error::os("cannot save", Errno::SPIPE).at(origin.to_string());
+                let error = Error::os(Verb::Save, Errno::SPIPE).at(origin.to_string());
                 return Err(error.with_why("a pipe has no offsets"));
             }
             None => length,
@@ -352,7 +352,7 @@ impl<'m> Opened<'m> {
             match dmabuf::try_sync(memory.fd.as_fd(), false, false) {
                 Ok(()) => return Ok(ReadAccess(vec![memory.fd.as_fd()])),
                 Err(Errno::INTR | Errno::AGAIN) if cancel.is_set() => {
-                    return Err(Error::save_cancelled(&self.name));
+                    return Err(Error::cancelled("save", &self.name));
                 }
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(errno) => {
@@ -481,7 +481,7 @@ impl<'m> Opened<'m> {
             return None;
         }
         let error = Error::new(
-            "cannot save",
+            Verb::Save,
             format!("its owner has since truncated it to {now} bytes"),
         );
         Some(
@@ -504,7 +504,7 @@ impl<'m> Opened<'m> {
         let got = lock(&stream.state).bytes;
         let wanted = self.bytes.filter(|wanted| got < *wanted)?;
         let why = format!("it ended after {got} of {wanted} bytes");
-        let error = Error::new("cannot save", why).with_errno(Errno::NODATA);
+        let error = Error::new(Verb::Save, why).with_errno(Errno::NODATA);
         Some(error.at(&self.name))
     }
 
@@ -625,7 +625,7 @@ impl PipeStream {
         let fd = self.fd.as_fd();
         while done < len && !state.ended {
             if cancel.is_set() {
-                return Err(Error::save_cancelled(name));
+                return Err(Error::cancelled("save", name));
             }
             let failed = |errno| Error::os("cannot read", errno).at(name);
             if !file::wait_readable(fd, LOOK).map_err(failed)? {
@@ -654,7 +654,7 @@ fn range(origin: &Origin<'_>, size: u64, start: u64, length: Option<u64>) -> Res
             None => format!("byte {start} is"),
         };
         Error::new(
-            "cannot save",
+            Verb::Save,
             format!("{wanted} past the end at byte {size}"),
         )
         .with_errno(Errno::INVAL)
@@ -669,7 +669,7 @@ fn of_descriptor(
     number: i32,
 ) -> Result<(Body<'static>, Option<u64>, &'static str)> {
     if !sys::file::is_readable(fd.as_fd()).unwrap_or(false) {
-        return Err(Error::os("cannot save", Errno::BADF)
+        return Err(Error::os(Verb::Save, Errno::BADF)
             .with_why("the descriptor is not open for reading")
             .with_remedy("open it for reading, or for reading and writing"));
     }
@@ -699,7 +699,7 @@ fn of_descriptor(
         FileType::Fifo | FileType::Socket | FileType::CharacterDevice => {
             Ok((Body::stream(fd), None, "pipe"))
         }
-        _ => Err(Error::os("cannot save", Errno::INVAL)
+        _ => Err(Error::os(Verb::Save, Errno::INVAL)
             .with_why("it is neither memory, a file nor a pipe")
             .with_remedy("pass a memfd, a dma-buf or a regular file")),
     }
@@ -775,7 +775,7 @@ fn of_file(path: &Path) -> Result<(Body<'static>, Option<u64>, &'static str)> {
         Err(error) if error.raw_os_error() == Some(Errno::NODATA.raw_os_error()) => {
             return Ok((Body::Nothing, Some(0), "file"));
         }
-        Err(error) => return Err(error.of_save()),
+        Err(error) => return Err(error.of(Verb::Save)),
     };
     let size = source.size();
     if source.in_memory() {

@@ -2,7 +2,7 @@
 
 use super::origin::Opened;
 use super::to::To;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::sys::block::{Store, store};
 use crate::sys::{Errno, file};
 use std::os::fd::BorrowedFd;
@@ -75,7 +75,7 @@ pub(super) fn refuse(origin: &Opened<'_>, to: &To) -> Result<()> {
         range(found.from.saturating_sub(start), found.bytes),
         range(to.at, origin.bytes)
     );
-    Err(Error::new("cannot save", why)
+    Err(Error::new(Verb::Save, why)
         .with_errno(Errno::INVAL)
         .at(to.place(0))
         .with_remedy("save them to another file first, and from there to this one"))

@@ -8,7 +8,7 @@ use super::run::{ChecksumGuard, SaveTransfer};
 use super::to::{To, cannot_open, cannot_sync};
 use super::write::EdgeBytes;
 use crate::control::CancelToken;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::facts::Host;
 use crate::flow::meter::Meter;
 use crate::folder::{Folder, split};
@@ -52,9 +52,9 @@ pub struct PartMemory {
 impl PartMemory {
     /// Memory behind a descriptor, or a file.
     pub fn open(origin: &Origin<'static>) -> Result<Self> {
-        let opened = Opened::open(origin, None).map_err(Error::of_record)?;
+        let opened = Opened::open(origin, None).map_err(|error| error.of(Verb::Record))?;
         if opened.is_stream() {
-            return Err(Error::os("cannot record", Errno::INVAL)
+            return Err(Error::os(Verb::Record, Errno::INVAL)
                 .with_why("a pipe has no parts")
                 .at(origin.to_string())
                 .with_remedy("read it into memory and record that"));
@@ -194,7 +194,7 @@ impl PartMemory {
         let runs = [(0, origin.bytes.unwrap_or(0))];
         let log = Reasons::default();
         let decided = plan::decide(&wanted, origin, &to.to, &how.host, &runs, &log);
-        let mut plan = decided.map_err(Error::of_record)?;
+        let mut plan = decided.map_err(|error| error.of(Verb::Record))?;
         // What is written only once does not benefit from being registered.
         let once = |rung: &Rung| rung.method != Method::Uring || !rung.registered;
         if plan.ladder.iter().any(once) {
@@ -250,7 +250,7 @@ fn checksum(origin: &Opened, len: u64, over: impl Fn() -> bool) -> Result<u32> {
 pub fn folder_of(path: &Path) -> Result<Folder> {
     Folder::open(split(path).0).map_err(|errno| {
         cannot_open(errno)
-            .of_record()
+            .of(Verb::Record)
             .at(path.display().to_string())
     })
 }
@@ -267,12 +267,12 @@ impl Growing {
         let name = match path.file_name() {
             Some(name) if !path.as_os_str().as_encoded_bytes().ends_with(b"/") => name,
             _ => {
-                return Err(Error::os("cannot record", Errno::ISDIR)
+                return Err(Error::os(Verb::Record, Errno::ISDIR)
                     .at(path.display().to_string())
                     .with_remedy("name a file in it"));
             }
         };
-        let to = To::new_file(path, folder, name).map_err(Error::of_record)?;
+        let to = To::new_file(path, folder, name).map_err(|error| error.of(Verb::Record))?;
         Ok(Self { to })
     }
 

@@ -4,7 +4,7 @@ use super::origin::{Block, Opened, Origin, ReadAccess};
 use super::overlap::Stored;
 use super::to::To;
 use crate::control::CancelToken;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::flow::feed::FileRange;
 use crate::sys::Errno;
 use crate::sys::map::{Borrowed, Region};
@@ -135,14 +135,14 @@ impl<'m> OpenParts<'m> {
                     let (fd, number, at) = (Arc::clone(fd), *number, *at);
                     let opened = Opened::open(&Origin::Fd { fd, number, at }, Some(*bytes))?;
                     if opened.is_stream() {
-                        let error = Error::os("cannot save", Errno::SPIPE).at(part.to_string());
+                        let error = Error::os(Verb::Save, Errno::SPIPE).at(part.to_string());
                         return Err(error.with_why("a pipe cannot be one of several parts"));
                     }
                     opened
                 }
             };
             let end = start.checked_add(part.bytes());
-            let end = end.ok_or_else(|| Error::os("cannot save", Errno::OVERFLOW))?;
+            let end = end.ok_or_else(|| Error::os(Verb::Save, Errno::OVERFLOW))?;
             if start < end {
                 all.push(Placed { start, end, opened });
             }

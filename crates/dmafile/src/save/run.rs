@@ -10,7 +10,7 @@ use super::report::SaveReport;
 use super::to::To;
 use super::write::{self, EdgeBytes, Passing, WriteJob};
 use crate::control::CancelToken;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::facts::Host;
 use crate::flow::clock::Clock;
 use crate::flow::feed::{Cut, Feed, FileRange};
@@ -172,7 +172,7 @@ impl<'m> Save<'m> {
             to.sync()?;
         }
         if self.cancel.is_set() {
-            return Err(Error::save_cancelled(to.place(0)));
+            return Err(Error::cancelled("save", to.place(0)));
         }
         if self.wanted.io != Io::Buffered {
             to.leave_no_cache(&edges);
@@ -201,7 +201,7 @@ impl<'m> Save<'m> {
         };
         let end = to.at.checked_add(origin.bytes.unwrap_or(0));
         if end.is_none_or(|end| end > i64::MAX as u64) {
-            let error = Error::os("cannot save", rustix::io::Errno::OVERFLOW);
+            let error = Error::os(Verb::Save, rustix::io::Errno::OVERFLOW);
             return Err(error.at(to.place(to.at)));
         }
         overlap::refuse(&origin, &to)?;
@@ -537,7 +537,7 @@ impl SaveTransfer<'_> {
     }
 
     fn cancelled(&self) -> Error {
-        Error::save_cancelled(self.to.place(0))
+        Error::cancelled("save", self.to.place(0))
     }
 }
 

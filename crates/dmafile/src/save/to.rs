@@ -2,7 +2,7 @@
 
 use super::beside::Beside;
 use super::target::SaveTarget;
-use crate::error::{Error, Result, errno_name};
+use crate::error::{Error, Result, errno_name, Verb};
 use crate::folder::Folder;
 use crate::message::{Opt, message};
 use crate::reasons::Reasons;
@@ -72,7 +72,7 @@ impl To {
     pub(super) fn new_file(path: &Path, folder: &Folder, name: &OsStr) -> Result<Self> {
         let (place, folder) = (path.display().to_string(), folder.fd());
         let refuse = |errno, why: &str, remedy: &str| {
-            let error = Error::os("cannot record", errno).with_why(why);
+            let error = Error::os(Verb::Record, errno).with_why(why);
             Err(error.at(&place).with_remedy(remedy))
         };
         let file = match place::create(folder, name, place::NEW) {
@@ -454,7 +454,7 @@ fn is_unknown(errno: Errno) -> bool {
 
 /// The error if a file cannot be created, or opened for writing.
 pub(super) fn cannot_open(errno: Errno) -> Error {
-    let error = Error::os("cannot write", errno);
+    let error = Error::os(Verb::Write, errno);
     match errno {
         Errno::ACCESS => error.with_remedy("ask for write permission on it, or run as its owner"),
         Errno::PERM => error.with_remedy("see chattr(1) for its flags: lsattr"),
@@ -465,7 +465,7 @@ pub(super) fn cannot_open(errno: Errno) -> Error {
 
 /// The error if bytes cannot be written.
 pub(super) fn cannot_write(errno: Errno) -> Error {
-    with_usual_remedy(Error::os("cannot write", errno), errno)
+    with_usual_remedy(Error::os(Verb::Write, errno), errno)
 }
 
 /// The error if written bytes cannot be synced.

@@ -1,6 +1,6 @@
 //! One file that a load reads: two descriptors for it, one of them for direct I/O.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::sync;
 use crate::sys::block::BlockDevice;
 use crate::sys::file::{self, Stat};
@@ -85,7 +85,7 @@ pub(crate) fn file_system(stat: &Stat) -> String {
 }
 
 fn refusal(why: &str, errno: Errno, remedy: &str) -> Error {
-    Error::new("cannot load", why)
+    Error::new(Verb::Load, why)
         .with_errno(errno)
         .with_remedy(remedy)
 }

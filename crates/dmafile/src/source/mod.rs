@@ -6,7 +6,7 @@
 
 mod file;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::sys::block::BlockDevice;
 use crate::sys::{Errno, host, place};
 use file::Input;
@@ -140,7 +140,7 @@ impl Source {
             let Some(start) = start.filter(|_| end.is_some_and(|end| end <= i64::MAX as u64))
             else {
                 let place = file.path().display().to_string();
-                return Err(Error::os("cannot load", Errno::OVERFLOW).at(place));
+                return Err(Error::os(Verb::Load, Errno::OVERFLOW).at(place));
             };
             parts.push(FilePart { file, start });
         }

@@ -128,7 +128,7 @@ impl<'a> Steps<'a> {
         numa::prefer(work.plan.node);
         while let Some(step) = self.next() {
             if work.cancel.is_set() {
-                feed.stop(Some(Error::cancelled(work.source.whole())));
+                feed.stop(Some(Error::cancelled("load", work.source.whole())));
             }
             if feed.stopped() {
                 return None;

@@ -62,7 +62,7 @@ impl Work<'_> {
         let digests = self.hash(filled, &Feed::new([], [], self.cut(), None));
         filled.end(false);
         if self.cancel.is_set() {
-            return Err(Error::cancelled(self.source.whole()));
+            return Err(Error::cancelled("load", self.source.whole()));
         }
         self.judge(digests?)
     }

@@ -155,7 +155,7 @@ impl LoadTransfer<'_> {
             return Err(error);
         }
         if self.work.cancel.is_set() {
-            return Err(Error::cancelled(self.work.source.whole()));
+            return Err(Error::cancelled("load", self.work.source.whole()));
         }
         let (direct, buffered) = self.work.meter.moved();
         let data: u64 = self

@@ -173,7 +173,7 @@ impl<'a> Through<'a> {
 
     fn look(&self) -> Result<()> {
         match self.work.cancel.is_set() {
-            true => Err(Error::cancelled(self.work.source.whole())),
+            true => Err(Error::cancelled("load", self.work.source.whole())),
             false => Ok(()),
         }
     }

@@ -137,7 +137,7 @@ impl SnapshotLoad {
         let mut reports = Vec::new();
         for (entry, load) in manifest.sources.iter().zip(loads) {
             if self.cancel.is_set() {
-                return Err(Error::cancelled(self.path.display().to_string()));
+                return Err(Error::cancelled("load", self.path.display().to_string()));
             }
             let (buffer, report) = match load {
                 None => (Buffer::empty()?, None),

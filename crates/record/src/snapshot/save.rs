@@ -5,7 +5,7 @@ use super::folder::SnapshotFolder;
 use super::manifest::{self, Manifest, SourceEntry};
 use super::report::{SavedSource, SnapshotPlan, SnapshotReport, SourcePlan};
 use super::tally::Tally;
-use dmafile::internal::Builder;
+use dmafile::internal::{Builder, Verb};
 use dmafile::internal::Clock;
 use dmafile::internal::ProgressFn;
 use dmafile::internal::Reasons;
@@ -319,7 +319,7 @@ impl Snapshot {
             Ok(memory)
         });
         let memory = memory
-            .map_err(|errno| Error::os("cannot write", errno).at(path.display().to_string()))?;
+            .map_err(|errno| Error::os(Verb::Write, errno).at(path.display().to_string()))?;
         folder
             .save(Save::new(Origin::fd(memory, 0), path), manifest::NAME)?
             .sync(self.sync)

@@ -269,7 +269,7 @@ impl<'a> WriteJob<'a> {
     }
 
     fn cancelled(&self) -> Error {
-        Error::save_cancelled(self.to.place(0))
+        Error::cancelled("save", self.to.place(0))
     }
 
     /// Bytes of an extent have been written.

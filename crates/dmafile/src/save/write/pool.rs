@@ -1,5 +1,6 @@
 //! `threads`, and `bounce` without registered buffers: pwrite(2) by one or several workers.
 
+use crate::error::Verb;
 use super::{Blocks, WriteJob, WrittenExtent};
 use crate::method::{Stop, crowd};
 
@@ -7,7 +8,7 @@ use crate::method::{Stop, crowd};
 pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
     let region = job
         .region()
-        .map_err(|why| super::Error::new("cannot write", why))?;
+        .map_err(|why| super::Error::new(Verb::Write, why))?;
     let workers = job.plan.depth_of(job.rung) as usize;
     crowd(job.plan.tuning.node, workers, |row| {
         job.each(row, |extent| {

@@ -2,7 +2,7 @@
 //! the origin's memory; and `bounce`, from registered blocks.
 
 use super::{Blocks, WriteJob};
-use crate::error::Error;
+use crate::error::{Error, Verb};
 use crate::flow::feed::{FeedResult, IoExtent, Lane};
 use crate::flow::meter::Phase;
 use crate::flow::trace::ROW_READS;
@@ -50,7 +50,7 @@ pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
     if job.rung.method != Method::Premap {
         let region = job
             .region()
-            .map_err(|why| Error::new("cannot write", why))?;
+            .map_err(|why| Error::new(Verb::Write, why))?;
         return pump(job, region, None, depth, 0);
     }
     // A mapped dma-buf is not accessed by address, so any region will do.
