@@ -13,7 +13,7 @@ $1 load --quiet --io direct --to memfd /mnt/file -- \\
     sh -c 'head -c $DMAFILE_BYTES /proc/self/fd/$DMAFILE_FD' >/tmp/loaded
 cmp /mnt/file /tmp/loaded
 $1 load --quiet --to udmabuf /mnt/file -- \\
-    sh -c '$0 save --quiet --from fd:$DMAFILE_FD --length $DMAFILE_BYTES /mnt/saved' $1
+    sh -c '$0 save --quiet --length $DMAFILE_BYTES fd:$DMAFILE_FD /mnt/saved' $1
 cmp /mnt/file /mnt/saved
 echo "loaded and saved"
 """
