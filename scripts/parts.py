@@ -127,6 +127,7 @@ PARTS = (
         "cargo test --quiet --locked -p dmafile-interference -- --sample ${POINTS:-6000} $ARGS",
         ("tests/interference/",),
         (ROOT_USER,),
+        ci=False,
     ),
     Part(
         "dropin",
@@ -135,6 +136,7 @@ PARTS = (
         "$(scripts/loaders torch)/bin/python python/tests/loaders/dropin.py $LOADERS --quiet $ARGS",
         ("python/", "crates/"),
         (TOOLS, "scripts/loaders torch"),
+        ci=False,
     ),
     Part(
         "gpu",
@@ -143,6 +145,7 @@ PARTS = (
         "scripts/gpu-test $ARGS",
         ("tests/double/", "scripts/gpu-test", "python/dmafile/cuda.py", "crates/dmafile/src/sink/"),
         (TOOLS, "scripts/loaders torch", APT),
+        ci=False,
     ),
     Part(
         "consumers",
