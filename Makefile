@@ -105,6 +105,7 @@ test: ## lint, and the tests of every part that take least (8 minutes on two idl
 	@$(MAKE) compiled
 	$(call step,4/5 Rust)
 	QUICK=1 cargo test $(TESTED) -- $(SLOW_TESTS:%=--skip %)
+	cargo test --quiet --locked -p dmafile-interference -- --seconds 20
 	$(call step,5/5 Python, C, and a virtual machine: $(SCRIPTS))
 	$(PYTEST) -m "not slow" $(SCRIPTS)
 	$(call step,all passed)
