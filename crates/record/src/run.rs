@@ -5,7 +5,7 @@ use super::file::Writing;
 use super::format::{Ends, FileHeader, RecordEntry};
 use super::{Capture, Note, RecordBuffer, WhenFull, now};
 use dmafile::folder::Folder;
-use dmafile::internal::{part::PartOptions, part::folder_of, Verb};
+use dmafile::internal::{Verb, part::PartOptions, part::folder_of};
 use dmafile::internal::{sync::lock, sync::wait, sync::wait_for};
 use dmafile::{Error, Result};
 use dmafile_sys::{Errno, host};

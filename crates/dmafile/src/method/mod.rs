@@ -161,7 +161,8 @@ fn work(
         let start = job.meter.now();
         job.meter.io_begins();
         let moved = if job.cancel.is_set() {
-            Err(Stop::Failed(Error::cancelled("load", 
+            Err(Stop::Failed(Error::cancelled(
+                "load",
                 job.source.place(extent.file),
             )))
         } else {

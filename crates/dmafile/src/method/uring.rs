@@ -166,7 +166,10 @@ impl ReadPump<'_, '_> {
                 return;
             }
             if self.job.cancel.is_set() {
-                self.end(Stop::Failed(Error::cancelled("load", self.job.source.whole())));
+                self.end(Stop::Failed(Error::cancelled(
+                    "load",
+                    self.job.source.whole(),
+                )));
             }
             self.ring.completed(&mut done);
             for done in &done {

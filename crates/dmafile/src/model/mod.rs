@@ -331,11 +331,9 @@ impl Model {
             .map(|tensor| (tensor.at, tensor.at + tensor.bytes))
             .collect();
         if ranges.is_empty() {
-            return Err(
-                Error::new(Verb::Load, "the selected tensors have no bytes")
-                    .with_errno(Errno::NODATA)
-                    .at(self.path().display().to_string()),
-            );
+            return Err(Error::new(Verb::Load, "the selected tensors have no bytes")
+                .with_errno(Errno::NODATA)
+                .at(self.path().display().to_string()));
         }
         Ok(Load::of(Arc::clone(&self.source), Reach::Only(ranges)))
     }

@@ -70,13 +70,12 @@ pub(super) fn placement(
             None => existing.bytes.to_string(),
             Some(at) => format!("the rest of {} from byte {at} on", existing.bytes),
         };
-        return Err(Error::new(
-            Verb::Load,
-            format!("{need} bytes do not fit into {room}"),
-        )
-        .with_errno(rustix::io::Errno::INVAL)
-        .at(target.kind.to_string())
-        .with_remedy("enlarge the memory (ftruncate(2) for a memfd), or load a range"));
+        return Err(
+            Error::new(Verb::Load, format!("{need} bytes do not fit into {room}"))
+                .with_errno(rustix::io::Errno::INVAL)
+                .at(target.kind.to_string())
+                .with_remedy("enlarge the memory (ftruncate(2) for a memfd), or load a range"),
+        );
     }
     Ok(Placement {
         floor: at,

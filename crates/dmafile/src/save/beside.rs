@@ -8,7 +8,7 @@
 
 use super::target::{ExistingFile, SaveTarget};
 use super::to::{cannot_open, cannot_sync};
-use crate::error::{Error, Result, errno_name, Verb};
+use crate::error::{Error, Result, Verb, errno_name};
 use crate::message::{Message, Opt, message};
 use crate::reasons::Reasons;
 use crate::sys::place::{self, Named, PRIVATE};

@@ -653,13 +653,10 @@ fn range(origin: &Origin<'_>, size: u64, start: u64, length: Option<u64>) -> Res
             Some(length) => format!("{length} bytes from byte {start} on are"),
             None => format!("byte {start} is"),
         };
-        Error::new(
-            Verb::Save,
-            format!("{wanted} past the end at byte {size}"),
-        )
-        .with_errno(Errno::INVAL)
-        .at(origin.to_string())
-        .with_remedy("choose a range inside it")
+        Error::new(Verb::Save, format!("{wanted} past the end at byte {size}"))
+            .with_errno(Errno::INVAL)
+            .at(origin.to_string())
+            .with_remedy("choose a range inside it")
     })
 }
 

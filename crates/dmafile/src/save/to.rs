@@ -2,7 +2,7 @@
 
 use super::beside::Beside;
 use super::target::SaveTarget;
-use crate::error::{Error, Result, errno_name, Verb};
+use crate::error::{Error, Result, Verb, errno_name};
 use crate::folder::Folder;
 use crate::message::{Opt, message};
 use crate::reasons::Reasons;

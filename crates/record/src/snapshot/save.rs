@@ -5,11 +5,11 @@ use super::folder::SnapshotFolder;
 use super::manifest::{self, Manifest, SourceEntry};
 use super::report::{SavedSource, SnapshotPlan, SnapshotReport, SourcePlan};
 use super::tally::Tally;
-use dmafile::internal::{Builder, Verb};
 use dmafile::internal::Clock;
 use dmafile::internal::ProgressFn;
 use dmafile::internal::Reasons;
 use dmafile::internal::Staged;
+use dmafile::internal::{Builder, Verb};
 use dmafile::{Algorithm, Verify};
 use dmafile::{CancelToken, Progress};
 use dmafile::{Error, Result};
@@ -318,8 +318,8 @@ impl Snapshot {
             file::pwrite_all(memory.as_fd(), &text, 0)?;
             Ok(memory)
         });
-        let memory = memory
-            .map_err(|errno| Error::os(Verb::Write, errno).at(path.display().to_string()))?;
+        let memory =
+            memory.map_err(|errno| Error::os(Verb::Write, errno).at(path.display().to_string()))?;
         folder
             .save(Save::new(Origin::fd(memory, 0), path), manifest::NAME)?
             .sync(self.sync)

@@ -1,7 +1,7 @@
 //! `threads`, and `bounce` without registered buffers: pwrite(2) by one or several workers.
 
-use crate::error::Verb;
 use super::{Blocks, WriteJob, WrittenExtent};
+use crate::error::Verb;
 use crate::method::{Stop, crowd};
 
 /// Writes directly from the origin's memory.

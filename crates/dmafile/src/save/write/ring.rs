@@ -48,9 +48,7 @@ enum WriteSlots {
 pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
     let depth = job.plan.depth_of(job.rung);
     if job.rung.method != Method::Premap {
-        let region = job
-            .region()
-            .map_err(|why| Error::new(Verb::Write, why))?;
+        let region = job.region().map_err(|why| Error::new(Verb::Write, why))?;
         return pump(job, region, None, depth, 0);
     }
     // A mapped dma-buf is not accessed by address, so any region will do.
