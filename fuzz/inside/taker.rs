@@ -4,6 +4,7 @@ use super::{Op, Talk, receive};
 use crate::fuzz_descriptors as descriptors;
 use dmafile::Buffer;
 use dmafile::CancelToken;
+use dmafile::internal::Verb;
 use dmafile_sys::{memfd, socket};
 use rustix::fs::SealFlags;
 use rustix::net::Shutdown;
@@ -41,7 +42,7 @@ pub fn taker(input: &[u8]) {
         at: PathBuf::from("/run/dmafile/x"),
         until: Instant::now() + Duration::from_secs(5),
         cancel: CancelToken::new(),
-        what: "cannot take",
+        what: Verb::Take,
     };
     talk.request(Op::Take, Some("x"), 0).expect("room for it");
     let held = match receive(talk, "x") {

@@ -490,7 +490,7 @@ fn group_number(group: &str) -> Result<u32, crate::Failure> {
         Ok(Some(found)) => Ok(found.gid.as_raw()),
         Ok(None) => Err(crate::Failure::usage(&format!(
             "--group: there is no group '{}'",
-            dmafile::one_line(group)
+            dmafile::internal::one_line(group)
         ))),
         Err(errno) => Err(crate::Failure::os(
             "cannot look up the group",

@@ -2,7 +2,8 @@
 
 use crate::folder::Private;
 use crate::{Failure, Launcher, limits};
-use dmafile::{Buffer, one_line, unlisted};
+use dmafile::Buffer;
+use dmafile::internal::{one_line, unlisted};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;

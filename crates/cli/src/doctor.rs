@@ -4,7 +4,7 @@ use crate::Failure;
 use crate::args::DoctorArgs;
 use crate::output::{write_json, write_stdout};
 use crate::text::columns;
-use dmafile::one_line;
+use dmafile::internal::one_line;
 use serde_json::json;
 use std::fmt::Write;
 use tabwriter::Alignment;

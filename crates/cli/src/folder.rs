@@ -6,8 +6,8 @@
 //! left.
 
 use crate::{Failure, Launcher};
-use dmafile::folder::{Folder, random};
-use dmafile::{one_line, sandbox};
+use dmafile::internal::folder::{Folder, random};
+use dmafile::internal::{one_line, sandbox};
 use rustix::fs::{AtFlags, FileType, FlockOperation, flock, fstat, readlink, statat, symlinkat};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::process::{child_subreaper, getpid, setsid};
@@ -188,7 +188,7 @@ fn lock(folder: &Folder) -> Result<BorrowedFd<'_>, Errno> {
 
 fn is_private(folder: &Folder) -> Result<bool, Errno> {
     let stat = fstat(folder.fd())?;
-    Ok(stat.st_uid == dmafile::folder::user() && stat.st_mode & 0o777 == 0o700)
+    Ok(stat.st_uid == dmafile::internal::folder::user() && stat.st_mode & 0o777 == 0o700)
 }
 
 fn cannot(place: &Path, error: &io::Error) -> Failure {

@@ -24,7 +24,7 @@ mod text;
 use args::{Cli, Command};
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser};
-use dmafile::sandbox::{Call, refused};
+use dmafile::internal::sandbox::{Call, refused};
 use dmafile::{ErrorKind, Names, Opt};
 use output::write_stdout;
 use std::ffi::OsString;
@@ -75,7 +75,7 @@ impl Launcher<'_> {
 
 impl fmt::Display for Launcher<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&dmafile::one_line(&self.0[0].to_string_lossy()))
+        f.write_str(&dmafile::internal::one_line(&self.0[0].to_string_lossy()))
     }
 }
 
@@ -269,7 +269,7 @@ fn manual(dir: Option<&Path>) -> Result<u8, Failure> {
             .map_err(|error| Failure::os("cannot render", "the man page", &error, ""))?;
         return write_stdout(&text);
     };
-    let place = dmafile::one_line(&dir.to_string_lossy());
+    let place = dmafile::internal::one_line(&dir.to_string_lossy());
     clap_mangen::generate_to(command, dir)
         .map(|()| 0)
         .map_err(|error| Failure::os("cannot write the man pages", &place, &error, ""))

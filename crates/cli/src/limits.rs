@@ -1,6 +1,6 @@
 //! The limit on open files: the command uses all that it may, COMMAND gets back what the user has set.
 
-use dmafile::open_files::OpenFiles;
+use dmafile::internal::open_files::OpenFiles;
 use std::sync::OnceLock;
 
 /// The limit that this process was started with, if it has been raised.

@@ -3,8 +3,8 @@
 use crate::Failure;
 use crate::args::ShowArgs;
 use crate::output::{to_stdout, write_json};
-use dmafile::format::Value;
-use dmafile::{Model, Tensor, one_line};
+use dmafile::internal::one_line;
+use dmafile::{Model, Tensor, format::Value};
 use indicatif::BinaryBytes;
 use std::io::{self, Write};
 use unicode_width::UnicodeWidthStr;

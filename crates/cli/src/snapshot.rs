@@ -147,7 +147,7 @@ pub(crate) fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::Owned
             line: format!(
                 "cannot pass the buffer on: {}: it consists of {several} dma-bufs, and COMMAND gets one \
                  descriptor for each (EFBIG); raise size_limit_mb of udmabuf",
-                dmafile::one_line(name),
+                dmafile::internal::one_line(name),
             ),
             status: 1,
         }),

@@ -1,6 +1,7 @@
 //! Plans and reports as text.
 
-use dmafile::{Cpu, Plan, Reason, Report, SavePlan, SaveReport, Verified, one_line};
+use dmafile::internal::one_line;
+use dmafile::{Cpu, Plan, Reason, Report, SavePlan, SaveReport, Verified};
 use dmafile_record::{SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan, SnapshotReport};
 use indicatif::BinaryBytes;
 use std::collections::BTreeMap;

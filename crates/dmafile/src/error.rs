@@ -61,6 +61,12 @@ pub enum Verb {
     Write,
     /// A buffer, by a recorder.
     Record,
+    /// What a holder has.
+    Take,
+    /// Holds.
+    List,
+    /// A hold.
+    Release,
 }
 
 impl From<Verb> for What {
@@ -119,9 +125,10 @@ impl Error {
         error
     }
 
-    /// The token cancelled an operation: a load, a save, a take, a list.
-    pub fn cancelled(operation: &'static str, place: impl Into<String>) -> Self {
-        let mut error = Self::new(operation, "cancelled before it was complete").at(place);
+    /// The token cancelled an operation.
+    pub fn cancelled(verb: Verb, place: impl Into<String>) -> Self {
+        let why = "cancelled before it was complete";
+        let mut error = Self::new(verb.to_string(), why).at(place);
         error.0.kind = ErrorKind::Cancelled;
         error.0.errno = Some(Errno::CANCELED);
         error

@@ -4,10 +4,31 @@ pub use crate::control::ProgressFn;
 pub use crate::error::{Verb, lossy};
 pub use crate::facts::Host;
 pub use crate::flow::clock::Clock;
-pub use crate::message::Builder;
+pub use crate::message::{Builder, one_line, unlisted};
+pub use crate::model::is_hidden;
 pub use crate::reasons::Reasons;
 pub use crate::request::Reach;
+pub use crate::save::part;
 pub use crate::save::{Staged, cannot_make};
 pub use crate::source::Source;
 pub use crate::verify::{DigestCheck, Hasher};
-pub use crate::{save::part, sync};
+
+/// Folders that are held open.
+pub mod folder {
+    pub use crate::folder::*;
+}
+
+/// Limits on open files.
+pub mod open_files {
+    pub use crate::open_files::*;
+}
+
+/// Locks whose holder may have panicked.
+pub mod sync {
+    pub use crate::sync::*;
+}
+
+/// System calls of the command that a sandbox may refuse.
+pub mod sandbox {
+    pub use crate::sys::sandbox::{Call, FLOCK, READLINK, READLINKAT, refused};
+}

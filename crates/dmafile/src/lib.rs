@@ -38,8 +38,7 @@ mod error;
 mod exporter;
 pub mod facts;
 mod flow;
-#[doc(hidden)]
-pub mod folder;
+mod folder;
 pub mod format;
 #[doc(hidden)]
 pub mod internal;
@@ -47,8 +46,7 @@ mod load;
 mod message;
 mod method;
 mod model;
-#[doc(hidden)]
-pub mod open_files;
+mod open_files;
 mod options;
 mod plan;
 mod reasons;
@@ -56,18 +54,12 @@ mod request;
 mod save;
 mod sink;
 mod source;
-#[doc(hidden)]
-pub mod sync;
+mod sync;
 use dmafile_sys as sys;
 mod transfer;
 mod verify;
 
 pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
-/// System calls of the command that a sandbox may refuse.
-#[doc(hidden)]
-pub mod sandbox {
-    pub use crate::sys::sandbox::{Call, FLOCK, READLINK, READLINKAT, refused};
-}
 
 pub use control::{CancelToken, Progress};
 pub use device::Device;
@@ -76,11 +68,7 @@ pub use error::{Error, ErrorKind, Result, errno_name};
 pub use flow::clock::Cpu;
 pub use load::{Extent, Load, Loaded, Report};
 pub use message::{Message, Names, Opt, Part};
-#[doc(hidden)]
-pub use message::{one_line, unlisted};
 pub use model::Digests;
-#[doc(hidden)]
-pub use model::is_hidden;
 pub use model::{Model, Pattern, SMALL_READ, Tensor};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_CHUNK, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,

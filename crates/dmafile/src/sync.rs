@@ -9,10 +9,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
+/// Locks it, even if a thread has panicked with the lock.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Waits for a signal; the same for the lock that it gets.
 pub fn wait<'a, T>(more: &Condvar, held: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     more.wait(held).unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,6 @@
 //! Direct reads leave nothing in the page cache; cached pages are copied from it.
 
-use dmafile::facts::File;
-use dmafile::{Io, Kind, Load, Method};
+use dmafile::{Io, Kind, Load, Method, facts::File};
 use dmafile_testkit::{buffer_digest, bytes_digest, cached, cold, dir, evict, file_digest, warm};
 
 const LEN: u64 = (24 << 20) + 777;

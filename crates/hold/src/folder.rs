@@ -2,9 +2,8 @@
 //! to the originals.
 
 use super::set::Set;
-use dmafile::is_hidden;
+use dmafile::internal::{folder::Folder, folder::split, folder::user, is_hidden};
 use dmafile::{Error, Result};
-use dmafile::{folder::Folder, folder::split, folder::user};
 use dmafile_sys::place::{self, Named};
 use dmafile_sys::{Errno, errno, file, process};
 use rustix::fs::FileType;

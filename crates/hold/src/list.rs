@@ -4,8 +4,8 @@ use super::name;
 use super::place;
 use super::protocol::{HeldInfo, Op};
 use super::take::{Talk, is_barred};
-use dmafile::CancelToken;
-use dmafile::{Error, Result};
+use dmafile::internal::Verb;
+use dmafile::{CancelToken, Error, Result};
 use dmafile_sys::errno;
 use serde::Serialize;
 use std::os::unix::fs::FileTypeExt;
@@ -120,12 +120,12 @@ pub fn release(name: &str, at: Option<&Path>, cancel: &CancelToken) -> Result<()
 }
 
 pub(super) fn end(at: &Path, name: &str, cancel: &CancelToken) -> Result<()> {
-    let mut talk = Talk::begin("cannot release", at, Instant::now(), cancel)?;
+    let mut talk = Talk::begin(Verb::Release, at, Instant::now(), cancel)?;
     talk.ask(Op::Release, Some(name), 0).map(drop)
 }
 
 fn ask(at: &Path, cancel: &CancelToken) -> Result<Holding> {
-    let mut talk = Talk::begin("cannot list", at, Instant::now(), cancel)?;
+    let mut talk = Talk::begin(Verb::List, at, Instant::now(), cancel)?;
     let mut files = Vec::new();
     loop {
         let (answer, _) = talk.ask(Op::List, None, files.len())?;

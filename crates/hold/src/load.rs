@@ -3,20 +3,11 @@
 use super::identity::FileIdentity;
 use super::protocol::{Digest, HeldInfo, LONGEST_NAMES, MOST_FILES};
 use super::set::{Member, Set, now};
-use dmafile::Buffer;
-use dmafile::Load;
-use dmafile::Model;
-use dmafile::Verify;
-use dmafile::internal::Builder;
-use dmafile::internal::ProgressFn;
-use dmafile::internal::Reach;
-use dmafile::internal::Source;
-use dmafile::internal::{DigestCheck, Hasher};
-use dmafile::message;
-use dmafile::{CancelToken, Progress};
-use dmafile::{Error, Result};
-use dmafile::{Kind, Pages};
-use dmafile::{Names, Opt, unlisted};
+use dmafile::internal::{Builder, DigestCheck, Hasher, ProgressFn, Reach, Source, Verb, unlisted};
+use dmafile::{
+    Buffer, CancelToken, Error, Kind, Load, Model, Names, Opt, Pages, Progress, Result, Verify,
+    message,
+};
 use dmafile_sys::{Errno, file, host};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -110,7 +101,7 @@ impl HoldOptions {
                 std::path::absolute(&path).map_err(|error| failed(dmafile_sys::errno(error)))?;
             let fd = file::open(&path, false).map_err(failed)?;
             let identity = match FileIdentity::settled(fd.as_fd(), &self.cancel) {
-                Err(Errno::CANCELED) => return Err(Error::cancelled("load", place())),
+                Err(Errno::CANCELED) => return Err(Error::cancelled(Verb::Load, place())),
                 settled => settled.map_err(failed)?,
             };
             let name = path.file_name().unwrap_or_default().to_owned();
@@ -179,7 +170,7 @@ impl HoldOptions {
                 superseded,
             } = file;
             if self.cancel.is_set() {
-                return Err(Error::cancelled("load", path.display().to_string()));
+                return Err(Error::cancelled(Verb::Load, path.display().to_string()));
             }
             let source = Arc::new(Source::of(&path, fd)?);
             let load = Load::of(Arc::clone(&source), Reach::Asked)
@@ -263,7 +254,10 @@ impl HoldOptions {
         let mut piece = vec![0; 64 << 10];
         for at in (0..source.size()).step_by(piece.len()) {
             if self.cancel.is_set() {
-                return Err(Error::cancelled("load", check.file.display().to_string()));
+                return Err(Error::cancelled(
+                    Verb::Load,
+                    check.file.display().to_string(),
+                ));
             }
             let some = (source.size() - at).min(piece.len() as u64) as usize;
             access.read_at(at, &mut piece[..some])?;

@@ -5,8 +5,7 @@
 //! and they do not exclude its own threads. So this process remembers its locks, and does not open a file that it
 //! has locked.
 
-use dmafile::folder::Folder;
-use dmafile::internal::sync;
+use dmafile::internal::{folder::Folder, sync};
 use dmafile_sys::Errno;
 use dmafile_sys::place::{self, Named};
 use std::ffi::OsStr;

@@ -1,6 +1,6 @@
 //! Names of holds and of their files.
 
-use dmafile::unlisted;
+use dmafile::internal::unlisted;
 use dmafile::{Error, Result};
 use std::ffi::OsStr;
 use std::path::Path;

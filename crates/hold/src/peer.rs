@@ -200,7 +200,8 @@ impl Peer {
                     self.refuse(Errno::USERS, why);
                 }
                 PeerState::Listens if self.sent.is_none() => {
-                    self.refuse(Errno::TIMEDOUT, "it sent no request for 10 seconds");
+                    let why = format!("it sent no request for {} seconds", LIFE.as_secs());
+                    self.refuse(Errno::TIMEDOUT, &why);
                 }
                 _ => {}
             }

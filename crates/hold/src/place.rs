@@ -1,8 +1,7 @@
 //! Where sockets are, which users could have put them there, and how a socket is placed at its path.
 
-use dmafile::folder;
+use dmafile::internal::{Verb, folder, folder::Folder, folder::split};
 use dmafile::{Error, Result};
-use dmafile::{folder::Folder, folder::split};
 use dmafile_sys::place::{self, Named};
 use dmafile_sys::{Errno, errno, sandbox, socket};
 use rustix::fs::FileType;
@@ -158,7 +157,7 @@ fn failed(path: &Path) -> impl Fn(Errno) -> Error {
 
 /// Connects to a socket, after checking who could have put it there: its owner and that of its folder must be the
 /// same user, or root, or this user. A folder that is looked in by default must not belong to another user.
-pub(super) fn connect(what: &str, path: &Path) -> Result<OwnedFd> {
+pub(super) fn connect(what: Verb, path: &Path) -> Result<OwnedFd> {
     let failed = |errno| cannot_connect(what, errno, path);
     let real = path.canonicalize().map_err(|error| failed(errno(error)))?;
     let (Some(name), is_default) = (
@@ -185,7 +184,7 @@ pub(super) fn connect(what: &str, path: &Path) -> Result<OwnedFd> {
     socket::connect(&folder.reach(name)).map_err(failed)
 }
 
-pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
+pub(super) fn cannot_connect(what: Verb, errno: Errno, path: &Path) -> Error {
     let error = Error::os(what, errno).at(path.display().to_string());
     match errno {
         Errno::NOENT => error

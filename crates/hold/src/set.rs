@@ -2,9 +2,7 @@
 
 use super::identity::FileIdentity;
 use super::protocol::{Digest, HeldInfo, MOST_DESCRIPTORS};
-use dmafile::Buffer;
-use dmafile::Kind;
-use dmafile::{Error, Result};
+use dmafile::{Buffer, Error, Kind, Result};
 use dmafile_sys::{Errno, file, memfd, socket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;

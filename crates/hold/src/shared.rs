@@ -13,15 +13,10 @@ use super::place::{self, Bound, SocketAccess};
 use super::protocol::{HeldInfo, Op};
 use super::set::{Member, Set, now};
 use super::take::{DOUBT, Held, PATIENCE, Talk, has_ended, receive};
-use dmafile::Buffer;
-use dmafile::Load;
-use dmafile::Names;
-use dmafile::folder::Folder;
-use dmafile::internal::Hasher;
-use dmafile::{Algorithm, Verify};
-use dmafile::{CancelToken, Progress};
-use dmafile::{Error, Result};
-use dmafile::{Kind, Pages};
+use dmafile::internal::{Hasher, Verb, folder::Folder};
+use dmafile::{
+    Algorithm, Buffer, CancelToken, Error, Kind, Load, Names, Pages, Progress, Result, Verify,
+};
 use dmafile_sys::{Errno, file, process};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -345,7 +340,7 @@ fn look_around(folder: &Folder, key: &str, cancel: &CancelToken) -> Option<Held>
 
 /// Asks a process for the files.
 fn ask(socket: &Path, key: &str, cancel: &CancelToken) -> Result<Talk> {
-    let talk = Talk::at_once("cannot take", socket, Instant::now() + PATIENCE, cancel)?;
+    let talk = Talk::at_once(Verb::Take, socket, Instant::now() + PATIENCE, cancel)?;
     talk.request(Op::Take, Some(key), 0)?;
     Ok(talk)
 }
@@ -367,7 +362,7 @@ fn lock(all: &Folder, key: &str, until: Instant, cancel: &CancelToken) -> Result
             return Ok((folder, lock));
         }
         if cancel.is_set() {
-            return Err(Error::cancelled("load", place()));
+            return Err(Error::cancelled(Verb::Load, place()));
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {

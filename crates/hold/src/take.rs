@@ -4,9 +4,8 @@ use super::holder::Holder;
 use super::name;
 use super::place;
 use super::protocol::{Answer, HeldInfo, LONGEST_ANSWER, Op, PeerRequest, VERSION};
-use dmafile::Buffer;
-use dmafile::CancelToken;
-use dmafile::{Error, Result};
+use dmafile::internal::Verb;
+use dmafile::{Buffer, CancelToken, Error, Result};
 use dmafile_sys::socket::{self, Credentials};
 use dmafile_sys::{Errno, file, sandbox};
 use rustix::process::{Pid, PidfdFlags};
@@ -246,7 +245,7 @@ impl Take {
             }
             let error = first.expect("there is a place to look at");
             if self.cancel.is_set() {
-                return Err(Error::cancelled("take", &self.name));
+                return Err(Error::cancelled(Verb::Take, &self.name));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -280,7 +279,7 @@ pub(super) fn is_barred(error: &Error) -> bool {
 
 /// Makes one attempt.
 fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) -> Result<Held> {
-    let talk = Talk::begin("cannot take", at, until, cancel)?;
+    let talk = Talk::begin(Verb::Take, at, until, cancel)?;
     talk.request(Op::Take, Some(name), 0)?;
     receive(talk, name)
 }
@@ -355,14 +354,14 @@ pub(super) struct Talk {
     pub who: Credentials,
     until: Instant,
     cancel: CancelToken,
-    what: &'static str,
+    what: Verb,
 }
 
 impl Talk {
     /// Connects. `what` names the operation in errors. The last answer must arrive by `until`, or in reasonable
     /// time, unless `cancel` ends the wait.
     pub(super) fn begin(
-        what: &'static str,
+        what: Verb,
         at: &Path,
         until: Instant,
         cancel: &CancelToken,
@@ -385,7 +384,7 @@ impl Talk {
 
     /// As [`Talk::begin`], but EAGAIN if too many others wait to be connected. Answers must arrive by `until`.
     pub(super) fn at_once(
-        what: &'static str,
+        what: Verb,
         at: &Path,
         until: Instant,
         cancel: &CancelToken,
@@ -459,8 +458,7 @@ impl Talk {
                 done => break done.map_err(failed)?,
             }
             if self.cancel.is_set() {
-                let what = self.what.trim_start_matches("cannot ");
-                return Err(Error::cancelled(what, self.at.display().to_string()));
+                return Err(Error::cancelled(self.what, self.at.display().to_string()));
             }
             let left = self.until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -516,7 +514,7 @@ mod tests {
             at: PathBuf::from("/x"),
             until: Instant::now() + PATIENCE,
             cancel: CancelToken::new(),
-            what: "cannot take",
+            what: Verb::Take,
         };
         let error = receive(talk, "x").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EPROTO));

@@ -364,7 +364,10 @@ fn memory_that_does_not_match_the_files_is_refused() {
     let shared = || Shared::of([&file]).at(&at);
     let refused = |error: dmafile::Error, errno| {
         assert_eq!(error.raw_os_error(), Some(errno), "{error}");
-        assert_eq!(dmafile::one_line(&error.to_string()), error.to_string());
+        assert_eq!(
+            dmafile::internal::one_line(&error.to_string()),
+            error.to_string()
+        );
     };
     for wrong in [
         Vec::new(),

@@ -2,9 +2,7 @@
 
 use super::format::{AREA, BlockHeader, Ends, FileHeader, RecordEntry, room};
 use dmafile::Result;
-use dmafile::folder::Folder;
-use dmafile::internal::part::Growing;
-use dmafile::internal::sync::lock;
+use dmafile::internal::{folder::Folder, part::Growing, sync::lock};
 use std::path::Path;
 use std::sync::Mutex;
 

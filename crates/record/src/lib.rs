@@ -12,11 +12,8 @@ mod read;
 mod run;
 mod snapshot;
 
-use dmafile::Origin;
-use dmafile::internal::Host;
-use dmafile::internal::part;
-use dmafile::{Error, Result};
-use dmafile::{Io, Method};
+use dmafile::internal::{Host, part};
+use dmafile::{Error, Io, Method, Origin, Result};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;

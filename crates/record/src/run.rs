@@ -4,9 +4,10 @@
 use super::file::Writing;
 use super::format::{Ends, FileHeader, RecordEntry};
 use super::{Capture, Note, RecordBuffer, WhenFull, now};
-use dmafile::folder::Folder;
-use dmafile::internal::{Verb, part::PartOptions, part::folder_of};
-use dmafile::internal::{sync::lock, sync::wait, sync::wait_for};
+use dmafile::internal::{
+    Verb, folder::Folder, part::PartOptions, part::folder_of, sync::lock, sync::wait,
+    sync::wait_for,
+};
 use dmafile::{Error, Result};
 use dmafile_sys::{Errno, host};
 use std::collections::VecDeque;

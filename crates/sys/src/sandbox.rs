@@ -4,8 +4,8 @@
 use super::Errno;
 use std::ffi::c_long;
 
-/// A system call that fails, without having done anything, if each of its arguments is -1: no such descriptor, address,
-/// length or flag exists.
+/// A system call that fails, without having done anything, if each of its arguments is -1, or an empty path: no such
+/// descriptor, address, length or flag exists.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     name: &'static str,

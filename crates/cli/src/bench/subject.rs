@@ -57,7 +57,7 @@ pub(super) struct Subject {
 impl Subject {
     /// An existing file.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
-        let name = dmafile::one_line(&path.to_string_lossy());
+        let name = dmafile::internal::one_line(&path.to_string_lossy());
         // Before it is opened, because opening a FIFO would block.
         facts::File::probe(path)?;
         let file =
@@ -93,7 +93,7 @@ impl Subject {
         let name = format!(
             "a file of {} in {}",
             BinaryBytes(bytes),
-            dmafile::one_line(&dir.to_string_lossy())
+            dmafile::internal::one_line(&dir.to_string_lossy())
         );
         if bytes == 0 {
             return Err(Failure::usage("--size: 0 is out of range: at least 1"));

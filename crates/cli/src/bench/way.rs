@@ -3,8 +3,7 @@
 use crate::Failure;
 use crate::output::write_json;
 use clap::{Parser, ValueEnum};
-use dmafile::facts::Host;
-use dmafile::{Load, Loaded};
+use dmafile::{Load, Loaded, facts::Host};
 use memmap2::{Advice, MmapMut};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::time::{ClockId, Timespec, clock_gettime};

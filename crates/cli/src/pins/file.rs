@@ -3,7 +3,7 @@
 use super::{holders, shown, tracker, unreadable};
 use crate::Failure;
 use crate::output::{write_json, write_stdout};
-use dmafile::one_line;
+use dmafile::internal::one_line;
 use dmafile_pins::{FilePins, of_file};
 use indicatif::BinaryBytes;
 use std::fmt::Write;

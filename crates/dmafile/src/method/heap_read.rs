@@ -5,7 +5,7 @@
 
 use super::fill::{cut_short, is_refusal, refused};
 use super::{Fused, Stop};
-use crate::error::Error;
+use crate::error::{Error, Verb};
 use crate::exporter::cannot_allocate;
 use crate::flow::feed::IoExtent;
 use crate::flow::meter::Phase;
@@ -28,7 +28,7 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
     let direct = plan.first().direct;
     let (file, _) = fused.input(0)?;
     let cancelled = || match cancel.is_set() {
-        true => Err(Stop::Failed(Error::cancelled("load", source.whole()))),
+        true => Err(Stop::Failed(Error::cancelled(Verb::Load, source.whole()))),
         false => Ok(()),
     };
     cancelled()?;

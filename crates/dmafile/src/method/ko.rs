@@ -4,7 +4,7 @@
 use super::fill::{cut_short, failed, is_refusal, refused};
 use super::{Fused, ReadJob, Stop};
 use crate::control::CancelToken;
-use crate::error::Error;
+use crate::error::{Error, Verb};
 use crate::exporter::ko::{self, Ko};
 use crate::flow::feed::{Feed, FeedResult, IoExtent, Lane};
 use crate::flow::meter::{Meter, Phase};
@@ -329,7 +329,7 @@ impl CallMonitor<'_> {
         let at = self.range.file + bytes;
         let place = self.source.place(at);
         Stop::Failed(match errno {
-            Errno::CANCELED => Error::cancelled("load", place),
+            Errno::CANCELED => Error::cancelled(Verb::Load, place),
             Errno::NODATA => cut_short(self.source, at),
             errno if direct && is_refusal(errno) => return refused(self.source, errno),
             Errno::NOMEM | Errno::FBIG | Errno::MFILE => {

@@ -14,7 +14,7 @@ mod uring;
 mod windows;
 
 use crate::control::CancelToken;
-use crate::error::Error;
+use crate::error::{Error, Verb};
 use crate::flow::feed::{Feed, IoExtent, Lane, Panics};
 use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace::{ROW_COPIES, ROW_READS};
@@ -162,7 +162,7 @@ fn work(
         job.meter.io_begins();
         let moved = if job.cancel.is_set() {
             Err(Stop::Failed(Error::cancelled(
-                "load",
+                Verb::Load,
                 job.source.place(extent.file),
             )))
         } else {

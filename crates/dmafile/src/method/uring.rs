@@ -6,7 +6,7 @@ use super::fill::{Rest, failed, is_refusal, judge, read_buffered, read_direct, r
 use super::premap::{self, MappedDmaBuf};
 use super::windows::{Map, Windows};
 use super::{ReadJob, Stop};
-use crate::error::Error;
+use crate::error::{Error, Verb};
 use crate::flow::feed::{FeedResult, IoExtent, Lane, Panics};
 use crate::flow::meter::Phase;
 use crate::flow::trace::ROW_READS;
@@ -167,7 +167,7 @@ impl ReadPump<'_, '_> {
             }
             if self.job.cancel.is_set() {
                 self.end(Stop::Failed(Error::cancelled(
-                    "load",
+                    Verb::Load,
                     self.job.source.whole(),
                 )));
             }

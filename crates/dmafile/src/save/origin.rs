@@ -352,7 +352,7 @@ impl<'m> Opened<'m> {
             match dmabuf::try_sync(memory.fd.as_fd(), false, false) {
                 Ok(()) => return Ok(ReadAccess(vec![memory.fd.as_fd()])),
                 Err(Errno::INTR | Errno::AGAIN) if cancel.is_set() => {
-                    return Err(Error::cancelled("save", &self.name));
+                    return Err(Error::cancelled(Verb::Save, &self.name));
                 }
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(errno) => {
@@ -625,7 +625,7 @@ impl PipeStream {
         let fd = self.fd.as_fd();
         while done < len && !state.ended {
             if cancel.is_set() {
-                return Err(Error::cancelled("save", name));
+                return Err(Error::cancelled(Verb::Save, name));
             }
             let failed = |errno| Error::os("cannot read", errno).at(name);
             if !file::wait_readable(fd, LOOK).map_err(failed)? {

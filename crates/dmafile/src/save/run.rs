@@ -172,7 +172,7 @@ impl<'m> Save<'m> {
             to.sync()?;
         }
         if self.cancel.is_set() {
-            return Err(Error::cancelled("save", to.place(0)));
+            return Err(Error::cancelled(Verb::Save, to.place(0)));
         }
         if self.wanted.io != Io::Buffered {
             to.leave_no_cache(&edges);
@@ -537,7 +537,7 @@ impl SaveTransfer<'_> {
     }
 
     fn cancelled(&self) -> Error {
-        Error::cancelled("save", self.to.place(0))
+        Error::cancelled(Verb::Save, self.to.place(0))
     }
 }
 

@@ -3,7 +3,7 @@
 //! chunk. Otherwise a second thread would only cost CPU time.
 
 use super::{LoadTransfer, Work};
-use crate::error::{Error, errno_name};
+use crate::error::{Error, Verb, errno_name};
 use crate::flow::feed::Feed;
 use crate::message::{Opt, message};
 use crate::options::{Allocation, Pages};
@@ -128,7 +128,7 @@ impl<'a> Steps<'a> {
         numa::prefer(work.plan.node);
         while let Some(step) = self.next() {
             if work.cancel.is_set() {
-                feed.stop(Some(Error::cancelled("load", work.source.whole())));
+                feed.stop(Some(Error::cancelled(Verb::Load, work.source.whole())));
             }
             if feed.stopped() {
                 return None;

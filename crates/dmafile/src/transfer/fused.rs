@@ -5,7 +5,7 @@
 
 use super::{Outcome, Work};
 use crate::buffer::{self, Filled};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::flow::feed::Feed;
 use crate::flow::meter::Phase;
 use crate::message::message;
@@ -62,7 +62,7 @@ impl Work<'_> {
         let digests = self.hash(filled, &Feed::new([], [], self.cut(), None));
         filled.end(false);
         if self.cancel.is_set() {
-            return Err(Error::cancelled("load", self.source.whole()));
+            return Err(Error::cancelled(Verb::Load, self.source.whole()));
         }
         self.judge(digests?)
     }

@@ -10,7 +10,7 @@ mod through;
 
 use crate::buffer::Filling;
 use crate::control::CancelToken;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::facts::Layout;
 use crate::flow::feed::{Cut, Feed};
 use crate::flow::meter::Meter;
@@ -155,7 +155,7 @@ impl LoadTransfer<'_> {
             return Err(error);
         }
         if self.work.cancel.is_set() {
-            return Err(Error::cancelled("load", self.work.source.whole()));
+            return Err(Error::cancelled(Verb::Load, self.work.source.whole()));
         }
         let (direct, buffered) = self.work.meter.moved();
         let data: u64 = self

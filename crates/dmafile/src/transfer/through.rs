@@ -6,7 +6,7 @@
 use super::lanes::Lanes;
 use super::{LoadTransfer, Outcome, TransferGuard, Work};
 use crate::buffer::{self, CopyOut, Filling};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::flow::feed::Feed;
 use crate::flow::landed::{self, Landed};
 use crate::options::Pages;
@@ -173,7 +173,7 @@ impl<'a> Through<'a> {
 
     fn look(&self) -> Result<()> {
         match self.work.cancel.is_set() {
-            true => Err(Error::cancelled("load", self.work.source.whole())),
+            true => Err(Error::cancelled(Verb::Load, self.work.source.whole())),
             false => Ok(()),
         }
     }

@@ -1,11 +1,8 @@
 //! The folder of a snapshot: its manifest, its files, and the lock on it.
 
 use super::manifest::{self, Manifest, SourceEntry};
-use dmafile::Save;
-use dmafile::folder;
-use dmafile::internal::Source;
-use dmafile::internal::cannot_make;
-use dmafile::{Error, Result};
+use dmafile::internal::{Source, cannot_make, folder};
+use dmafile::{Error, Result, Save};
 use dmafile_sys::{Errno, file, place, sandbox};
 use rustix::fs::FileType;
 use std::ffi::OsStr;

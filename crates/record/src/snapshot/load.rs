@@ -7,20 +7,10 @@ use super::report::{
     SourceLoadReport,
 };
 use super::tally::Tally;
-use dmafile::Buffer;
-use dmafile::Kind;
-use dmafile::Plan;
-use dmafile::internal::Builder;
-use dmafile::internal::Clock;
-use dmafile::internal::ProgressFn;
-use dmafile::internal::Reach;
-use dmafile::internal::Source;
-use dmafile::internal::sync::lock;
-use dmafile::message;
-use dmafile::{CancelToken, Progress};
-use dmafile::{Error, Result};
-use dmafile::{Load, Loaded};
-use dmafile::{Names, Opt};
+use dmafile::internal::{Builder, Clock, ProgressFn, Reach, Source, Verb, sync::lock};
+use dmafile::{
+    Buffer, CancelToken, Error, Kind, Load, Loaded, Names, Opt, Plan, Progress, Result, message,
+};
 use dmafile_sys::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -137,7 +127,10 @@ impl SnapshotLoad {
         let mut reports = Vec::new();
         for (entry, load) in manifest.sources.iter().zip(loads) {
             if self.cancel.is_set() {
-                return Err(Error::cancelled("load", self.path.display().to_string()));
+                return Err(Error::cancelled(
+                    Verb::Load,
+                    self.path.display().to_string(),
+                ));
             }
             let (buffer, report) = match load {
                 None => (Buffer::empty()?, None),

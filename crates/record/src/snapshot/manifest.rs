@@ -1,9 +1,8 @@
 //! The manifest, in JSON: which files of a folder form the snapshot, and what they contain. A reader
 //! trusts none of it.
 
-use dmafile::unlisted;
-use dmafile::{Algorithm, Verify};
-use dmafile::{Error, Result};
+use dmafile::internal::unlisted;
+use dmafile::{Algorithm, Error, Result, Verify};
 use dmafile_sys::Errno;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;

@@ -1,12 +1,6 @@
 //! Plans and reports of snapshots.
 
-use dmafile::Algorithm;
-use dmafile::Buffer;
-use dmafile::Cpu;
-use dmafile::Plan;
-use dmafile::Reason;
-use dmafile::Report;
-use dmafile::{SavePlan, SaveReport};
+use dmafile::{Algorithm, Buffer, Cpu, Plan, Reason, Report, SavePlan, SaveReport};
 use serde::Serialize;
 use std::path::PathBuf;
 

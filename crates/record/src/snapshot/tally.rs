@@ -1,8 +1,7 @@
 //! The progress of all sources together.
 
 use dmafile::Progress;
-use dmafile::internal::ProgressFn;
-use dmafile::internal::sync::lock;
+use dmafile::internal::{ProgressFn, sync::lock};
 use std::sync::{Arc, Mutex};
 
 /// The sum of several transfers.

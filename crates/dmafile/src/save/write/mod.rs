@@ -12,7 +12,7 @@ use super::parts::Fit;
 use super::plan::SavePlan;
 use super::to::To;
 use crate::control::CancelToken;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::flow::feed::{Feed, IoExtent, Lane};
 use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace::ROW_READS;
@@ -269,7 +269,7 @@ impl<'a> WriteJob<'a> {
     }
 
     fn cancelled(&self) -> Error {
-        Error::cancelled("save", self.to.place(0))
+        Error::cancelled(Verb::Save, self.to.place(0))
     }
 
     /// Bytes of an extent have been written.
