@@ -93,13 +93,13 @@ RECORDS = {
 # Instructions of saves, on a stock kernel with the module: docs/saving.md. The last candidate of
 # each table is the baseline.
 
-RW_TO_DISK = "save from=dmafile method=rw io=direct"
-WRITE_FROM_ITS_MAPPING = "save from=dmafile method=write io=buffered"
+RW_TO_DISK = "save from=module method=rw io=direct"
+WRITE_FROM_ITS_MAPPING = "save from=module method=write io=buffered"
 FROM_MODULE = {
     "`RW`, direct": RW_TO_DISK,
-    "`RW`, buffered": "save from=dmafile method=rw io=buffered",
-    "`dmafile save`, direct": "store from=dmafile method=module io=direct",
-    "`dmafile save`, bounce, direct": "store from=dmafile method=bounce io=direct",
+    "`RW`, buffered": "save from=module method=rw io=buffered",
+    "`dmafile save`, direct": "store from=module method=module io=direct",
+    "`dmafile save`, bounce, direct": "store from=module method=bounce io=direct",
     "`write()` from its mapping, `fsync()`": WRITE_FROM_ITS_MAPPING,
 }
 """A dma-buf of dmafile.ko."""
@@ -130,12 +130,12 @@ MEMORY = [
     make("nothing"),
 ]
 
-ALLOC_READ = copy("dmafile", "alloc-read", "direct")
+ALLOC_READ = copy("module", "alloc-read", "direct")
 """dmafile.ko: a dma-buf is created and filled in one step."""
-RW = copy("dmafile", "rw", "direct")
+RW = copy("module", "rw", "direct")
 """dmafile.ko: an existing dma-buf of the module is filled."""
-READ_INTO_ITS_MAPPING = copy("dmafile", "read", "buffered")
-ENGINE = "load to=dmafile method=module io=direct"
+READ_INTO_ITS_MAPPING = copy("module", "read", "buffered")
+ENGINE = "load to=module method=module io=direct"
 POOL_MADE = f"{load('udmabuf', 'huge', 'uring', 'direct')} pool=made"
 """A udmabuf on huge pages that were not reserved in the pool before."""
 
@@ -147,11 +147,11 @@ MODULE = {
     "udmabuf, hugetlb, which were set aside": load("udmabuf", "huge", "uring", "direct"),
     "udmabuf, hugetlb, set aside for it and given back": POOL_MADE,
     "`ALLOC_READ`, direct": ALLOC_READ,
-    "`dmafile load --to dmafile`, direct": ENGINE,
-    "`ALLOC_READ`, buffered": copy("dmafile", "alloc-read", "buffered"),
-    "`ALLOC` alone, nothing read": make("dmafile"),
+    "`dmafile load --to module`, direct": ENGINE,
+    "`ALLOC_READ`, buffered": copy("module", "alloc-read", "buffered"),
+    "`ALLOC` alone, nothing read": make("module"),
     "`ALLOC`, then `RW`, direct": RW,
-    "`ALLOC`, then `RW`, buffered": copy("dmafile", "rw", "buffered"),
+    "`ALLOC`, then `RW`, buffered": copy("module", "rw", "buffered"),
     "`ALLOC`, then `read()` into its mapping": READ_INTO_ITS_MAPPING,
 }
 """Methods of filling a dma-buf, for kernel/docs/module.md."""
@@ -231,7 +231,7 @@ MODULE_GATES = [
         1 / 7,
         newest=0.3,
     ),
-    Gate("ALLOC_READ, to its memory alone", ALLOC_READ, make("dmafile"), 1.16),
+    Gate("ALLOC_READ, to its memory alone", ALLOC_READ, make("module"), 1.16),
     Gate("dmafile load, to ALLOC_READ", ENGINE, ALLOC_READ, 1.95),
 ]
 """Ratios with the module."""

@@ -20,19 +20,19 @@
  *				allocates huge pages
  *	copy to=heap method=heap-read|in-order io=direct|buffered
  *				by a heap that reads files (kernel/linux-6.12): during the allocation, or after it
- *	copy to=dmafile method=alloc-read|rw|read io=direct|buffered
+ *	copy to=module method=alloc-read|rw|read io=direct|buffered
  *				by dmafile.ko: allocation and read in one call; into an existing dma-buf; by read()
  *				into the mapping of a dma-buf
- *	save from=heap|dmafile|memfd method=write|copy-file-range|rw io=direct|buffered
+ *	save from=heap|module|memfd method=write|copy-file-range|rw io=direct|buffered
  *				without dmafile: existing memory to the disk (fsync), `block` bytes per call, by
  *				default all in one; rw is by dmafile.ko. `rounds` writes to an existing file of that
  *				size, `once` to a new file, FILE.saved
- *	store from=heap|dmafile|memfd ...
+ *	store from=heap|module|memfd ...
  *				a save by dmafile, with its options method, io, verify, block, queue-depth
  *	record from=memfd block=BYTES queue-depth=BUFFERS
  *				by a recorder of dmafile: records of BYTES from BUFFERS in turn, as many as fit in
  *				FILE, until it is finished; verify=none disables checksums; only with `once`
- *	make to=anon|memfd|heap|dmafile|udmabuf|nothing pages=4k|thp|huge
+ *	make to=anon|memfd|heap|module|udmabuf|nothing pages=4k|thp|huge
  *				only creates and closes; a udmabuf is made of an existing memfd; with
  *				method=fallocate a memfd's pages are allocated without being mapped
  *
@@ -488,7 +488,7 @@ static int open_module(void)
 	return open("/dev/dmafile", O_RDWR | O_CLOEXEC);
 }
 
-static int make_dmafile(struct memory *m)
+static int make_module(struct memory *m)
 {
 	struct dmafile_alloc alloc = { .size = sizeof(alloc), .fd_flags = O_RDWR | O_CLOEXEC, .length = size };
 	int node = open_module();
@@ -530,8 +530,8 @@ static int create_alone(const struct candidate *c, struct memory *m)
 		return make_memfd(c, m) || map_memfd(m) || populate(m->map, is(c->pages, "thp")) ? -1 : 0;
 	if (is(c->to, "heap"))
 		return make_heap(m) || map_dmabuf(m) ? -1 : 0;
-	if (is(c->to, "dmafile"))
-		return make_dmafile(m);
+	if (is(c->to, "module"))
+		return make_module(m);
 	if (is(c->to, "udmabuf"))
 		return make_udmabuf(m);
 	if (is(c->to, "nothing"))
@@ -588,11 +588,11 @@ static int create_to_fill(const struct candidate *c, struct memory *m)
 		return map_anon(c, m);
 	if (is(c->to, "heap"))
 		return make_heap(m) || (maps && map_dmabuf(m)) ? -1 : 0;
-	if (is(c->to, "dmafile")) {
+	if (is(c->to, "module")) {
 		/* A fused load creates memory while filling it. */
 		if (is(c->method, "alloc-read"))
 			return 0;
-		return make_dmafile(m) || (maps && map_dmabuf(m)) ? -1 : 0;
+		return make_module(m) || (maps && map_dmabuf(m)) ? -1 : 0;
 	}
 	if (make_memfd(c, m) || (!is(c->to, "memfd") && make_udmabuf(m)))
 		return -1;
@@ -744,7 +744,7 @@ static int make_source(const struct candidate *c, struct memory *m)
 	if (is(c->to, "memfd")) {
 		if (make_memfd(c, m) || map_memfd(m) || populate(m->map, is(c->pages, "thp")))
 			return -1;
-	} else if ((is(c->to, "dmafile") ? make_dmafile(m) : make_heap(m)) || map_dmabuf(m)) {
+	} else if ((is(c->to, "module") ? make_module(m) : make_heap(m)) || map_dmabuf(m)) {
 		return -1;
 	}
 	if (!timed) {

@@ -74,7 +74,7 @@ HEAP_OURS = {
     "dmafile, memfd, allocated, then read": "load to=memfd allocation=before",
     "dmafile, udmabuf": "load to=udmabuf",
     "dmafile, heap": "load to=heap:system",
-    "dmafile, dmafile.ko": "load to=dmafile",
+    "dmafile, dmafile.ko": "load to=module",
 }
 """Loads by dmafile for the same purpose."""
 

@@ -112,9 +112,9 @@ def test_only_the_given_part_of_a_memfd_is_filled(file: Path) -> None:
     os.close(fd)
 
 
-@pytest.mark.parametrize("to", ["heap:no-such-heap", "udmabuf", "dmafile", "dma-buf"])
+@pytest.mark.parametrize("to", ["heap:no-such-heap", "udmabuf", "module", "dma-buf"])
 def test_an_unavailable_kind_is_refused_with_names_of_arguments(file: Path, to: str) -> None:
-    nodes = {"udmabuf": ["udmabuf"], "dmafile": ["dmafile"]}
+    nodes = {"udmabuf": ["udmabuf"], "module": ["dmafile"]}
     nodes["dma-buf"] = ["udmabuf", "dmafile", "dma_heap"]
     if any(Path("/dev", node).exists() for node in nodes.get(to, [])):
         pytest.skip("it is there")

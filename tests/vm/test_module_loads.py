@@ -37,7 +37,7 @@ def test_a_dma_buf_is_allocated_and_read_in_one_call(programs: Programs, kernel:
 @pytest.mark.parametrize("fs", FILE_SYSTEMS)
 def test_every_method_loads_from_every_file_system(programs: Programs, fs: str) -> None:
     options = ("--module", f"--fs={fs}")
-    words = ("whole", "dmafile", "fd", "--", "/mnt")
+    words = ("whole", "module", "fd", "--", "/mnt")
     passed(programs.run("matrix", *words, options=options), "loads checked")
 
 
@@ -47,7 +47,7 @@ def test_every_method_loads_from_every_file_system(programs: Programs, fs: str) 
 def test_a_few_methods_load_from_all_file_systems(programs: Programs, kernel: str) -> None:
     disks = tuple(f"--fs={fs}" for fs in FILE_SYSTEMS)
     options = ("--module", f"--kernel={kernel}", *disks)
-    words = ("short", "dmafile", "fd", "--", *MOUNTS)
+    words = ("short", "module", "fd", "--", *MOUNTS)
     passed(programs.run("matrix", *words, options=options), "loads checked")
 
 
@@ -56,7 +56,7 @@ def test_a_few_methods_load_from_all_file_systems(programs: Programs, kernel: st
 @each
 def test_importers_get_the_bytes_of_the_file(programs: Programs, kernel: str) -> None:
     options = ("--module", f"--kernel={kernel}", "--fs=ext4")
-    passed(programs.run("importers", "/mnt", "dmafile", options=options), "imports checked")
+    passed(programs.run("importers", "/mnt", "module", options=options), "imports checked")
 
 
 @matrix
@@ -64,7 +64,7 @@ def test_importers_get_the_bytes_of_the_file(programs: Programs, kernel: str) ->
 @each
 def test_memory_of_a_killed_holder_can_be_imported(programs: Programs, kernel: str) -> None:
     options = ("--module", f"--kernel={kernel}", "--fs=ext4")
-    passed(programs.run("held", "/mnt", "dmafile", options=options), "imports checked")
+    passed(programs.run("held", "/mnt", "module", options=options), "imports checked")
 
 
 @matrix
@@ -72,7 +72,7 @@ def test_memory_of_a_killed_holder_can_be_imported(programs: Programs, kernel: s
 @each
 def test_an_ordinary_user_can_load_within_the_limits(programs: Programs, kernel: str) -> None:
     options = ("--module", f"--kernel={kernel}", "--fs=ext4")
-    words = ("/mnt", *OTHERS[kernel], "dmafile")
+    words = ("/mnt", *OTHERS[kernel], "module")
     passed(programs.run("users", *words, options=options), "cases checked")
 
 
@@ -86,7 +86,7 @@ def test_faults_are_one_line_and_leak_nothing(
     squash = ["mksquashfs", str(tmp_path / "file"), str(tmp_path / "image"), "-quiet"]
     subprocess.run(squash, check=True, stdout=subprocess.DEVNULL)
     options = ("--module", f"--kernel={kernel}", "--fs=ext4", "--fs=ext4")
-    words = (str(tmp_path / "image"), "/mnt", "/mnt2", "dmafile")
+    words = (str(tmp_path / "image"), "/mnt", "/mnt2", "module")
     passed(programs.run("faults", *words, options=options), "faults checked")
 
 

@@ -28,7 +28,7 @@ def test_memory_is_saved_whole_to_every_file_system(programs: Programs, kernel: 
 @pytest.mark.usefixtures("ready")
 def test_dma_bufs_of_dmafile_ko_are_saved_without_a_copy(programs: Programs) -> None:
     options = ("--kernel=6.12", "--module", "--fs=ext4", "--fs=btrfs")
-    words = ("ways", "dmafile", "--", "/mnt", "/mnt2")
+    words = ("ways", "module", "--", "/mnt", "/mnt2")
     passed(programs.run("saves", *words, options=options), "saves checked")
 
 
@@ -50,7 +50,7 @@ def test_saves_wait_until_devices_have_written(programs: Programs) -> None:
 def test_every_size_is_saved_to_every_offset(programs: Programs, kernel: str) -> None:
     module = ("--module",) if kernel == "6.12" else ()
     made = () if kernel == "6.1" else ("udmabuf", "heap:system")
-    kinds = ("memfd", "hugetlb", "thp", *made, *("dmafile",)[: len(module)], "sparse")
+    kinds = ("memfd", "hugetlb", "thp", *made, *("module",)[: len(module)], "sparse")
     disks = (*(f"--fs={fs}" for fs in FILE_SYSTEMS), "--fs=raw", "--disk-size=512M")
     words = ("edges", *kinds, "--", *MOUNTS)
     options = (f"--kernel={kernel}", *module, *disks)

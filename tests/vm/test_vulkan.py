@@ -91,7 +91,7 @@ def test_a_memfd_is_imported(vulkan: Path, programs: Programs, tmp_path: Path, h
 
 @pytest.mark.usefixtures("ready")
 def test_dma_bufs_are_imported(vulkan: Path, programs: Programs) -> None:
-    kinds = ("memfd", "udmabuf", "heap:system", "dmafile")
+    kinds = ("memfd", "udmabuf", "heap:system", "module")
     python = ("python3", "-E", "-S", "-m", "tests.vm.inside.vulkan")
     options = ("--module", "--kernel=6.12", "--memory=3G", "--fs=ext4")
     words = (programs.dmafile, programs.helpers, vulkan, "/mnt", *kinds)

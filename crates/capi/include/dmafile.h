@@ -177,7 +177,7 @@ struct dmafile_options {
     size_t size;
     /**
      * Kind of memory: "memfd" (default); "anon" (private, without a descriptor); "udmabuf"; "heap:NAME"
-     * (a dma-buf from /dev/dma_heap/NAME); "dmafile" (a dma-buf of dmafile.ko); "dma-buf" (the best of
+     * (a dma-buf from /dev/dma_heap/NAME); "module" (a dma-buf of dmafile.ko); "dma-buf" (the best of
      * those three that works here); "cuda-host", "cuda-host:N", "hip-host", "hip-host:N" (a memfd that is
      * pinned for a GPU while it is filled); "fd:N" (fills the existing memfd or dma-buf N from its start; the
      * buffer uses a duplicate of N); "fd:N@OFFSET" (fills a range of it, starting at byte OFFSET, and

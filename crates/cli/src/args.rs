@@ -160,7 +160,7 @@ pub struct Knobs {
 
     /// Kind of memory: memfd, anon, dma-buf, fd:N, and others
     ///
-    /// anon, memfd, udmabuf, heap:NAME, dmafile; dma-buf (the best of the last three that works here);
+    /// anon, memfd, udmabuf, heap:NAME, module; dma-buf (the best of the last three that works here);
     /// fd:N (an existing memfd or dma-buf), fd:N@OFFSET (a range of one); cuda-host, hip-host (a memfd
     /// that is pinned for a GPU while it is filled); with explain also cuda:N, hip:N (the memory of a
     /// GPU).
@@ -235,9 +235,9 @@ impl Knobs {
 
     /// Returns `true` if the requested memory is a dma-buf.
     pub fn exports(&self) -> bool {
-        use Kind::{DmaBuf, Dmafile, Heap, Udmabuf};
+        use Kind::{DmaBuf, Heap, Module, Udmabuf};
         let kind = self.to.parse();
-        matches!(kind, Ok(Udmabuf | Heap(_) | Dmafile | DmaBuf))
+        matches!(kind, Ok(Udmabuf | Heap(_) | Module | DmaBuf))
     }
 
     /// The load they describe.
@@ -922,13 +922,13 @@ const KINDS: &[&str] = &[
     "memfd",
     "udmabuf",
     "heap:system",
-    "dmafile",
+    "module",
     "dma-buf",
     "cuda-host",
     "hip-host",
 ];
 /// The same for `hold`.
-const SHAREABLE: &[&str] = &["memfd", "udmabuf", "heap:system", "dmafile", "dma-buf"];
+const SHAREABLE: &[&str] = &["memfd", "udmabuf", "heap:system", "module", "dma-buf"];
 
 /// Accepts any word, because some have a name or a number in them; completions offer these.
 #[derive(Clone)]

@@ -30,14 +30,14 @@ pub(crate) fn plan(plan: &Plan) -> String {
     for reason in &plan.reasons {
         line(reason.about, &reason.choice, &reason.why);
     }
-    let ladder: Vec<_> = plan
-        .ladder
+    let methods: Vec<_> = plan
+        .methods
         .iter()
         .skip(1)
         .map(ToString::to_string)
         .collect();
-    if !ladder.is_empty() {
-        line("if refused", &ladder.join(", then "), "");
+    if !methods.is_empty() {
+        line("if refused", &methods.join(", then "), "");
     }
     let aligned = match plan.align {
         Some(align) => format!(", aligned to {align} bytes"),
@@ -111,7 +111,7 @@ pub(crate) fn save_plan(plan: &SavePlan) -> String {
         line(reason.about, &reason.choice, &reason.why);
     }
     let others: Vec<_> = plan
-        .ladder
+        .methods
         .iter()
         .skip(1)
         .map(ToString::to_string)

@@ -395,8 +395,8 @@ fn without_dmafile_ko_its_kind_and_its_method_are_refused_with_a_remedy() {
     let dir = Dir::new();
     dir.file("file", 5000);
     assert_eq!(
-        dir.refuses("file --to dmafile", 1),
-        "cannot use dmafile.ko: dmafile: there is no /dev/dmafile (ENOENT); modprobe dmafile, after \
+        dir.refuses("file --to module", 1),
+        "cannot use dmafile.ko: module: there is no /dev/dmafile (ENOENT); modprobe dmafile, after \
          make -C kernel install (in a container, both on its host)"
     );
     let tail = "(EOPNOTSUPP); leave --method and --io to auto, or see `dmafile explain`";
@@ -404,7 +404,7 @@ fn without_dmafile_ko_its_kind_and_its_method_are_refused_with_a_remedy() {
         dir.refuses("file --method module", 1),
         format!(
             "cannot load like this: module direct to memfd: dmafile.ko moves bytes into its own \
-             dma-bufs only: --to dmafile {tail}"
+             dma-bufs only: --to module {tail}"
         )
     );
     let doctor = dir.run("doctor file --json").ok().json();
@@ -430,7 +430,7 @@ fn dma_buf_selects_an_available_kind_or_says_why_there_is_none() {
         let plan = dir.run("explain file --to dma-buf --json").ok().json();
         let kind = plan["kind"].as_str().unwrap();
         assert!(
-            ["dmafile", "udmabuf", "heap:system"].contains(&kind),
+            ["module", "udmabuf", "heap:system"].contains(&kind),
             "{plan}"
         );
         return;
@@ -608,10 +608,10 @@ fn explain_shows_the_plan_for_the_memory_of_a_gpu() {
         "{reasons}"
     );
     // The ring is registered with the device, not with io_uring.
-    let ladder = plan["ladder"].as_array().unwrap();
-    assert!(!ladder.is_empty());
+    let methods = plan["methods"].as_array().unwrap();
+    assert!(!methods.is_empty());
     assert!(
-        ladder.iter().all(|rung| rung["registered"] == false),
+        methods.iter().all(|attempt| attempt["registered"] == false),
         "{plan}"
     );
     assert!(!reasons.contains("registered: "), "{reasons}");
@@ -774,9 +774,9 @@ fn explain_reads_nothing_into_the_page_cache() {
     assert_eq!(plan["bytes"], 2 * MIB);
     assert_eq!(plan["block"], 64 * KIB);
     assert!(
-        plan["ladder"]
+        plan["methods"]
             .as_array()
-            .is_some_and(|ladder| !ladder.is_empty()),
+            .is_some_and(|methods| !methods.is_empty()),
         "{plan}"
     );
     assert!(common::reasons(&plan).contains("pages "), "{plan}");

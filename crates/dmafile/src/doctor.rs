@@ -8,7 +8,7 @@ use crate::exporter;
 use crate::facts::{File, Host};
 use crate::options::Pages;
 use crate::plan::registered_need;
-use crate::sys::{Errno, dmabuf, file, host, ko, map::Mapping, memfd};
+use crate::sys::{Errno, dmabuf, file, host, map::Mapping, memfd, module};
 use serde::Serialize;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -410,7 +410,7 @@ fn heaps(host: &Host) -> Vec<Check> {
 
 fn dmafile_ko() -> Check {
     let name = "dmafile.ko";
-    let error = match exporter::ko::open() {
+    let error = match exporter::module::open() {
         Ok((_, found)) => {
             let text = format!(
                 "{}; dma-bufs of up to {} MiB; chunks of {} MiB, {} in flight",
@@ -425,7 +425,7 @@ fn dmafile_ko() -> Check {
     };
     let remedy = error.remedy().to_string();
     let mut found = error.with_remedy("").to_string();
-    let is_there = Path::new(ko::NODE).exists();
+    let is_there = Path::new(module::NODE).exists();
     if !is_there && !Path::new("/dev/udmabuf").exists() && dmabuf::heaps().is_empty() {
         found += "; without heaps and udmabuf this is the only way to get a dma-buf here";
     }

@@ -73,7 +73,7 @@ pub use model::{Model, Pattern, SMALL_READ, Tensor};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_CHUNK, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
 };
-pub use plan::{Plan, Rung};
+pub use plan::{Attempt, Plan};
 pub use reasons::Reason;
 pub use save::{Origin, OriginPart, Save, SavePlan, SaveReport};
 pub use sink::{

@@ -43,8 +43,8 @@ pub enum Kind {
     /// A dma-buf from `/dev/dma_heap/NAME`.
     Heap(String),
     /// A dma-buf from dmafile.ko, which reads files directly into its pages.
-    Dmafile,
-    /// The best dma-buf that works here: [`Kind::Dmafile`], [`Kind::Udmabuf`] or one from the system
+    Module,
+    /// The best dma-buf that works here: [`Kind::Module`], [`Kind::Udmabuf`] or one from the system
     /// heap. The buffer names the kind that it became.
     DmaBuf,
     /// A memfd that is pinned for a device, and for all others of its driver, once its pages are there:
@@ -91,7 +91,7 @@ impl fmt::Display for Kind {
             } => write!(f, "fd:{number}@{at}"),
             Self::Udmabuf => f.write_str("udmabuf"),
             Self::Heap(name) => write!(f, "heap:{name}"),
-            Self::Dmafile => f.write_str("dmafile"),
+            Self::Module => f.write_str("module"),
             Self::DmaBuf => f.write_str("dma-buf"),
             Self::Pinned(device) => f.write_str(&device.host_word()),
             Self::Caller => f.write_str("caller"),
@@ -102,14 +102,14 @@ impl fmt::Display for Kind {
 impl FromStr for Kind {
     type Err = Error;
 
-    /// `anon`, `memfd`, `fd:N`, `fd:N@OFFSET` (in bytes), `udmabuf`, `heap:NAME`, `dmafile`,
+    /// `anon`, `memfd`, `fd:N`, `fd:N@OFFSET` (in bytes), `udmabuf`, `heap:NAME`, `module`,
     /// `dma-buf`, `cuda-host`, `hip-host`, the last two also with `:N`. `fd:N` duplicates the descriptor; EBADF if N is not open.
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "anon" => return Ok(Self::Anon),
             "memfd" => return Ok(Self::Memfd),
             "udmabuf" => return Ok(Self::Udmabuf),
-            "dmafile" => return Ok(Self::Dmafile),
+            "module" => return Ok(Self::Module),
             "dma-buf" => return Ok(Self::DmaBuf),
             _ => {}
         }
@@ -145,7 +145,7 @@ impl FromStr for Kind {
         Err(Error::usage(
             Opt::To,
             format!(
-                "'{text}' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf, cuda-host, hip-host"
+                "'{text}' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, module, dma-buf, cuda-host, hip-host"
             ),
         ))
     }
@@ -340,7 +340,7 @@ mod tests {
             "memfd",
             "udmabuf",
             "heap:system",
-            "dmafile",
+            "module",
             "dma-buf",
             "cuda-host",
             "cuda-host:1",

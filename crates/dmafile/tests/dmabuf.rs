@@ -29,7 +29,7 @@ fn machine() -> Option<MutexGuard<'static, ()>> {
 
 /// The kinds of the kernel itself, and that of dmafile.ko if it is loaded.
 fn kinds() -> impl Iterator<Item = &'static str> {
-    let module = Path::new("/dev/dmafile").exists().then_some("dmafile");
+    let module = Path::new("/dev/dmafile").exists().then_some("module");
     ["udmabuf", "heap:system"].into_iter().chain(module)
 }
 
@@ -187,7 +187,7 @@ fn dma_bufs_are_sent_over_a_socket_with_offset_and_length() {
         ("udmabuf", "64", 1),
         ("udmabuf", "1", 3),
         ("heap:system", "1", 1),
-        ("dmafile", "1", 1),
+        ("module", "1", 1),
     ] {
         if !kinds().any(|one| one == kind) {
             continue;

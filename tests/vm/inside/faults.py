@@ -39,7 +39,7 @@ DIRECT = {
     "memfd": ("uring", "threads"),
     "udmabuf": ("uring", "threads"),
     "heap:system": ("bounce",),
-    "dmafile": ("module", "bounce"),
+    "module": ("module", "bounce"),
 }
 """The methods of each kind that read directly."""
 BUFFERED = ("threads",)

@@ -38,7 +38,7 @@ class Fused:
         digest = hashlib.sha256(file.data).hexdigest()
         for when, mode in (("auto", "direct"), ("before", "direct"), ("in-read", "direct+bounced")):
             words = [f"--allocation={when}", "--io=direct", f"--verify=sha256={digest}"]
-            report = self.loads.load(file, "dmafile", *words, "--trace=/tmp/trace.json")
+            report = self.loads.load(file, "module", *words, "--trace=/tmp/trace.json")
             choices = self.choices(report)
             assert report["method"] == "module" and report["io"] == "direct", report
             # In an existing buffer, a partial block has no spare room around it.
@@ -51,7 +51,7 @@ class Fused:
             names = {event.get("name") for event in events()}
             assert {"dmafile.ko", "verify"} <= names, names
         line = self.loads.refused(
-            "load", str(file.path), "--to=dmafile", "--quiet", f"--verify=sha256={'0' * 64}"
+            "load", str(file.path), "--to=module", "--quiet", f"--verify=sha256={'0' * 64}"
         )
         assert "wrong digest" in line and "(EBADMSG)" in line, line
 
@@ -65,7 +65,7 @@ class Fused:
                 # Without readahead, only the bytes that are read get cached.
                 os.posix_fadvise(some.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 assert some.read(warm) == file.data[:warm]
-            command = [*self.loads.words(file, "dmafile"), str(file.path)]
+            command = [*self.loads.words(file, "module"), str(file.path)]
             assert command[-2] == reader
             seen, report = self.loads.read(f"{warm} bytes are cached", command)
             assert seen.data[:SIZE] == file.data, f"{warm} bytes are cached: wrong bytes"
@@ -85,7 +85,7 @@ class Fused:
             header = json.dumps(text).encode()
             path = model / f"{number}.safetensors"
             path.write_bytes(struct.pack("<Q", len(header)) + header + tensor)
-        words = self.loads.words(File(model, b""), "dmafile")
+        words = self.loads.words(File(model, b""), "module")
         seen, report = self.loads.read("a model", words)
         assert report["method"] == "module" and len(report["shards"]) == 2, report
         for shard in report["shards"]:
@@ -97,13 +97,13 @@ class Fused:
         """Limits of the module and of the process have different errors, and nothing is leaked."""
         file = File.of(self.folder / "file", SIZE)
         back = setting(LARGEST, 1)
-        line = self.loads.refused("load", str(file.path), "--to=dmafile", "--quiet")
+        line = self.loads.refused("load", str(file.path), "--to=module", "--quiet")
         back()
         assert "dmafile.ko makes up to 1048576 bytes (EFBIG); " in line, line
         # Enough descriptors for the process, the file and the node, but not for the dma-buf.
         for most in range(6, 20):
             command = ["prlimit", f"--nofile={most}", self.loads.dmafile, "load"]
-            command += [str(file.path), "--to=dmafile", "--io=direct", "--quiet"]
+            command += [str(file.path), "--to=module", "--io=direct", "--quiet"]
             done = subprocess.run(command, capture_output=True, text=True)
             if not done.returncode:
                 break
@@ -116,7 +116,7 @@ class Fused:
         """`dma-buf` selects the best available kind, and gives a reason against the others."""
         file = File.of(self.folder / "file", SIZE)
         against: list[str] = []
-        for kind in ("dmafile", *self.kinds):
+        for kind in ("module", *self.kinds):
             report = self.loads.load(file, "dma-buf")
             choices = self.choices(report)
             assert report["kind"] == kind and f"kind {kind}" in choices, report
@@ -124,13 +124,13 @@ class Fused:
             told = self.loads.run("explain", str(file.path), "--to=dma-buf", "--json")
             plan = json.loads(told.stdout)
             assert plan["kind"] == kind, plan
-            assert (plan["ladder"][0]["method"] == "module") == (kind == "dmafile"), plan
+            assert (plan["methods"][0]["method"] == "module") == (kind == "module"), plan
             assert all("(ENOENT)" in choices[f"not {one}"] for one in against), choices
-            if kind == "dmafile" and "udmabuf" in self.kinds:
-                # The page size can be chosen for a udmabuf, but not for dmafile.
+            if kind == "module" and "udmabuf" in self.kinds:
+                # The page size can be chosen for a udmabuf, but not for module.
                 report = self.loads.load(file, "dma-buf", "--pages=base")
                 assert report["kind"] == "udmabuf" and report["pages"] == "base", report
-            if kind == "dmafile":
+            if kind == "module":
                 subprocess.run(["rmmod", "dmafile"], check=True)
             else:
                 Path(NODES[kind]).unlink()

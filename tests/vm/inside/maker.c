@@ -1,5 +1,5 @@
 /*
- * maker KIND SIZE FD COMMAND...   makes memory of a KIND (memfd, udmabuf, heap:NAME, dmafile), filled with SENTINEL, as
+ * maker KIND SIZE FD COMMAND...   makes memory of a KIND (memfd, udmabuf, heap:NAME, module), filled with SENTINEL, as
  * descriptor FD, and executes COMMAND: the existing memory of a load to `fd:FD`.
  */
 #define _GNU_SOURCE
@@ -52,7 +52,7 @@ static int heap(const char *name, size_t size)
 	return data.fd;
 }
 
-static int dmafile(size_t size)
+static int module(size_t size)
 {
 	struct dmafile_alloc alloc = { .size = sizeof(alloc), .fd_flags = O_RDWR | O_CLOEXEC, .length = size };
 	int node = open("/dev/dmafile", O_RDWR | O_CLOEXEC);
@@ -75,8 +75,8 @@ int main(int argc, char **argv)
 		fd = memfd(size);
 	else if (!strcmp(argv[1], "udmabuf"))
 		fd = udmabuf(size);
-	else if (!strcmp(argv[1], "dmafile"))
-		fd = dmafile(size);
+	else if (!strcmp(argv[1], "module"))
+		fd = module(size);
 	else if (!strncmp(argv[1], "heap:", 5))
 		fd = heap(argv[1] + 5, size);
 	else

@@ -28,11 +28,11 @@ METHODS = {
     "udmabuf": (("uring", "threads"), BUFFERED),
     # Only the CPU can write to memory of a heap, not a disk.
     "heap:system": (("bounce",), BUFFERED),
-    "dmafile": (("module", "bounce"), (*BUFFERED, "module")),
+    "module": (("module", "bounce"), (*BUFFERED, "module")),
 }
 """The direct and the buffered methods of each kind."""
 UNPINNED = ("uring", "threads")
-REFUSED = {"udmabuf": ("module",), "heap:system": (*UNPINNED, "module"), "dmafile": UNPINNED}
+REFUSED = {"udmabuf": ("module",), "heap:system": (*UNPINNED, "module"), "module": UNPINNED}
 """The methods of each kind that cannot read directly."""
 
 
@@ -157,14 +157,14 @@ def fills(loads: Loads, folder: Path, whole: bool) -> None:
     nodes = {
         "udmabuf": "/dev/udmabuf",
         "heap:system": "/dev/dma_heap/system",
-        "dmafile": "/dev/dmafile",
+        "module": "/dev/dmafile",
     }
     for kind in ("memfd", *(kind for kind, node in nodes.items() if Path(node).exists())):
         for size in (1, CHUNK + 777) if whole else (CHUNK + 777,):
             file = File.of(folder / "file", size)
             for words in ways:
                 report = loads.fill(file, kind, 2 * CHUNK, *words)
-                assert (report["method"] == "module") == (kind == "dmafile"), (kind, report)
+                assert (report["method"] == "module") == (kind == "module"), (kind, report)
                 # At the start, inside a page, inside a block, and up to the last byte.
                 for at in (0, 777, MIB + 512, 2 * CHUNK - size):
                     if at + size <= 2 * CHUNK:
@@ -199,7 +199,7 @@ def cases(matrix: Matrix, first: bool) -> None:
     if matrix.kind == "udmabuf":
         # For other dma-bufs, the exporter chooses the page size.
         matrix.pages()
-    if matrix.kind == "dmafile":
+    if matrix.kind == "module":
         matrix.steps()
     if not matrix.whole:
         matrix.methods()

@@ -30,14 +30,14 @@ METHODS = {
     "memfd": ("uring", "threads", "bounce"),
     "udmabuf": ("bounce",),
     "heap:system": ("bounce",),
-    "dmafile": ("module", "bounce"),
+    "module": ("module", "bounce"),
 }
 """The methods of each kind that write directly on any kernel."""
 REFUSED = {
     "memfd": ("module", "premap"),
     "udmabuf": ("uring", "module"),
     "heap:system": ("uring", "module"),
-    "dmafile": ("uring",),
+    "module": ("uring",),
 }
 """The methods of each kind that cannot: most mappings of dma-bufs cannot be pinned."""
 SECTOR = 512

@@ -21,7 +21,7 @@ SHMEM = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 NODES = {
     "udmabuf": Path("/dev/udmabuf"),
     "heap:system": Path("/dev/dma_heap/system"),
-    "dmafile": Path("/dev/dmafile"),
+    "module": Path("/dev/dmafile"),
 }
 """Device nodes that make dma-bufs, if the kernel has them."""
 
@@ -78,8 +78,8 @@ def heap() -> int:
     return filled(fd)
 
 
-def dmafile() -> int:
-    with NODES["dmafile"].open("rb+", buffering=0) as node:
+def module() -> int:
+    with NODES["module"].open("rb+", buffering=0) as node:
         request = ALLOC.pack(ALLOC.size, os.O_RDWR | os.O_CLOEXEC, ROOM, 0, 0, 0)
         *_, fd, _ = ALLOC.unpack(fcntl.ioctl(node, DMAFILE_IOC_ALLOC, request))
     return filled(fd)
@@ -106,7 +106,7 @@ SOURCES: Mapping[str, Callable[[], int]] = {
     "thp": thp,
     "udmabuf": udmabuf,
     "heap:system": heap,
-    "dmafile": dmafile,
+    "module": module,
     "sparse": sparse,
 }
 

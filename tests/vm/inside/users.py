@@ -17,9 +17,9 @@ from tests.vm.inside.loads import BLOB, GROUP, MIB, File, Loads, as_user, settin
 NODES = {
     "udmabuf": Path("/dev/udmabuf"),
     "heap:system": Path("/dev/dma_heap/system"),
-    "dmafile": Path("/dev/dmafile"),
+    "module": Path("/dev/dmafile"),
 }
-CHECKS = {"udmabuf": "udmabuf", "heap:system": "dma-heap", "dmafile": "dmafile.ko"}
+CHECKS = {"udmabuf": "udmabuf", "heap:system": "dma-heap", "module": "dmafile.ko"}
 """The names of their checks in `doctor`."""
 LIMIT = "/sys/module/udmabuf/parameters/size_limit_mb"
 ROOM = 48 * MIB
@@ -53,7 +53,7 @@ class Users:
             report = self.loads.load(file, kind, "--block=256K", io, user=True)
             if kind.startswith("heap:"):
                 continue
-            if kind == "dmafile":
+            if kind == "module":
                 # dmafile.ko pins nothing.
                 assert report["method"] == "module", report
                 continue
@@ -129,7 +129,7 @@ class Users:
             for kind in ("memfd", *self.kinds):
                 # The kernel does not charge memory of a heap.
                 if not kind.startswith("heap:"):
-                    for pages in ("auto",) if kind == "dmafile" else ("4k", "thp"):
+                    for pages in ("auto",) if kind == "module" else ("4k", "thp"):
                         self.fits_or_not(File(path, b""), kind, pages, mib * MIB)
         events = (GROUP / "memory.events").read_text().split()
         assert events[events.index("oom_kill") + 1] == "0", events

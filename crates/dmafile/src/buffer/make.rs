@@ -3,7 +3,7 @@
 use super::anon::Anon;
 use super::memfd::Memfd;
 use super::udmabuf::Udmabuf;
-use super::{Filling, Finish, RingBuffer, fd, heap, ko};
+use super::{Filling, Finish, RingBuffer, fd, heap, module};
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
 use crate::options::{Kind, Pages};
@@ -65,7 +65,7 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Finish>> 
         Kind::Fd { fd, .. } => return fd::existing(fd, plan, pages),
         Kind::Udmabuf => Box::new(Udmabuf::new(plan, pages)?),
         Kind::Heap(name) => return Ok(Box::new(heap::make(name, plan)?)),
-        Kind::Dmafile => return Ok(Box::new(ko::make(plan)?)),
+        Kind::Module => return Ok(Box::new(module::make(plan)?)),
         Kind::DmaBuf | Kind::Caller => {
             unreachable!("it has become another kind, or brings its own memory")
         }

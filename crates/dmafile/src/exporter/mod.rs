@@ -2,7 +2,7 @@
 //! cannot.
 
 pub(crate) mod heap;
-pub(crate) mod ko;
+pub(crate) mod module;
 pub(crate) mod udmabuf;
 
 use crate::error::Error;

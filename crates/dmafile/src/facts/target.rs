@@ -2,8 +2,8 @@
 
 use super::premap;
 use crate::error::{Error, Result};
-use crate::exporter::ko::Ko;
-use crate::exporter::{heap, ko, udmabuf};
+use crate::exporter::module::ModuleFacts;
+use crate::exporter::{heap, module, udmabuf};
 use crate::message::{Message, Opt, message};
 use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::reasons::Reasons;
@@ -52,7 +52,7 @@ pub(crate) struct DmaBufFacts {
     /// Why its mapping cannot be pinned, so that direct reads cannot go into it.
     pub unpinnable: Option<Errno>,
     /// dmafile.ko, if it created the dma-buf or will create it.
-    pub ko: Option<Ko>,
+    pub module: Option<ModuleFacts>,
     /// True if it comes from a heap that reads files during allocation.
     pub heap_reads: bool,
     /// Why it cannot be mapped once for the file's disk, if that was tried.
@@ -120,11 +120,11 @@ impl MemoryTarget {
                 target.dma_buf = Some(facts);
             }
             Kind::Udmabuf => probe_udmabuf()?,
-            Kind::Dmafile => {
+            Kind::Module => {
                 // The module's own method does not need the mapping.
                 let try_pin = !matches!(request.method, Method::Auto | Method::Module);
                 let facts =
-                    probe_ko(try_pin.then_some(source)).map_err(|error| error.at("dmafile"))?;
+                    probe_module(try_pin.then_some(source)).map_err(|error| error.at("module"))?;
                 target.dma_buf = Some(facts);
             }
             _ => {}
@@ -133,8 +133,8 @@ impl MemoryTarget {
     }
 
     /// dmafile.ko, if the memory is one of its dma-bufs.
-    pub(crate) fn ko(&self) -> Option<Ko> {
-        self.dma_buf.as_ref()?.ko
+    pub(crate) fn module(&self) -> Option<ModuleFacts> {
+        self.dma_buf.as_ref()?.module
     }
 
     /// Whether a heap that reads files during allocation will create the buffer.
@@ -164,9 +164,9 @@ fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kin
     type Probe = fn() -> Result<()>;
     let mut all: [(Kind, bool, Probe, &str); 3] = [
         (
-            Kind::Dmafile,
+            Kind::Module,
             false,
-            || probe_ko(None).map(drop),
+            || probe_module(None).map(drop),
             "the disk writes into its pages while they are being allocated",
         ),
         (
@@ -250,17 +250,17 @@ fn probe_heap(name: &str, source: Option<&Source>) -> Result<DmaBufFacts> {
 
 /// Properties of dmafile.ko. With a source, also whether direct reads by other methods can go into
 /// its buffers: tried with a page.
-fn probe_ko(source: Option<&Source>) -> Result<DmaBufFacts> {
+fn probe_module(source: Option<&Source>) -> Result<DmaBufFacts> {
     let Some(source) = source else {
         return Ok(DmaBufFacts {
-            ko: Some(ko::open()?.1),
+            module: Some(module::open()?.1),
             ..DmaBufFacts::default()
         });
     };
-    let (fd, ko) = ko::allocate(page_size())?;
+    let (fd, module) = module::allocate(page_size())?;
     Ok(DmaBufFacts {
         unpinnable: first_page(fd.as_fd())?,
-        ko: Some(ko),
+        module: Some(module),
         premap_refused: premap::dma_buf_refused(source, fd.as_fd()),
         ..DmaBufFacts::default()
     })
@@ -316,7 +316,7 @@ fn probe_fd(
         };
         let facts = DmaBufFacts {
             unpinnable,
-            ko: ko::behind(fd),
+            module: module::behind(fd),
             premap_refused: premap::dma_buf_refused(source, fd),
             ..DmaBufFacts::default()
         };

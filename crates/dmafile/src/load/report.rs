@@ -2,7 +2,7 @@
 
 use super::run::LoadDecision;
 use crate::buffer::{Buffer, DmaBuf};
-use crate::exporter::ko;
+use crate::exporter::module;
 use crate::flow::clock::{Clock, Cpu};
 use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace;
@@ -109,7 +109,7 @@ impl Report {
         if let Some(why) = remark {
             log.add("got", &pages, why);
         }
-        if let Some((choice, why)) = ko::modes(meter.modes()) {
+        if let Some((choice, why)) = module::modes(meter.modes()) {
             log.add("mode", choice, why);
         }
         let overlap = meter.overlap();
@@ -124,7 +124,7 @@ impl Report {
             bytes: decided.layout.bytes_wanted(),
             offset: plan.lead,
             seconds,
-            method: outcome.rung.method,
+            method: outcome.attempt.method,
             io: match (direct, buffered) {
                 (_, 0) => Io::Direct,
                 (0, _) => Io::Buffered,

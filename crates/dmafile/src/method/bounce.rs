@@ -29,7 +29,7 @@ pub(super) struct Bounce<'m> {
 
 pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let blocks = job.plan.to_read.div_ceil(job.plan.tuning.block).max(1);
-    match job.rung.registered {
+    match job.attempt.registered {
         true => {
             let slots = u64::from(job.plan.tuning.queue_depth).min(blocks);
             // Each ring on separate huge pages.
@@ -44,7 +44,7 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
             })
         }
         false => {
-            let workers = job.plan.workers(job.rung).min(blocks as usize);
+            let workers = job.plan.workers(job.attempt).min(blocks as usize);
             in_ring(
                 job,
                 workers as u64,

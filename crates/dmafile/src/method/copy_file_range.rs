@@ -29,7 +29,7 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
                 }
             }
         }
-        Ok(job.rung.direct)
+        Ok(job.attempt.direct)
     })
 }
 

@@ -7,7 +7,7 @@ mod bounce;
 mod copy_file_range;
 mod fill;
 mod heap_read;
-mod ko;
+mod module;
 mod pool;
 mod premap;
 mod uring;
@@ -19,7 +19,7 @@ use crate::flow::feed::{Feed, IoExtent, Lane, Panics};
 use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace::{ROW_COPIES, ROW_READS};
 use crate::options::Method;
-use crate::plan::{Plan, Rung};
+use crate::plan::{Attempt, Plan};
 use crate::source::Source;
 use crate::sys::file;
 use crate::sys::map::Region;
@@ -34,7 +34,7 @@ pub(crate) use windows::{Map, Windows};
 #[derive(Clone, Copy)]
 pub(crate) struct ReadJob<'a> {
     pub plan: &'a Plan,
-    pub rung: Rung,
+    pub attempt: Attempt,
     pub source: &'a Source,
     pub region: Region<'a>,
     /// CPU accesses never raise a signal; otherwise the memory is accessed through its descriptor.
@@ -52,7 +52,7 @@ impl<'a> ReadJob<'a> {
     /// The descriptor through which this method reads a byte of the source, and the byte's offset in
     /// that file.
     fn input(&self, at: u64) -> Result<(BorrowedFd<'a>, u64), Error> {
-        let input = self.source.input(self.rung.direct, at);
+        let input = self.source.input(self.attempt.direct, at);
         input.map_err(|why| Error::new("no direct I/O", why).at(self.source.place(at)))
     }
 
@@ -104,13 +104,13 @@ impl From<Error> for Stop {
 
 /// Moves the main lane of the feed with one method.
 pub(crate) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
-    match job.rung.method {
+    match job.attempt.method {
         Method::Auto => unreachable!("the plan has decided"),
         Method::Uring => uring::run(job),
         Method::Premap => premap::run(job),
-        Method::Threads => pool::run(job, job.plan.workers(job.rung)),
+        Method::Threads => pool::run(job, job.plan.workers(job.attempt)),
         Method::Bounce => bounce::run(job),
-        Method::Module => ko::run(job),
+        Method::Module => module::run(job),
         Method::CopyFileRange => copy_file_range::run(job),
         Method::HeapRead => {
             let why = "a heap reads into buffers that it makes";
@@ -144,7 +144,7 @@ impl<'a> Fused<'a> {
 pub(crate) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
     match fused.plan.first().method {
         Method::HeapRead => heap_read::fused(fused),
-        _ => ko::fused(fused),
+        _ => module::fused(fused),
     }
 }
 

@@ -11,12 +11,12 @@ use crate::sys::{file, numa};
 pub(super) fn run(job: &ReadJob<'_>, workers: usize) -> Result<(), Stop> {
     crowd(job.plan.node, workers, |row| {
         work(job, Lane::Main, row, |extent| {
-            if job.rung.direct {
+            if job.attempt.direct {
                 read_direct(job, *extent)?;
             } else {
                 read_buffered(job, *extent)?;
             }
-            Ok(job.rung.direct)
+            Ok(job.attempt.direct)
         })
     })
 }
@@ -57,10 +57,10 @@ fn copy(job: &ReadJob<'_>, extent: &IoExtent) -> Result<bool, Stop> {
     let aligned = [left.file, left.at + job.region.address(), left.len]
         .iter()
         .all(|value| value % align == 0);
-    if !job.rung.direct {
+    if !job.attempt.direct {
         return read_buffered(job, left).map(|()| false);
     }
-    let read = match aligned && job.rung.lands_by_address() {
+    let read = match aligned && job.attempt.lands_by_address() {
         true => read_direct(job, left),
         false => bounce::once(job, &left),
     };

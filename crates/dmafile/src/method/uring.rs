@@ -84,8 +84,8 @@ fn pump(
         .map_err(|errno| Stop::Refused(Error::os("no io_uring", errno)))?;
     let slots = match dma_buf {
         Some(dma_buf) => ReadSlots::DmaBuf(MappedDmaBuf::open(&mut ring, job, dma_buf)?),
-        None if job.rung.registered => {
-            let map = match job.rung.method {
+        None if job.attempt.registered => {
+            let map = match job.attempt.method {
                 Method::Premap => Map::Yes,
                 // Everything goes through the same blocks repeatedly. Other windows are read into only
                 // once, so mapping them in advance takes as long as mapping for each read.
@@ -277,7 +277,7 @@ impl ReadPump<'_, '_> {
         }
         let (job, index) = (self.job, done.token as usize);
         let mut flight = self.flights[index].expect("a completion belongs to a read in flight");
-        let direct = job.rung.direct;
+        let direct = job.attempt.direct;
         let rest = match done.result {
             Ok(got) => judge(job, &flight.left, got, direct),
             Err(errno) if matches!(self.slots, ReadSlots::DmaBuf(_)) => {

@@ -1,7 +1,7 @@
 //! When the pages of a buffer are allocated, and by how many threads.
 
 use super::MOST_THREADS;
-use super::{Rung, SMALL_FILE};
+use super::{Attempt, SMALL_FILE};
 use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
 use crate::options::{Allocation, Kind, Method, Pages};
@@ -16,7 +16,7 @@ pub(super) fn allocation(
     file: &File,
     target: &MemoryTarget,
     pages: Pages,
-    (first, alone): (Rung, bool),
+    (first, alone): (Attempt, bool),
     bytes: u64,
     fuses: bool,
 ) -> (Allocation, &'static str) {
@@ -74,13 +74,13 @@ pub(super) fn allocation(
 
 /// On Btrfs, a direct read into memory whose first page is not present silently goes through the
 /// page cache (seen with Linux 7.3, which takes the fault for a refusal).
-fn needs_pages(file: &File, first: Rung) -> bool {
+fn needs_pages(file: &File, first: Attempt) -> bool {
     let into_mapping = matches!(first.method, Method::Uring | Method::Threads);
     first.direct && into_mapping && file.file_system == "btrfs"
 }
 
 /// Number of threads that allocate ahead: if many reads are copies, the CPUs are needed for those.
-pub(super) fn allocators(host: &Host, first: Rung, alone: bool, capacity: u64) -> usize {
+pub(super) fn allocators(host: &Host, first: Attempt, alone: bool, capacity: u64) -> usize {
     match first.direct || alone {
         true => host
             .cpus
@@ -91,9 +91,9 @@ pub(super) fn allocators(host: &Host, first: Rung, alone: bool, capacity: u64) -
 }
 
 /// Whether one call can allocate the buffer and read into it: a new buffer, for one run of one file.
-pub(super) fn fuses(target: &MemoryTarget, first: Rung, one_run: bool) -> bool {
+pub(super) fn fuses(target: &MemoryTarget, first: Attempt, one_run: bool) -> bool {
     match first.method {
-        Method::Module => matches!(target.kind, Kind::Dmafile) && one_run,
+        Method::Module => matches!(target.kind, Kind::Module) && one_run,
         // It is only ever listed for that.
         Method::HeapRead => true,
         _ => false,

@@ -1,13 +1,13 @@
 //! Makes the plan, one step for each of its parts.
 
 use super::allocation::{allocation, fuses};
-use super::ladder::{self, WantedRange};
+use super::methods::{self, WantedRange};
 use super::range::{placement, range};
 use super::room::check_memory;
 use super::tuning::LoadTuning;
-use super::{Plan, Rung, pages};
+use super::{Attempt, Plan, pages};
 use crate::error::Result;
-use crate::exporter::ko;
+use crate::exporter::module;
 use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host, Layout};
 use crate::options::{Allocation, Io, Kind, Method};
@@ -33,10 +33,10 @@ pub(crate) fn decide(
             .footprint(start.wrapping_sub(place.lead), page)
             .min(capacity),
     };
-    if let (Kind::Dmafile, Some(found)) = (&target.kind, target.ko())
+    if let (Kind::Module, Some(found)) = (&target.kind, target.module())
         && capacity > found.max_buffer
     {
-        let error = ko::cannot_allocate(rustix::io::Errno::FBIG, &found);
+        let error = module::cannot_allocate(rustix::io::Errno::FBIG, &found);
         return Err(error.at(format!("{}, {capacity} bytes", target.kind)));
     }
     let pages = match target.ring {
@@ -58,27 +58,27 @@ pub(crate) fn decide(
             && matches!(request.allocation, Allocation::Auto | Allocation::Ahead),
         capacity,
     };
-    let (mut ladder, not_mapped) = ladder::ladder(request, file, host, target, wanted, log)?;
-    let first = ladder[0];
+    let (mut methods, not_mapped) = methods::methods(request, file, host, target, wanted, log)?;
+    let first = methods[0];
     // One call reads with one I/O mode.
     let (to_copy, to_read) = match first.moves_in_one_call() && first.direct {
         true => (0, wanted.to_copy + wanted.to_read),
         false => (wanted.to_copy, wanted.to_read),
     };
-    let tuning = LoadTuning::decide(request, file, host, target, &ladder, wanted, log)?;
+    let tuning = LoadTuning::decide(request, file, host, target, &methods, wanted, log)?;
     let LoadTuning {
         block,
         queue_depth,
         drop_behind,
         ..
     } = tuning;
-    let window = ladder::window(&mut ladder, host, target, pages, block, queue_depth, log);
-    let first = ladder[0];
+    let window = methods::window(&mut methods, host, target, pages, block, queue_depth, log);
+    let first = methods[0];
     describe_io(request, first, file, layout, log);
     if to_read > 0 {
-        ladder::describe_mapping(&ladder, not_mapped, file, target, log);
+        methods::describe_mapping(&methods, not_mapped, file, target, log);
     }
-    let why = ladder::describe(first, request.method, drop_behind);
+    let why = methods::describe(first, request.method, drop_behind);
     log.add("method", first, why);
     let fuses = fuses(target, first, one_run);
     let (allocation, why) = allocation(
@@ -108,7 +108,7 @@ pub(crate) fn decide(
         bytes: end - start,
         kind: target.kind.to_string(),
         pages,
-        ladder,
+        methods,
         block: None,
         queue_depth: None,
         chunk: None,
@@ -132,7 +132,7 @@ pub(crate) fn decide(
     .with_sizes())
 }
 
-fn describe_io(request: &Request, first: Rung, file: &File, layout: &Layout, log: &Reasons) {
+fn describe_io(request: &Request, first: Attempt, file: &File, layout: &Layout, log: &Reasons) {
     let (cached, read) = (layout.bytes(true), layout.bytes(false));
     match (request.io, &file.direct_refused) {
         (Io::Direct | Io::Buffered, _) => log.add("io", request.io, "requested"),

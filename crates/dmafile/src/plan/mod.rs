@@ -2,7 +2,7 @@
 
 mod allocation;
 mod decide;
-mod ladder;
+mod methods;
 mod pages;
 mod range;
 mod room;
@@ -10,14 +10,14 @@ mod tuning;
 mod types;
 
 pub(crate) use decide::decide;
-pub(crate) use ladder::registered_need;
-pub(crate) use ladder::{PinnedBytes, WINDOWS, no_uring};
+pub(crate) use methods::registered_need;
+pub(crate) use methods::{PinnedBytes, WINDOWS, no_uring};
 pub(crate) use range::range;
 pub(crate) use tuning::{
     BOUNCE_BLOCK, BUFFERED_BLOCK, COPY_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, LARGEST_RING, LoadTuning,
 };
 pub(crate) use types::MOST_WORKERS;
-pub use types::{Plan, Rung};
+pub use types::{Attempt, Plan};
 
 /// Maximum number of threads that copy, and that allocate: together they exceed the speed
 /// of a memory channel.

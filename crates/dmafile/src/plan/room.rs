@@ -23,7 +23,7 @@ pub(super) fn check_memory(
     };
     let need = match target.kind {
         // Their pages are allocated all at once, including those of holes.
-        Kind::Heap(_) | Kind::Udmabuf | Kind::Dmafile => capacity,
+        Kind::Heap(_) | Kind::Udmabuf | Kind::Module => capacity,
         _ => footprint(page),
     };
     let need = target

@@ -2,7 +2,7 @@
 
 use super::{Plan, range};
 use crate::error::Result;
-use crate::exporter::ko::Ko;
+use crate::exporter::module::ModuleFacts;
 use crate::facts::target::{DmaBufFacts, ExistingMemory, MemoryTarget};
 use crate::facts::{File, Host, Layout, Run};
 use crate::options::{Allocation, Io, Kind, Method, Pages};
@@ -169,8 +169,8 @@ fn plan_for(asked: &Asked, file: &File, host: &Host, cached: bool) -> Result<Pla
     decide(asked, file, host, &layout)
 }
 
-fn ladder_of(plan: &Plan) -> Vec<String> {
-    plan.ladder.iter().map(ToString::to_string).collect()
+fn methods_of(plan: &Plan) -> Vec<String> {
+    plan.methods.iter().map(ToString::to_string).collect()
 }
 
 /// The reason for a choice, or for leaving out a method.
@@ -205,7 +205,7 @@ fn every_fallback_is_listed_if_everything_works() {
         "threads direct",
         "threads buffered",
     ];
-    assert_eq!(ladder_of(&plan), want);
+    assert_eq!(methods_of(&plan), want);
     assert_eq!(
         (plan.pages, plan.allocation),
         (Pages::Thp, Allocation::Ahead)
@@ -273,8 +273,8 @@ fn a_dma_buf_is_premapped_if_the_kernel_supports_it() {
     for translated in [false, true] {
         let file = premapping(GIB, translated);
         let plan = plan_for(&unpinnable(Method::Auto), &file, &host(), false).unwrap();
-        assert_eq!(ladder_of(&plan)[0], "premap direct");
-        assert_eq!(ladder_of(&plan)[1..], bounces);
+        assert_eq!(methods_of(&plan)[0], "premap direct");
+        assert_eq!(methods_of(&plan)[1..], bounces);
         assert_eq!(
             why(&plan, "pre-mapped", "yes"),
             "heap:system mapped once for nvme0n1; reads go into it without a copy"
@@ -283,7 +283,7 @@ fn a_dma_buf_is_premapped_if_the_kernel_supports_it() {
         assert_eq!(plan.allocation, Allocation::InRead);
     }
     let plan = plan_for(&unpinnable(Method::Auto), &file(GIB), &host(), false).unwrap();
-    assert_eq!(ladder_of(&plan), bounces);
+    assert_eq!(methods_of(&plan), bounces);
     assert_eq!(
         why(&plan, "pre-mapped", "no"),
         "this kernel's io_uring has no extended buffer update; reading into a registered ring, \
@@ -297,7 +297,7 @@ fn a_dma_buf_is_premapped_if_the_kernel_supports_it() {
     let file = premapping(GIB, false);
     let plan = plan_for(&unpinnable(Method::Auto), &file, &poor, false).unwrap();
     assert_eq!(
-        ladder_of(&plan),
+        methods_of(&plan),
         ["premap direct", "bounce direct", "threads buffered"]
     );
     // Without direct reads it is not mentioned.
@@ -339,7 +339,7 @@ fn memory_that_cannot_be_premapped_is_copied_from_a_premapped_ring() {
         (unpinnable(Method::Bounce), ""),
     ] {
         let plan = plan_for(&asked, &premapping(GIB, false), &host(), false).unwrap();
-        assert_eq!(ladder_of(&plan)[0], "bounce direct registered");
+        assert_eq!(methods_of(&plan)[0], "bounce direct registered");
         let why = why(&plan, "pre-mapped", "ring");
         let ring = "the ring is mapped once for nvme0n1, and copied from";
         assert!(why.ends_with(&format!("{reason}{ring}")), "{why}");
@@ -356,7 +356,7 @@ fn windows_of_other_memory_are_premapped_only_with_an_iommu() {
         let plan = |file: File| plan_for(&asked, &file, &host(), false).unwrap();
         let (with, without) = (plan(premapping(GIB, true)), plan(premapping(GIB, false)));
         assert_eq!(
-            ladder_of(&with)[..2],
+            methods_of(&with)[..2],
             ["premap direct", "uring direct registered"]
         );
         assert_eq!(
@@ -364,7 +364,7 @@ fn windows_of_other_memory_are_premapped_only_with_an_iommu() {
             (without.window, without.allocation)
         );
         assert!(why(&with, "pre-mapped", "yes").contains("a window at a time for nvme0n1"));
-        assert_eq!(ladder_of(&without)[0], "uring direct registered");
+        assert_eq!(methods_of(&without)[0], "uring direct registered");
         assert!(why(&without, "pre-mapped", "no").contains("no IOMMU"));
         // On other kernels it is not mentioned.
         let stock = File {
@@ -372,7 +372,7 @@ fn windows_of_other_memory_are_premapped_only_with_an_iommu() {
             ..file(GIB)
         };
         let stock = plan(stock);
-        assert_eq!(ladder_of(&stock)[0], "uring direct registered");
+        assert_eq!(methods_of(&stock)[0], "uring direct registered");
         assert!(
             stock
                 .reasons
@@ -387,13 +387,13 @@ fn windows_of_other_memory_are_premapped_only_with_an_iommu() {
         ..host()
     };
     let plan = plan_for(&asked, &premapping(GIB, true), &poor, false).unwrap();
-    assert_eq!(ladder_of(&plan)[0], "uring direct");
+    assert_eq!(methods_of(&plan)[0], "uring direct");
     let insist = Asked {
         method: Method::Premap,
         ..asked
     };
     let plan = plan_for(&insist, &premapping(GIB, false), &poor, false).unwrap();
-    assert_eq!(ladder_of(&plan), ["premap direct"]);
+    assert_eq!(methods_of(&plan), ["premap direct"]);
     assert!(plan.window >= 32 * MIB);
 }
 
@@ -447,21 +447,21 @@ fn each_missing_feature_removes_its_fallbacks() {
         ..host()
     };
     let plan = plan_for(&Asked::default(), &file(GIB), &small_memlock, false).unwrap();
-    assert_eq!(ladder_of(&plan)[0], "uring direct");
+    assert_eq!(methods_of(&plan)[0], "uring direct");
     assert!(why(&plan, "not", "uring direct registered").contains("RLIMIT_MEMLOCK"));
     let free = Host {
         pins_freely: true,
         ..small_memlock
     };
     let plan = plan_for(&Asked::default(), &file(GIB), &free, false).unwrap();
-    assert_eq!(ladder_of(&plan)[0], "uring direct registered");
+    assert_eq!(methods_of(&plan)[0], "uring direct registered");
 
     let no_uring = Host {
         uring_refused: Some("EPERM".to_string()),
         ..host()
     };
     let plan = plan_for(&Asked::default(), &file(GIB), &no_uring, false).unwrap();
-    assert_eq!(ladder_of(&plan), ["threads direct", "threads buffered"]);
+    assert_eq!(methods_of(&plan), ["threads direct", "threads buffered"]);
     assert!(why(&plan, "not", "uring direct").contains("EPERM"));
 
     let refused = Some("O_DIRECT is refused at open (EINVAL)".to_string());
@@ -470,7 +470,7 @@ fn each_missing_feature_removes_its_fallbacks() {
         ..file(GIB)
     };
     let plan = plan_for(&Asked::default(), &no_direct, &host(), false).unwrap();
-    assert_eq!(ladder_of(&plan), ["threads buffered"]);
+    assert_eq!(methods_of(&plan), ["threads buffered"]);
     assert!(why(&plan, "io", "buffered").contains("EINVAL"));
     let insist = Asked {
         io: Io::Direct,
@@ -536,7 +536,7 @@ fn on_btrfs_pages_are_allocated_before_direct_reads() {
 #[test]
 fn a_cached_file_is_copied_by_threads() {
     let plan = plan_for(&Asked::default(), &file(GIB), &host(), true).unwrap();
-    assert_eq!(ladder_of(&plan), ["threads buffered"]);
+    assert_eq!(methods_of(&plan), ["threads buffered"]);
     assert_eq!(
         (plan.to_copy, plan.to_read, plan.io()),
         (GIB, 0, Io::Buffered)
@@ -760,7 +760,7 @@ fn memory_that_direct_reads_cannot_fill_uses_bounce_buffers() {
         ..Asked::default()
     };
     let plan = plan_for(&dma_buf(false), &file(GIB), &host(), false).unwrap();
-    assert_eq!(ladder_of(&plan), bounces);
+    assert_eq!(methods_of(&plan), bounces);
     assert_eq!(plan.allocation, Allocation::InRead);
     assert!(
         plan.block.unwrap() * u64::from(plan.queue_depth.unwrap()) <= 8 * MIB,
@@ -768,7 +768,7 @@ fn memory_that_direct_reads_cannot_fill_uses_bounce_buffers() {
     );
     // If its exporter allows its pages to be pinned, direct reads work.
     let plan = plan_for(&dma_buf(true), &file(GIB), &host(), false).unwrap();
-    assert_eq!(ladder_of(&plan)[0], "uring direct registered");
+    assert_eq!(methods_of(&plan)[0], "uring direct registered");
     // The caller's memory, with an address that does not match the offset.
     let request = Asked {
         kind: Kind::Caller,
@@ -783,16 +783,16 @@ fn memory_that_direct_reads_cannot_fill_uses_bounce_buffers() {
         ..Asked::default()
     };
     let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
-    assert_eq!(ladder_of(&plan), bounces);
+    assert_eq!(methods_of(&plan), bounces);
     // No benefit if all of it is cached, or without direct I/O.
     let plan = plan_for(&dma_buf(false), &file(GIB), &host(), true).unwrap();
-    assert_eq!(ladder_of(&plan), ["threads buffered"]);
+    assert_eq!(methods_of(&plan), ["threads buffered"]);
     let refused = File {
         direct_refused: Some("tmpfs".to_string()),
         ..file(GIB)
     };
     let plan = plan_for(&dma_buf(false), &refused, &host(), false).unwrap();
-    assert_eq!(ladder_of(&plan), ["threads buffered"]);
+    assert_eq!(methods_of(&plan), ["threads buffered"]);
 }
 
 #[test]
@@ -883,7 +883,7 @@ fn a_bounce_ring_fits_into_a_low_pin_limit() {
     let plan = plan_for(&request(None), &file(GIB), &host, false).unwrap();
     assert!(plan.first().registered);
     let plan = plan_for(&request(Some(17)), &file(GIB), &host, false).unwrap();
-    assert_eq!(ladder_of(&plan)[0], "bounce direct");
+    assert_eq!(methods_of(&plan)[0], "bounce direct");
     let why = why(&plan, "not", "bounce direct registered");
     assert_eq!(
         why,
@@ -1003,8 +1003,8 @@ fn udmabufs_use_base_pages_if_the_kernel_maps_other_pages_wrongly() {
 }
 
 /// A request for a dma-buf of dmafile.ko.
-fn of_ko(kind: Kind) -> Asked {
-    let ko = Ko {
+fn of_module(kind: Kind) -> Asked {
+    let module = ModuleFacts {
         features: 0xf,
         max_buffer: 16 * GIB,
         chunk: 32 * MIB,
@@ -1015,7 +1015,7 @@ fn of_ko(kind: Kind) -> Asked {
     Asked {
         kind,
         dma_buf: Some(DmaBufFacts {
-            ko: Some(ko),
+            module: Some(module),
             ..DmaBufFacts::default()
         }),
         ..Asked::default()
@@ -1024,10 +1024,10 @@ fn of_ko(kind: Kind) -> Asked {
 
 #[test]
 fn dmafile_ko_fills_only_its_own_dma_bufs() {
-    let request = of_ko(Kind::Dmafile);
+    let request = of_module(Kind::Module);
     let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
     let want = ["module direct", "module buffered", "threads buffered"];
-    assert_eq!(ladder_of(&plan), want);
+    assert_eq!(methods_of(&plan), want);
     assert!(plan.fused && plan.allocation == Allocation::Ahead);
     assert_eq!((plan.chunk, plan.queue_depth), (Some(32 * MIB), Some(4)));
     assert!(why(&plan, "allocation", "ahead").contains("in one call"));
@@ -1044,10 +1044,10 @@ fn dmafile_ko_fills_only_its_own_dma_bufs() {
     // An existing one is not allocated.
     let exists = Asked {
         existing: Some(full_memory()),
-        ..of_ko(Kind::Memfd)
+        ..of_module(Kind::Memfd)
     };
     let plan = plan_for(&exists, &file(GIB), &host(), false).unwrap();
-    assert_eq!(ladder_of(&plan), want);
+    assert_eq!(methods_of(&plan), want);
     assert!(!plan.fused && plan.allocation == Allocation::InRead);
 
     // It does not work with other memory.
@@ -1057,7 +1057,7 @@ fn dmafile_ko_fills_only_its_own_dma_bufs() {
     };
     let error = plan_for(&asked, &file(GIB), &host(), false).unwrap_err();
     assert!(
-        error.to_string().contains("to=dmafile (EOPNOTSUPP)"),
+        error.to_string().contains("to=module (EOPNOTSUPP)"),
         "{error}"
     );
 }
@@ -1076,12 +1076,12 @@ fn dmafile_ko_reads_directly_unless_most_bytes_are_cached() {
         };
         let request = Asked {
             io,
-            ..of_ko(Kind::Dmafile)
+            ..of_module(Kind::Module)
         };
         decide(&request, &file(GIB), &host(), &layout).unwrap()
     };
     let mostly = plan(600 * MIB, Io::Auto);
-    assert_eq!(ladder_of(&mostly), ["module buffered", "threads buffered"]);
+    assert_eq!(methods_of(&mostly), ["module buffered", "threads buffered"]);
     assert!(why(&mostly, "io", "buffered").contains("629145600 of 1073741824 bytes are cached"));
     let hardly = plan(400 * MIB, Io::Auto);
     assert_eq!(hardly.first().to_string(), "module direct");
@@ -1089,13 +1089,13 @@ fn dmafile_ko_reads_directly_unless_most_bytes_are_cached() {
     assert_eq!((mostly.to_copy, mostly.to_read), (600 * MIB, 424 * MIB));
     assert_eq!((hardly.to_copy, hardly.to_read), (0, GIB));
     assert_eq!((mostly.io(), hardly.io()), (Io::Buffered, Io::Direct));
-    assert_eq!(ladder_of(&plan(GIB, Io::Direct)), ["module direct"]);
+    assert_eq!(methods_of(&plan(GIB, Io::Direct)), ["module direct"]);
     assert_eq!(plan(GIB, Io::Auto).io(), Io::Buffered);
 }
 
 #[test]
 fn a_file_with_holes_is_allocated_before_it_is_read() {
-    let request = of_ko(Kind::Dmafile);
+    let request = of_module(Kind::Module);
     let run = |start, end| Run {
         start,
         end,
@@ -1142,7 +1142,7 @@ fn a_heap_that_supports_it_reads_whole_files() {
         "bounce direct",
         "threads buffered",
     ];
-    assert_eq!(ladder_of(&plan), want);
+    assert_eq!(methods_of(&plan), want);
     assert!(plan.fused && plan.allocation == Allocation::Ahead);
     assert!(why(&plan, "allocation", "ahead").contains("the heap allocates and reads"));
     let cached = plan_for(&of_heap(), &file(GIB), &host(), true).unwrap();
@@ -1189,7 +1189,7 @@ fn copy_file_range_is_used_if_the_kernel_supports_it() {
         "copy-file-range buffered",
         "threads buffered",
     ];
-    assert_eq!(ladder_of(&plan), want);
+    assert_eq!(methods_of(&plan), want);
     assert_eq!(plan.block, Some(64 << 20));
     let cached = plan_for(&there(true), &file(GIB), &host(), true).unwrap();
     assert_eq!(cached.first().to_string(), "copy-file-range buffered");
@@ -1286,7 +1286,7 @@ fn a_plan_has_only_the_sizes_that_will_be_used() {
             "4M 2 null null 2 null",
         ),
         (copies, false, "64M 1 null 512 null null"),
-        (of_ko(Kind::Dmafile), false, "null 4 32M 512 null null"),
+        (of_module(Kind::Module), false, "null 4 32M 512 null null"),
         (
             with(Some(heap_reads), heap),
             false,

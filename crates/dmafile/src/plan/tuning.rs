@@ -1,9 +1,9 @@
 //! How much is moved at once: block, queue depth, chunk.
 
+use super::Attempt;
 use super::MOST_THREADS;
-use super::Rung;
 use super::allocation::allocators;
-use super::ladder::WantedRange;
+use super::methods::WantedRange;
 use crate::error::{Error, Result};
 use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
@@ -56,13 +56,13 @@ impl LoadTuning {
         file: &File,
         host: &Host,
         target: &MemoryTarget,
-        ladder: &[Rung],
+        methods: &[Attempt],
         wanted: WantedRange,
         log: &Reasons,
     ) -> Result<Self> {
-        let first = ladder[0];
+        let first = methods[0];
         let alone = drop_behind(request, file, host, first, wanted, log);
-        let block = block(request, file, ladder, alone)?;
+        let block = block(request, file, methods, alone)?;
         let mut queue_depth = request.queue_depth.unwrap_or(DIRECT_DEPTH);
         let most = u32::try_from(LARGEST_RING / block)
             .unwrap_or(u32::MAX)
@@ -76,8 +76,8 @@ impl LoadTuning {
             // One call after another.
             queue_depth = 1;
         }
-        let ko = target.ko().filter(|_| first.method == Method::Module);
-        let usual = ko.map_or(DEFAULT_CHUNK, |ko| ko.chunk);
+        let module = target.module().filter(|_| first.method == Method::Module);
+        let usual = module.map_or(DEFAULT_CHUNK, |module| module.chunk);
         let mut chunk = request.chunk.unwrap_or(usual).max(block);
         if request.chunk.is_some_and(|asked| asked < block) {
             let asked = request.chunk.unwrap_or(0);
@@ -86,17 +86,20 @@ impl LoadTuning {
                 format!("{asked} is out of range: {block} (a block) to {}", i64::MAX),
             ));
         }
-        if let Some(ko) = ko {
-            if chunk > ko.max_chunk {
+        if let Some(module) = module {
+            if chunk > module.max_chunk {
                 let why = "the most that dmafile.ko allocates at a time";
-                log.add("chunk", ko.max_chunk, why);
-                chunk = ko.max_chunk;
+                log.add("chunk", module.max_chunk, why);
+                chunk = module.max_chunk;
             }
-            if request.queue_depth.is_some_and(|asked| asked != ko.depth) {
+            if request
+                .queue_depth
+                .is_some_and(|asked| asked != module.depth)
+            {
                 let why = "chunks in flight: dmafile.ko's parameter depth";
-                log.add("depth", ko.depth, why);
+                log.add("depth", module.depth, why);
             }
-            queue_depth = ko.depth;
+            queue_depth = module.depth;
         }
         if first.method == Method::HeapRead
             && (request.chunk.is_some() || request.queue_depth.is_some())
@@ -128,7 +131,7 @@ fn drop_behind(
     request: &Request,
     file: &File,
     host: &Host,
-    first: Rung,
+    first: Attempt,
     wanted: WantedRange,
     log: &Reasons,
 ) -> Option<u64> {
@@ -153,15 +156,15 @@ fn drop_behind(
     None
 }
 
-fn block(request: &Request, file: &File, ladder: &[Rung], alone: Option<u64>) -> Result<u64> {
-    let first = ladder[0];
+fn block(request: &Request, file: &File, methods: &[Attempt], alone: Option<u64>) -> Result<u64> {
+    let first = methods[0];
     let block = request.block.or(alone).unwrap_or(match first.method {
         Method::Bounce => BOUNCE_BLOCK.next_multiple_of(file.align),
         Method::CopyFileRange => COPY_BLOCK,
         _ if first.direct => DIRECT_BLOCK.next_multiple_of(file.align),
         _ => BUFFERED_BLOCK,
     });
-    if ladder.iter().any(|rung| rung.direct) && !block.is_multiple_of(file.align) {
+    if methods.iter().any(|attempt| attempt.direct) && !block.is_multiple_of(file.align) {
         return Err(Error::usage(
             Opt::Block,
             format!(

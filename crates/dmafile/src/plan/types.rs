@@ -14,7 +14,7 @@ pub(crate) const MOST_WORKERS: u32 = 64;
 /// One method of the list that is tried in order, with its I/O mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Rung {
+pub struct Attempt {
     /// The method.
     pub method: Method,
     /// True if it bypasses the page cache.
@@ -23,7 +23,7 @@ pub struct Rung {
     pub registered: bool,
 }
 
-impl Rung {
+impl Attempt {
     /// Reads go directly to their final place, in whole units of the file's direct I/O alignment.
     pub(crate) fn lands_whole(self) -> bool {
         self.direct && self.method != Method::Bounce && !self.moves_in_one_call()
@@ -43,7 +43,7 @@ impl Rung {
     }
 }
 
-impl std::fmt::Display for Rung {
+impl std::fmt::Display for Attempt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
@@ -75,7 +75,7 @@ pub struct Plan {
     /// The page size that will be tried.
     pub pages: Pages,
     /// Methods in the order in which they are tried: the first is the choice, the others are fallbacks.
-    pub ladder: Vec<Rung>,
+    pub methods: Vec<Attempt>,
     /// Bytes per operation; `None` if the kernel decides.
     pub block: Option<u64>,
     /// Maximum number of operations in flight; for dmafile.ko, of chunks. `None` if the kernel decides.
@@ -124,8 +124,8 @@ pub struct Plan {
 
 impl Plan {
     /// The method that is tried first.
-    pub fn first(&self) -> Rung {
-        self.ladder[0]
+    pub fn first(&self) -> Attempt {
+        self.methods[0]
     }
 
     /// Copies the sizes that the first method will use from the tuning into the plan.
@@ -136,8 +136,8 @@ impl Plan {
         let moves = in_one_call || self.to_read > 0;
         let copies = !in_one_call && self.to_copy > 0;
         let ahead = self.allocation == Allocation::Ahead;
-        let by_ko = first.method == Method::Module;
-        let cuts = !by_ko && first.method != Method::HeapRead;
+        let by_module = first.method == Method::Module;
+        let cuts = !by_module && first.method != Method::HeapRead;
         self.block = (cuts && (moves || copies)).then_some(tuning.block);
         self.queue_depth = match first.method {
             Method::HeapRead => None,
@@ -145,7 +145,7 @@ impl Plan {
             _ if copies => Some(self.workers_for_copies() as u32),
             _ => None,
         };
-        self.chunk = (by_ko || (cuts && ahead)).then_some(tuning.chunk);
+        self.chunk = (by_module || (cuts && ahead)).then_some(tuning.chunk);
         self.align = (first.direct && moves).then_some(tuning.align);
         self.threads = match (first.method, first.direct) {
             _ if copies => Some(self.workers_for_copies()),
@@ -188,8 +188,8 @@ impl Plan {
     /// # Errors
     /// EOPNOTSUPP if no method is left.
     pub(crate) fn through_ring(&mut self) -> Result<()> {
-        self.ladder.retain(|rung| !rung.registered);
-        if self.ladder.is_empty() {
+        self.methods.retain(|attempt| !attempt.registered);
+        if self.methods.is_empty() {
             let why = "it cannot read into a ring";
             return Err(Error::new(Opt::Method.set(Method::Premap), why)
                 .with_errno(rustix::io::Errno::OPNOTSUPP)
@@ -211,19 +211,19 @@ impl Plan {
     }
 
     /// Maximum number of operations that a method has in flight.
-    fn concurrency(&self, rung: Rung) -> u32 {
-        match rung.method {
+    fn concurrency(&self, attempt: Attempt) -> u32 {
+        match attempt.method {
             Method::Uring | Method::Premap | Method::Module => self.tuning.queue_depth,
-            Method::Bounce if rung.registered => self.tuning.queue_depth,
-            Method::Threads | Method::Bounce => self.workers(rung) as u32,
+            Method::Bounce if attempt.registered => self.tuning.queue_depth,
+            Method::Threads | Method::Bounce => self.workers(attempt) as u32,
             _ => 1,
         }
     }
 
     /// Number of threads that read at once with the method `threads`.
-    pub(crate) fn workers(&self, rung: Rung) -> usize {
+    pub(crate) fn workers(&self, attempt: Attempt) -> usize {
         let tuning = self.tuning;
-        match rung.direct {
+        match attempt.direct {
             true => tuning.queue_depth.min(MOST_WORKERS) as usize,
             false if self.bytes <= tuning.block || tuning.drop_behind => 1,
             false => tuning.threads,

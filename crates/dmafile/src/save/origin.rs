@@ -5,7 +5,7 @@ use super::overlap::Stored;
 use super::parts::{OpenParts, OriginPart};
 use crate::control::CancelToken;
 use crate::error::{Error, Result, Verb};
-use crate::exporter::ko::{self, Ko};
+use crate::exporter::module::{self, ModuleFacts};
 use crate::message::Opt;
 use crate::source::{self, Source};
 use crate::sync::lock;
@@ -158,7 +158,7 @@ pub(super) struct DmaBufOrigin {
     /// Why its mapping cannot be pinned, so that no device can read from its addresses.
     unpinnable: OnceLock<Option<Errno>>,
     /// dmafile.ko, if it created the dma-buf.
-    pub(super) ko: Option<Ko>,
+    pub(super) module: Option<ModuleFacts>,
 }
 
 /// A pipe, and how far it has been read.
@@ -705,8 +705,8 @@ fn of_descriptor(
 fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body<'static>, Option<u64>, &'static str)> {
     let ask = |errno| Error::os("cannot query the dma-buf", errno);
     let bytes = dmabuf::size(fd.as_fd()).map_err(ask)?;
-    let ko = ko::behind(fd.as_fd());
-    let ko = ko.filter(|ko| ko.features & sys::ko::FEATURE_WRITE != 0);
+    let module = module::behind(fd.as_fd());
+    let module = module.filter(|module| module.features & sys::module::FEATURE_WRITE != 0);
     let memory = DescriptorMemory {
         fd: Arc::clone(fd),
         map: OnceLock::new(),
@@ -715,7 +715,7 @@ fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body<'static>, Option<u64>, &'static
         dma_buf: Some(DmaBufOrigin {
             bytes,
             unpinnable: OnceLock::new(),
-            ko,
+            module,
         }),
     };
     Ok((Body::Memory(memory), Some(bytes), "dma-buf"))

@@ -13,7 +13,7 @@ use crate::facts::Host;
 use crate::flow::meter::Meter;
 use crate::folder::{Folder, split};
 use crate::options::{Io, Method};
-use crate::plan::Rung;
+use crate::plan::Attempt;
 use crate::reasons::Reasons;
 use crate::sync::{self, lock};
 use crate::sys::map::{Borrowed, Mapping, page_size};
@@ -167,9 +167,9 @@ impl PartMemory {
             meter: &meter,
             log: &log,
         };
-        let rung = transfer.walk(runs.to_vec(), to.grain(), None, &EdgeBytes::default())?;
-        if rung != first {
-            self.start_at(rung);
+        let attempt = transfer.walk(runs.to_vec(), to.grain(), None, &EdgeBytes::default())?;
+        if attempt != first {
+            self.start_at(attempt);
         }
         Ok(())
     }
@@ -196,9 +196,9 @@ impl PartMemory {
         let decided = plan::decide(&wanted, origin, &to.to, &how.host, &runs, &log);
         let mut plan = decided.map_err(|error| error.of(Verb::Record))?;
         // What is written only once does not benefit from being registered.
-        let once = |rung: &Rung| rung.method != Method::Uring || !rung.registered;
-        if plan.ladder.iter().any(once) {
-            plan.ladder.retain(once);
+        let once = |attempt: &Attempt| attempt.method != Method::Uring || !attempt.registered;
+        if plan.methods.iter().any(once) {
+            plan.methods.retain(once);
         }
         let plan = Arc::new(plan);
         *known = Some((phase, Arc::clone(&plan)));
@@ -206,11 +206,11 @@ impl PartMemory {
     }
 
     /// A method that was refused once is not tried for later parts.
-    fn start_at(&self, rung: Rung) {
+    fn start_at(&self, attempt: Attempt) {
         if let Some((_, plan)) = &mut *lock(&self.plan) {
             let mut shorter = SavePlan::clone(plan);
-            if let Some(first) = shorter.ladder.iter().position(|other| *other == rung) {
-                shorter.ladder.drain(..first);
+            if let Some(first) = shorter.methods.iter().position(|other| *other == attempt) {
+                shorter.methods.drain(..first);
             }
             *plan = Arc::new(shorter);
         }

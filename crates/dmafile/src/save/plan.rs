@@ -9,8 +9,8 @@ use crate::facts::{Host, premap};
 use crate::message::{Message, Opt, message};
 use crate::options::{Io, Method};
 use crate::plan::{
-    BOUNCE_BLOCK, BUFFERED_BLOCK, COPY_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, LARGEST_RING,
-    MOST_THREADS, MOST_WORKERS, PinnedBytes, Rung, no_uring,
+    Attempt, BOUNCE_BLOCK, BUFFERED_BLOCK, COPY_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, LARGEST_RING,
+    MOST_THREADS, MOST_WORKERS, PinnedBytes, no_uring,
 };
 use crate::reasons::{Reason, Reasons};
 use crate::sys::{Errno, file};
@@ -51,7 +51,7 @@ pub struct SavePlan {
     /// True if the file is on the disk before the save returns.
     pub sync: bool,
     /// Methods in the order in which they are tried: the first is the choice, the others are fallbacks.
-    pub ladder: Vec<Rung>,
+    pub methods: Vec<Attempt>,
     /// Bytes per operation.
     pub block: u64,
     /// Maximum number of operations in flight.
@@ -86,27 +86,27 @@ pub(super) struct SaveTuning {
 
 impl SavePlan {
     /// The method that is tried first.
-    pub fn first(&self) -> Rung {
-        self.ladder[0]
+    pub fn first(&self) -> Attempt {
+        self.methods[0]
     }
 
     /// Bytes per operation of a method.
-    pub(super) fn block_of(&self, rung: Rung) -> u64 {
-        self.tuning.block_of(rung)
+    pub(super) fn block_of(&self, attempt: Attempt) -> u64 {
+        self.tuning.block_of(attempt)
     }
 
     /// Size of a block of the bounce ring; for several parts, it carries those that cannot be written
     /// from where they are.
-    pub(super) fn ring_block_of(&self, rung: Rung) -> u64 {
+    pub(super) fn ring_block_of(&self, attempt: Attempt) -> u64 {
         let tuning = self.tuning;
         tuning
-            .block_of(rung)
+            .block_of(attempt)
             .min(BOUNCE_BLOCK.next_multiple_of(tuning.grain))
     }
 
     /// Maximum number of operations that a method has in flight.
-    pub(super) fn depth_of(&self, rung: Rung) -> u32 {
-        self.tuning.depth_of(rung)
+    pub(super) fn depth_of(&self, attempt: Attempt) -> u32 {
+        self.tuning.depth_of(attempt)
     }
 }
 
@@ -119,19 +119,19 @@ impl SavePlan {
 }
 
 impl SaveTuning {
-    fn block_of(self, rung: Rung) -> u64 {
-        let usual = match rung.method {
+    fn block_of(self, attempt: Attempt) -> u64 {
+        let usual = match attempt.method {
             Method::Bounce => BOUNCE_BLOCK,
             Method::Module | Method::CopyFileRange => COPY_BLOCK,
-            _ if rung.direct => DIRECT_BLOCK,
+            _ if attempt.direct => DIRECT_BLOCK,
             _ => BUFFERED_BLOCK,
         };
         self.block.unwrap_or(usual.next_multiple_of(self.grain))
     }
 
-    fn depth_of(self, rung: Rung) -> u32 {
-        let ring = u32::try_from(LARGEST_RING / self.block_of(rung)).unwrap_or(u32::MAX);
-        match (rung.method, rung.direct) {
+    fn depth_of(self, attempt: Attempt) -> u32 {
+        let ring = u32::try_from(LARGEST_RING / self.block_of(attempt)).unwrap_or(u32::MAX);
+        match (attempt.method, attempt.direct) {
             (Method::Module | Method::CopyFileRange, _) => 1,
             (Method::Bounce, _) => self.depth.min(ring.max(1)),
             (Method::Threads, true) => self.depth.min(MOST_WORKERS),
@@ -156,12 +156,12 @@ pub(super) fn decide(
         false => origin.bytes.map_or(0, |bytes| bytes.saturating_sub(data)),
     };
     let by_address = match wanted.method {
-        Method::Auto | Method::Module if ko_has_made(origin) => {
+        Method::Auto | Method::Module if module_has_made(origin) => {
             Err("dmafile.ko asks for no address".into())
         }
         _ => by_address(origin, to, runs, holes > 0),
     };
-    let mut ladder = ladder(wanted, origin, to, host, &by_address, log)?;
+    let mut methods = methods(wanted, origin, to, host, &by_address, log)?;
     let tuning = SaveTuning {
         block: wanted.block,
         depth: wanted.queue_depth.unwrap_or(DIRECT_DEPTH),
@@ -170,7 +170,7 @@ pub(super) fn decide(
         node: host.node,
     };
     if let Some(block) = wanted.block
-        && ladder.iter().any(|rung| rung.direct)
+        && methods.iter().any(|attempt| attempt.direct)
         && !block.is_multiple_of(to.grain)
     {
         let why = format!(
@@ -179,8 +179,8 @@ pub(super) fn decide(
         );
         return Err(Error::usage(Opt::Block, why));
     }
-    let window = window(&mut ladder, tuning, origin, host, log);
-    let first = ladder[0];
+    let window = window(&mut methods, tuning, origin, host, log);
+    let first = methods[0];
     match (to.direct(), wanted.io) {
         (Err(why), Io::Auto) => log.add("io", Io::Buffered, why),
         (_, Io::Auto) if first.direct => {
@@ -217,13 +217,13 @@ pub(super) fn decide(
         by_address: by_address.is_ok() || holes == 0,
         window,
         reasons: log.list(),
-        ladder,
+        methods,
         tuning,
     })
 }
 
-fn rung(method: Method, direct: bool, registered: bool) -> Rung {
-    Rung {
+fn attempt(method: Method, direct: bool, registered: bool) -> Attempt {
+    Attempt {
         method,
         direct,
         registered,
@@ -231,31 +231,31 @@ fn rung(method: Method, direct: bool, registered: bool) -> Rung {
 }
 
 /// The methods to try, in order, with the reasons for those left out.
-fn ladder(
+fn methods(
     wanted: &SaveRequest,
     origin: &Opened<'_>,
     to: &To,
     host: &Host,
     by_address: &Result<(), Message>,
     log: &Reasons,
-) -> Result<Vec<Rung>> {
+) -> Result<Vec<Attempt>> {
     let uring = [
-        rung(Method::Uring, true, true),
-        rung(Method::Uring, true, false),
+        attempt(Method::Uring, true, true),
+        attempt(Method::Uring, true, false),
     ];
     let bounce = [
-        rung(Method::Bounce, true, true),
-        rung(Method::Bounce, true, false),
+        attempt(Method::Bounce, true, true),
+        attempt(Method::Bounce, true, false),
     ];
-    let premap = rung(Method::Premap, true, true);
-    let last = rung(Method::Threads, false, false);
-    let both = |method| vec![rung(method, true, false), rung(method, false, false)];
+    let premap = attempt(Method::Premap, true, true);
+    let last = attempt(Method::Threads, false, false);
+    let both = |method| vec![attempt(method, true, false), attempt(method, false, false)];
     let memory = origin.memory();
     let dma_buf = memory.and_then(|memory| memory.dma_buf.as_ref());
     let copies = memory.is_some_and(|memory| copies(memory, to));
     let through = || bounce.into_iter().chain([last]);
-    let all: Vec<Rung> = match wanted.method {
-        Method::Auto if ko_has_made(origin) => {
+    let all: Vec<Attempt> = match wanted.method {
+        Method::Auto if module_has_made(origin) => {
             both(Method::Module).into_iter().chain(through()).collect()
         }
         Method::Auto if dma_buf.is_some() => {
@@ -270,7 +270,7 @@ fn ladder(
             all.into_iter().chain(through()).collect()
         }
         Method::Auto if origin.parts().is_some() => {
-            let direct = [uring[1], rung(Method::Threads, true, false)];
+            let direct = [uring[1], attempt(Method::Threads, true, false)];
             match by_address {
                 Ok(()) => direct.into_iter().chain(through()).collect(),
                 Err(why) => {
@@ -280,7 +280,12 @@ fn ladder(
             }
         }
         Method::Auto => match by_address {
-            Ok(()) => vec![uring[0], uring[1], rung(Method::Threads, true, false), last],
+            Ok(()) => vec![
+                uring[0],
+                uring[1],
+                attempt(Method::Threads, true, false),
+                last,
+            ],
             Err(why) => {
                 if memory.is_some() {
                     log.add("not", uring[1], why.clone());
@@ -288,7 +293,7 @@ fn ladder(
                 through().collect()
             }
         },
-        Method::Uring => vec![uring[0], uring[1], rung(Method::Uring, false, false)],
+        Method::Uring => vec![uring[0], uring[1], attempt(Method::Uring, false, false)],
         Method::Threads => both(Method::Threads),
         Method::Bounce => through().collect(),
         Method::Premap => vec![premap],
@@ -304,25 +309,26 @@ fn ladder(
     };
     let mut left_out = None;
     let mut kept = Vec::new();
-    for rung in all {
-        let why = match (wanted.io, rung.direct) {
+    for attempt in all {
+        let why = match (wanted.io, attempt.direct) {
             (Io::Direct, false) | (Io::Buffered, true) => continue,
             (_, true) => to.direct().map(drop).map_err(Message::from),
             _ => Ok(()),
         }
         .and_then(|()| match no_uring(host, &to.file_system, to.align_told) {
-            Some(why) if rung.registered || rung.method == Method::Uring => Err(why.into()),
+            Some(why) if attempt.registered || attempt.method == Method::Uring => Err(why.into()),
             _ => Ok(()),
         })
-        .and_then(|()| match rung.method {
+        .and_then(|()| match attempt.method {
             // Parts that are not aligned go through a ring.
-            Method::Uring | Method::Threads if origin.parts().is_some() => match rung.registered {
+            Method::Uring | Method::Threads if origin.parts().is_some() => match attempt.registered
+            {
                 true => Err("each part is written only once".into()),
                 false => Ok(()),
             },
             Method::Uring => by_address.clone(),
-            Method::Threads if rung.direct => by_address.clone(),
-            Method::Module if !ko_has_made(origin) => {
+            Method::Threads if attempt.direct => by_address.clone(),
+            Method::Module if !module_has_made(origin) => {
                 Err("dmafile.ko writes its own dma-bufs only".into())
             }
             Method::CopyFileRange if !copies => {
@@ -332,24 +338,24 @@ fn ladder(
             _ => Ok(()),
         })
         .and_then(|()| match memory.and_then(|memory| memory.unregistrable) {
-            Some(why) if rung.registered && rung.method == Method::Uring => Err(why.into()),
+            Some(why) if attempt.registered && attempt.method == Method::Uring => Err(why.into()),
             _ => Ok(()),
         });
         match why {
-            Ok(()) => kept.push(rung),
+            Ok(()) => kept.push(attempt),
             Err(why) => {
-                log.add("not", rung, why.clone());
-                left_out.get_or_insert((rung, why));
+                log.add("not", attempt, why.clone());
+                left_out.get_or_insert((attempt, why));
             }
         }
     }
     if kept.is_empty() {
-        let (rung, why) = left_out.unwrap_or((
-            rung(wanted.method, false, false),
+        let (attempt, why) = left_out.unwrap_or((
+            attempt(wanted.method, false, false),
             message!["no method supports this I/O mode (", Opt::Io, ")"],
         ));
         return Err(Error::new("cannot save this way", why)
-            .at(format!("{rung} of {}", wanted.from))
+            .at(format!("{attempt} of {}", wanted.from))
             .with_errno(Errno::OPNOTSUPP)
             .with_remedy(message![
                 "leave ",
@@ -392,9 +398,9 @@ fn by_address(
 }
 
 /// Whether it is a dma-buf of dmafile.ko, which the module can write by itself.
-fn ko_has_made(origin: &Opened<'_>) -> bool {
+fn module_has_made(origin: &Opened<'_>) -> bool {
     let dma_buf = origin.memory().and_then(|memory| memory.dma_buf.as_ref());
-    dma_buf.is_some_and(|dma_buf| dma_buf.ko.is_some())
+    dma_buf.is_some_and(|dma_buf| dma_buf.module.is_some())
 }
 
 /// Whether the kernel can copy from the memory to the file by itself.
@@ -416,16 +422,16 @@ fn maps_once(memory: Option<&DescriptorMemory>, to: &To) -> Result<(), Message> 
 /// The size of a window of registered buffers; removes methods for which the limit on pinned memory is
 /// too low.
 fn window(
-    ladder: &mut Vec<Rung>,
+    methods: &mut Vec<Attempt>,
     tuning: SaveTuning,
     origin: &Opened<'_>,
     host: &Host,
     log: &Reasons,
 ) -> u64 {
     let limit = host.pin_limit();
-    let pinned = |rung: &Rung| {
-        let in_flight = tuning.block_of(*rung) * u64::from(tuning.depth_of(*rung));
-        match (rung.registered, rung.method) {
+    let pinned = |attempt: &Attempt| {
+        let in_flight = tuning.block_of(*attempt) * u64::from(tuning.depth_of(*attempt));
+        match (attempt.registered, attempt.method) {
             (true, Method::Bounce) => Some(PinnedBytes::ring(in_flight)),
             (true, Method::Uring) => {
                 let page = origin.memory().map_or(host.page, |memory| memory.page);
@@ -435,25 +441,25 @@ fn window(
             _ => None,
         }
     };
-    let exceeds = |rung: &Rung| pinned(rung).and_then(|pinned| pinned.exceeds(limit));
-    let too_large: Vec<_> = ladder
+    let exceeds = |attempt: &Attempt| pinned(attempt).and_then(|pinned| pinned.exceeds(limit));
+    let too_large: Vec<_> = methods
         .iter()
-        .filter_map(|rung| Some((*rung, exceeds(rung)?)))
+        .filter_map(|attempt| Some((*attempt, exceeds(attempt)?)))
         .collect();
-    if too_large.len() < ladder.len() {
-        for (rung, why) in too_large {
-            log.add("not", rung, why);
-            ladder.retain(|other| *other != rung);
+    if too_large.len() < methods.len() {
+        for (attempt, why) in too_large {
+            log.add("not", attempt, why);
+            methods.retain(|other| *other != attempt);
         }
     }
-    let by_windows = |rung: &&Rung| rung.registered && rung.method == Method::Uring;
-    let first = ladder.iter().find(by_windows).and_then(pinned);
+    let by_windows = |attempt: &&Attempt| attempt.registered && attempt.method == Method::Uring;
+    let first = methods.iter().find(by_windows).and_then(pinned);
     first.map_or(0, |pinned| pinned.window(limit))
 }
 
 /// The reason for choosing a method.
-fn describe(rung: Rung, asked: Method, origin: &Opened<'_>) -> String {
-    let what = match (rung.method, rung.direct, rung.registered) {
+fn describe(attempt: Attempt, asked: Method, origin: &Opened<'_>) -> String {
+    let what = match (attempt.method, attempt.direct, attempt.registered) {
         (Method::Uring, true, true) => "the disk reads from registered memory, no copy",
         (Method::Uring, true, false) => "the disk reads from the memory, no copy",
         (Method::Uring, false, _) => "io_uring's workers copy to the page cache",

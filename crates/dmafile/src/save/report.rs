@@ -5,9 +5,9 @@ use crate::flow::clock::{Clock, Cpu};
 use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace;
 use crate::options::{Io, Method};
-use crate::plan::Rung;
+use crate::plan::Attempt;
 use crate::reasons::{Reason, Reasons};
-use crate::sys::ko;
+use crate::sys::module;
 use crate::verify::Verified;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -66,7 +66,7 @@ impl SaveReport {
         meter: &Meter<'_>,
         clock: &Clock,
         log: &Reasons,
-        (rung, verify): (Rung, Option<Verified>),
+        (attempt, verify): (Attempt, Option<Verified>),
     ) -> Self {
         if let Some((choice, why)) = modes(meter.modes()) {
             log.add("mode", choice, why);
@@ -82,9 +82,9 @@ impl SaveReport {
             bytes,
             offset: plan.offset,
             seconds,
-            method: rung.method,
+            method: attempt.method,
             io: match (direct, buffered) {
-                (0, 0) if rung.direct => Io::Direct,
+                (0, 0) if attempt.direct => Io::Direct,
                 (0, _) => Io::Buffered,
                 (_, 0) => Io::Direct,
                 _ => Io::Auto,
@@ -115,16 +115,16 @@ impl SaveReport {
 fn modes(mode: u32) -> Option<(String, String)> {
     let all = [
         (
-            ko::DIRECT,
+            module::DIRECT,
             "direct",
             "the disk read from the buffer's pages",
         ),
         (
-            ko::BOUNCED,
+            module::BOUNCED,
             "bounced",
             "a copy, and direct writes from there",
         ),
-        (ko::BUFFERED, "buffered", "copied to the page cache"),
+        (module::BUFFERED, "buffered", "copied to the page cache"),
     ];
     let had: Vec<_> = all.iter().filter(|(bit, ..)| mode & bit != 0).collect();
     let words: Vec<_> = had.iter().map(|one| one.1).collect();

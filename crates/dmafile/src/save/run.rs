@@ -19,7 +19,7 @@ use crate::flow::trace::ROW_VERIFY;
 use crate::message::message;
 use crate::method::Stop;
 use crate::options::{Io, Method};
-use crate::plan::Rung;
+use crate::plan::Attempt;
 use crate::reasons::Reasons;
 use crate::sync::{self, lock};
 use crate::sys::file;
@@ -163,7 +163,7 @@ impl<'m> Save<'m> {
             meter: &meter,
             log,
         };
-        let (rung, verified, edges) = transfer.run()?;
+        let (attempt, verified, edges) = transfer.run()?;
         drop(access);
 
         let start = meter.now();
@@ -187,7 +187,7 @@ impl<'m> Save<'m> {
             &meter,
             clock,
             log,
-            (rung, verified),
+            (attempt, verified),
         ))
     }
 
@@ -268,7 +268,7 @@ pub(super) struct SaveTransfer<'a> {
 impl SaveTransfer<'_> {
     /// Writes every byte, or fails. Either way nothing is in flight when it returns. Returns the last
     /// method, the checksum, and what was written through the page cache at either end of runs.
-    fn run(&self) -> Result<(Rung, Option<Verified>, Vec<FileRange>)> {
+    fn run(&self) -> Result<(Attempt, Option<Verified>, Vec<FileRange>)> {
         let data: Vec<FileRange> = self
             .runs
             .iter()
@@ -289,7 +289,7 @@ impl SaveTransfer<'_> {
                 true => Some(&pass),
                 false => None,
             };
-            let (rung, edges) = self.write(passing)?;
+            let (attempt, edges) = self.write(passing)?;
             let digest = hash.map(|hash| {
                 let mut hash = hash
                     .into_inner()
@@ -299,7 +299,7 @@ impl SaveTransfer<'_> {
                 }
                 Ok(hash.hex())
             });
-            return Ok((rung, self.judge(check, digest.transpose()?)?, edges));
+            return Ok((attempt, self.judge(check, digest.transpose()?)?, edges));
         }
         let over = AtomicBool::new(false);
         let stopped = || over.load(Ordering::Relaxed) || self.cancel.is_set();
@@ -331,11 +331,11 @@ impl SaveTransfer<'_> {
             };
             (wrote, digest)
         });
-        let (rung, edges) = wrote?;
+        let (attempt, edges) = wrote?;
         if self.cancel.is_set() {
             return Err(self.cancelled());
         }
-        Ok((rung, self.judge(check, digest?)?, edges))
+        Ok((attempt, self.judge(check, digest?)?, edges))
     }
 
     /// The offset in the origin of a byte of the target.
@@ -343,8 +343,8 @@ impl SaveTransfer<'_> {
         at - self.at + self.origin.start
     }
 
-    fn write(&self, hash: Passing<'_>) -> Result<(Rung, Vec<FileRange>)> {
-        let direct = self.plan.ladder.iter().any(|rung| rung.direct);
+    fn write(&self, hash: Passing<'_>) -> Result<(Attempt, Vec<FileRange>)> {
+        let direct = self.plan.methods.iter().any(|attempt| attempt.direct);
         let grain = if direct { self.to.grain } else { 1 };
         let kept = EdgeBytes::default();
         let (main, mut edges) = match self.origin.is_stream() {
@@ -356,7 +356,7 @@ impl SaveTransfer<'_> {
             }
         };
         edges.retain(|edge| edge.0 < edge.1);
-        let rung = self.walk(main, grain, hash, &kept)?;
+        let attempt = self.walk(main, grain, hash, &kept)?;
         self.clear_holes()?;
         for edge in &edges {
             let mut bytes = vec![0; (edge.1 - edge.0) as usize];
@@ -377,7 +377,7 @@ impl SaveTransfer<'_> {
         if let Some(error) = self.origin.cut_short(self.origin.start) {
             return Err(error);
         }
-        Ok((rung, edges))
+        Ok((attempt, edges))
     }
 
     /// Takes the bytes of a stream that precede the first whole block of the target; returns the range of
@@ -421,38 +421,38 @@ impl SaveTransfer<'_> {
         grain: u64,
         hash: Passing<'_>,
         kept: &EdgeBytes,
-    ) -> Result<Rung> {
-        let mut rungs = self.plan.ladder.iter().copied().peekable();
+    ) -> Result<Attempt> {
+        let mut attempts = self.plan.methods.iter().copied().peekable();
         let mut tried = self.plan.first();
         left.retain(|range| range.0 < range.1);
         if left.is_empty() {
             return Ok(tried);
         }
-        while let Some(rung) = rungs.next() {
-            tried = rung;
-            let block = self.plan.block_of(rung);
+        while let Some(attempt) = attempts.next() {
+            tried = attempt;
+            let block = self.plan.block_of(attempt);
             let base = self.at.wrapping_sub(self.origin.start);
             let cut = Cut {
                 block,
                 // A buffered method may have to write all of it.
-                align: if rung.direct { grain } else { 1 },
+                align: if attempt.direct { grain } else { 1 },
                 base,
                 // Blocks end where those of the target do.
                 phase: base % block,
                 capacity: u64::MAX,
             };
-            let fit = Fit::of(self.origin, (self.to, self.at), rung.direct);
+            let fit = Fit::of(self.origin, (self.to, self.at), attempt.direct);
             if let Some(parts) = self
                 .origin
                 .parts()
-                .filter(|_| rung.method != Method::Bounce)
+                .filter(|_| attempt.method != Method::Bounce)
             {
-                left = parts.split(&left, fit, self.plan.ring_block_of(rung));
+                left = parts.split(&left, fit, self.plan.ring_block_of(attempt));
             }
             let feed = Feed::new(left, [], cut, None);
             let job = WriteJob {
                 plan: self.plan,
-                rung,
+                attempt,
                 origin: self.origin,
                 to: self.to,
                 fit,
@@ -476,12 +476,15 @@ impl SaveTransfer<'_> {
                 // The stream has ended, and all of it is written.
                 break;
             }
-            while not_direct && rungs.next_if(|next| next.direct).is_some() {}
-            let Some(next) = rungs.peek() else {
+            while not_direct && attempts.next_if(|next| next.direct).is_some() {}
+            let Some(next) = attempts.peek() else {
                 return Err(error);
             };
-            self.log
-                .add("method", next, message![format!("{rung} ended: "), &error]);
+            self.log.add(
+                "method",
+                next,
+                message![format!("{attempt} ended: "), &error],
+            );
             left = feed.left();
         }
         Ok(tried)
@@ -606,8 +609,8 @@ mod tests {
             // Unaligned, so that the disk cannot write directly.
             decided.to.grain = 1;
             decided.plan.set_block(100_001);
-            let ladder = &mut decided.plan.ladder;
-            ladder.retain(|rung| registered || !rung.registered);
+            let methods = &mut decided.plan.methods;
+            methods.retain(|attempt| registered || !attempt.registered);
             let report = save.carry_out(decided, &clock, &log).unwrap();
             let whys: Vec<_> = report.reasons.iter().map(ToString::to_string).collect();
             // Once: no other direct fallback is tried after it.

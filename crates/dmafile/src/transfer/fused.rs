@@ -43,7 +43,7 @@ pub(crate) fn fused(work: &Work<'_>) -> Result<Option<(Box<dyn Filled>, Outcome)
     let filled = buffer::adopt_fused(fd, plan).map_err(|error| error.at(&plan.kind))?;
     meter.add_step(Phase::Export, start);
     let outcome = Outcome {
-        rung: plan.first(),
+        attempt: plan.first(),
         verified: work.verify(&*filled)?,
     };
     meter.tell_progress(true);

@@ -5,7 +5,7 @@ use super::LoadTransfer;
 use crate::flow::feed::{Feed, FileRange, Panics};
 use crate::message::message;
 use crate::method::{self, Stop};
-use crate::plan::Rung;
+use crate::plan::Attempt;
 use crate::sync;
 use crate::sys::numa;
 
@@ -59,7 +59,7 @@ impl LoadTransfer<'_> {
 
     /// Runs the lanes that have something to do until all extents are moved; errors are left in the
     /// feed. Returns the last method of the main lane.
-    pub(super) fn read(&self, feed: &Feed, lanes: Lanes) -> Rung {
+    pub(super) fn read(&self, feed: &Feed, lanes: Lanes) -> Attempt {
         match (lanes.main, lanes.copy) {
             (true, true) => std::thread::scope(|scope| {
                 let copier = || {
@@ -70,13 +70,13 @@ impl LoadTransfer<'_> {
                 let thread = std::thread::Builder::new()
                     .name(name)
                     .spawn_scoped(scope, copier);
-                let rung = self.lane_main(feed);
+                let attempt = self.lane_main(feed);
                 match thread {
                     Ok(thread) => sync::join(thread),
                     // No thread can be created: one lane after the other.
                     Err(_) => self.lane_copy(feed),
                 }
-                rung
+                attempt
             }),
             (true, false) => self.lane_main(feed),
             (false, copy) => {
@@ -98,13 +98,13 @@ impl LoadTransfer<'_> {
     }
 
     /// Tries the methods in order.
-    fn lane_main(&self, feed: &Feed) -> Rung {
+    fn lane_main(&self, feed: &Feed) -> Attempt {
         let _panics = Panics::of(feed);
         let mut tried = self.work.plan.first();
-        let mut rungs = self.work.plan.ladder.iter().copied().peekable();
-        while let Some(rung) = rungs.next() {
-            tried = rung;
-            let error = match method::run(&self.job(feed, rung)) {
+        let mut attempts = self.work.plan.methods.iter().copied().peekable();
+        while let Some(attempt) = attempts.next() {
+            tried = attempt;
+            let error = match method::run(&self.job(feed, attempt)) {
                 Ok(()) => break,
                 Err(Stop::Failed(error)) => {
                     feed.stop(Some(error));
@@ -112,15 +112,15 @@ impl LoadTransfer<'_> {
                 }
                 Err(Stop::Refused(error)) => error,
                 Err(Stop::NotDirect(error)) => {
-                    while rungs.next_if(|next| next.direct).is_some() {}
+                    while attempts.next_if(|next| next.direct).is_some() {}
                     error
                 }
             };
-            let Some(next) = rungs.peek() else {
+            let Some(next) = attempts.peek() else {
                 feed.stop(Some(error));
                 break;
             };
-            let why = message![format!("{rung} ended: "), &error];
+            let why = message![format!("{attempt} ended: "), &error];
             self.work.log.add("method", next, why);
         }
         tried

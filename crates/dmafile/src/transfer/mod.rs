@@ -16,7 +16,7 @@ use crate::flow::feed::{Cut, Feed};
 use crate::flow::meter::Meter;
 use crate::method::{self, ReadJob};
 use crate::options::{Allocation, Pages};
-use crate::plan::{Plan, Rung};
+use crate::plan::{Attempt, Plan};
 use crate::reasons::Reasons;
 use crate::source::Source;
 use crate::sync;
@@ -49,7 +49,7 @@ pub(crate) struct LoadTransfer<'a> {
 /// The result.
 pub(crate) struct Outcome {
     /// The last method of the main lane.
-    pub rung: Rung,
+    pub attempt: Attempt,
     pub verified: Vec<Verified>,
 }
 
@@ -60,7 +60,11 @@ impl Work<'_> {
     }
 
     fn cut(&self) -> Cut {
-        let whole = self.plan.ladder.iter().any(|rung| rung.lands_whole());
+        let whole = self
+            .plan
+            .methods
+            .iter()
+            .any(|attempt| attempt.lands_whole());
         let tuning = self.plan.tuning;
         Cut {
             block: tuning.block,
@@ -84,7 +88,7 @@ impl LoadTransfer<'_> {
         // Without this event, a ring that waits for a read notices new memory a little later.
         let bell = if ahead { Bell::new().ok() } else { None };
         let feed = Feed::new(main, copy, self.work.cut(), bell);
-        let (rung, digests) = if ahead || !self.work.checks.is_empty() {
+        let (attempt, digests) = if ahead || !self.work.checks.is_empty() {
             self.with_helpers(&feed, lanes, ahead)
         } else {
             (self.read(&feed, lanes), Ok(Vec::new()))
@@ -94,12 +98,17 @@ impl LoadTransfer<'_> {
             .map_err(|errno| Error::os("cannot zero the bytes around the file's", errno))?;
         let verified = self.work.judge(digests?)?;
         self.work.meter.tell_progress(true);
-        Ok(Outcome { rung, verified })
+        Ok(Outcome { attempt, verified })
     }
 
     /// Reads, while threads allocate ahead and another one hashes what has been read. If no thread
     /// can be created (RLIMIT_NPROC), reads fault their pages in and hashing comes last.
-    fn with_helpers(&self, feed: &Feed, lanes: Lanes, ahead: bool) -> (Rung, Result<Vec<String>>) {
+    fn with_helpers(
+        &self,
+        feed: &Feed,
+        lanes: Lanes,
+        ahead: bool,
+    ) -> (Attempt, Result<Vec<String>>) {
         let steps = Steps::new(self);
         if ahead {
             feed.hold();
@@ -117,7 +126,7 @@ impl LoadTransfer<'_> {
                 feed.publish(u64::MAX);
             }
             let over = TransferGuard(self, feed);
-            let rung = self.read(feed, lanes);
+            let attempt = self.read(feed, lanes);
             drop(over);
             if let Some(Ok(thread)) = allocator {
                 sync::join(thread);
@@ -127,14 +136,14 @@ impl LoadTransfer<'_> {
                 Some(Ok(thread)) => sync::join(thread),
                 Some(Err(_)) => self.work.hash(self.memory, feed),
             };
-            (rung, digests)
+            (attempt, digests)
         })
     }
 
-    fn job<'j>(&'j self, feed: &'j Feed, rung: Rung) -> ReadJob<'j> {
+    fn job<'j>(&'j self, feed: &'j Feed, attempt: Attempt) -> ReadJob<'j> {
         ReadJob {
             plan: self.work.plan,
-            rung,
+            attempt,
             source: self.work.source,
             region: self.memory.region(),
             // A cgroup may refuse huge pages that are not present yet, by a signal.

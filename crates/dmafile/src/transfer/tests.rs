@@ -73,7 +73,7 @@ fn a_refused_direct_read_falls_back_to_buffered() {
         plan.tuning.block = 100_001;
         let parts = Parts::of(&path, plan, Pages::Small);
         let outcome = parts.transfer().run().unwrap();
-        assert!(!outcome.rung.direct, "{method}");
+        assert!(!outcome.attempt.direct, "{method}");
         let whys: Vec<_> = parts.log.list().iter().map(ToString::to_string).collect();
         // Once: no other direct fallback is tried after it.
         assert_eq!(

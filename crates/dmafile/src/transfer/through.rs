@@ -70,7 +70,7 @@ impl<'a> Through<'a> {
         let feed = Feed::new(main, copy, work.cut(), Bell::new().ok());
         feed.hold();
         let hashed = (!work.checks.is_empty()).then(Landed::default);
-        let (rung, digests) = std::thread::scope(|scope| {
+        let (attempt, digests) = std::thread::scope(|scope| {
             let spawn = |name: &str| std::thread::Builder::new().name(name.to_string());
             let reader = spawn("dmafile-read").spawn_scoped(scope, || {
                 let _over = TransferGuard(&transfer, &feed);
@@ -95,7 +95,7 @@ impl<'a> Through<'a> {
                     }
                 }
             }
-            let rung = match reader {
+            let attempt = match reader {
                 Ok(thread) => sync::join(thread),
                 Err(_) => {
                     drop(TransferGuard(&transfer, &feed));
@@ -106,12 +106,12 @@ impl<'a> Through<'a> {
                 Some(Ok(thread)) => sync::join(thread),
                 _ => Ok(Vec::new()),
             };
-            (rung, digests)
+            (attempt, digests)
         });
         transfer.check(&feed)?;
         let verified = work.judge(digests?)?;
         work.meter.tell_progress(true);
-        Ok(Outcome { rung, verified })
+        Ok(Outcome { attempt, verified })
     }
 
     /// Hands filled slots to the sink, and returns them to the readers when the sink has finished with them.

@@ -19,7 +19,7 @@ use crate::flow::trace::ROW_READS;
 use crate::message::{Opt, message};
 use crate::method::Stop;
 use crate::options::{Io, Method};
-use crate::plan::Rung;
+use crate::plan::Attempt;
 use crate::sync::lock;
 use crate::sys::map::{Mapping, Region, page_size};
 use crate::sys::{Errno, file, retry};
@@ -37,7 +37,7 @@ pub(super) type Passing<'a> = Option<&'a (dyn Fn(&Block<'_>, u64, u64) -> Result
 #[derive(Clone, Copy)]
 pub(super) struct WriteJob<'a> {
     pub plan: &'a SavePlan,
-    pub rung: Rung,
+    pub attempt: Attempt,
     pub origin: &'a Opened<'a>,
     pub to: &'a To,
     /// What memory must fulfil for parts to be written directly from there.
@@ -52,20 +52,20 @@ pub(super) struct WriteJob<'a> {
 
 /// Writes everything in the feed with one method.
 pub(super) fn run(job: &WriteJob<'_>) -> Result<(), Stop> {
-    let through = match job.rung.method {
+    let through = match job.attempt.method {
         Method::Bounce => true,
         Method::Uring => job.origin.parts().is_some(),
         Method::Threads => job.region().is_err() || !job.plan.by_address,
         _ => false,
     };
-    match job.rung.method {
+    match job.attempt.method {
         Method::Module => whole::module(job),
         Method::CopyFileRange => whole::copy_range(job),
         Method::Threads if !through => pool::by_address(job),
         Method::Premap => ring::by_address(job),
         Method::Uring if !through => ring::by_address(job),
         Method::Uring => in_blocks(job, |blocks| ring::through(job, blocks)),
-        _ if job.rung.registered => in_blocks(job, |blocks| ring::through(job, blocks)),
+        _ if job.attempt.registered => in_blocks(job, |blocks| ring::through(job, blocks)),
         _ => in_blocks(job, |blocks| pool::through(job, blocks)),
     }
 }
@@ -98,12 +98,12 @@ fn in_blocks(
     let cannot = |errno| Stop::Refused(Error::os("cannot create a ring to write from", errno));
     // Extents of parts are cut to this size.
     let block = match job.origin.parts() {
-        Some(_) => job.plan.ring_block_of(job.rung),
-        None => job.plan.block_of(job.rung),
+        Some(_) => job.plan.ring_block_of(job.attempt),
+        None => job.plan.block_of(job.attempt),
     };
     let count = match job.origin.bytes {
-        Some(bytes) => u64::from(job.plan.depth_of(job.rung)).min(bytes.div_ceil(block).max(1)),
-        None => job.plan.depth_of(job.rung).into(),
+        Some(bytes) => u64::from(job.plan.depth_of(job.attempt)).min(bytes.div_ceil(block).max(1)),
+        None => job.plan.depth_of(job.attempt).into(),
     };
     let (bytes, align) = (count * block, job.to.grain.max(page_size()));
     let ring = match bytes >= HUGE {
@@ -142,7 +142,7 @@ impl<'a> WriteJob<'a> {
     /// Where an extent of several parts is, if it can be written directly from there: in one of them,
     /// aligned.
     fn in_place(&self, extent: &IoExtent) -> Option<Region<'a>> {
-        if self.rung.method == Method::Bounce {
+        if self.attempt.method == Method::Bounce {
             return None;
         }
         self.origin.parts()?.find(extent.at, extent.need, self.fit)
@@ -186,7 +186,7 @@ impl<'a> WriteJob<'a> {
             if got > 0 {
                 self.to.reserve_ahead(end)?;
             }
-            if self.rung.direct {
+            if self.attempt.direct {
                 whole = got - got % self.to.grain;
             }
             if whole < got {
@@ -263,7 +263,7 @@ impl<'a> WriteJob<'a> {
     fn done(&self, bytes: u64) -> WrittenExtent {
         WrittenExtent {
             bytes,
-            direct: self.rung.direct,
+            direct: self.attempt.direct,
             end: None,
         }
     }

@@ -46,8 +46,8 @@ enum WriteSlots {
 
 /// Writes directly from the origin's memory.
 pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
-    let depth = job.plan.depth_of(job.rung);
-    if job.rung.method != Method::Premap {
+    let depth = job.plan.depth_of(job.attempt);
+    if job.attempt.method != Method::Premap {
         let region = job.region().map_err(|why| Error::new(Verb::Write, why))?;
         return pump(job, region, None, depth, 0);
     }
@@ -78,9 +78,9 @@ fn pump<'a>(
     }
     let refused = |what: &'static str| move |errno| Stop::Refused(Error::os(what, errno));
     let not_registered = "buffers cannot be registered";
-    let file = job.to.output(job.rung.direct)?;
+    let file = job.to.output(job.attempt.direct)?;
     let mut ring = IoRing::new(vec![file], region, depth).map_err(refused("no io_uring"))?;
-    let slots = match (job.rung.method, job.rung.registered) {
+    let slots = match (job.attempt.method, job.attempt.registered) {
         (Method::Premap, _) => map_dma_buf(job, &mut ring)?,
         (_, true) => {
             let largest = match blocks {
@@ -282,7 +282,7 @@ impl<'a> WritePump<'a> {
     fn land(&mut self, done: Completion) {
         let (job, index) = (self.job, done.token as usize);
         let mut flight = self.flights[index].expect("a completion belongs to a write in flight");
-        let direct = job.rung.direct;
+        let direct = job.attempt.direct;
         let memory = flight.part.unwrap_or(self.region);
         let passes = self.blocks.is_some() && flight.part.is_none();
         let is_mapped = matches!(self.slots, WriteSlots::DmaBuf(_));

@@ -3,22 +3,22 @@
 
 use super::{DescriptorMemory, WriteJob, WrittenExtent};
 use crate::error::Error;
-use crate::exporter::ko;
+use crate::exporter::module;
 use crate::flow::meter::Phase;
 use crate::method::Stop;
-use crate::sys::ko::{BUFFERED, ModuleProgress, ModuleRange, MoveOptions};
+use crate::sys::module::{BUFFERED, ModuleProgress, ModuleRange, MoveOptions};
 use crate::sys::{self, Errno, file};
 use std::os::fd::AsFd;
 
 /// `module`: from a dma-buf of dmafile.ko. Waits for devices that are still writing to it.
 pub(super) fn module(job: &WriteJob<'_>) -> Result<(), Stop> {
-    let (node, _) = ko::open().map_err(Stop::Refused)?;
+    let (node, _) = module::open().map_err(Stop::Refused)?;
     let memory = memory(job)?;
-    let fd = job.to.output(job.rung.direct)?;
+    let fd = job.to.output(job.attempt.direct)?;
     let how = MoveOptions {
         chunk: 0,
         // Only direct I/O is left.
-        strict: job.plan.ladder.iter().all(|rung| rung.direct),
+        strict: job.plan.methods.iter().all(|attempt| attempt.direct),
         in_order: false,
     };
     job.each(0, |extent| {
@@ -28,12 +28,12 @@ pub(super) fn module(job: &WriteJob<'_>) -> Result<(), Stop> {
             len: extent.need,
         };
         let progress = ModuleProgress::default();
-        let (moved, end) = sys::ko::write(node.as_fd(), memory.fd(), fd, range, how, &progress);
+        let (moved, end) = sys::module::write(node.as_fd(), memory.fd(), fd, range, how, &progress);
         job.meter.add_time(Phase::Submit, moved.submit);
         job.meter.add_time(Phase::Copy, moved.copy);
         job.meter.add_mode(moved.mode);
         match end {
-            Ok(()) if job.rung.direct && how.strict && moved.mode & BUFFERED != 0 => {
+            Ok(()) if job.attempt.direct && how.strict && moved.mode & BUFFERED != 0 => {
                 Err(job.stop(Errno::OPNOTSUPP, extent.file, true))
             }
             Ok(()) => Ok(WrittenExtent {
@@ -44,7 +44,7 @@ pub(super) fn module(job: &WriteJob<'_>) -> Result<(), Stop> {
             Err(errno @ (Errno::NOTTY | Errno::XDEV | Errno::PERM | Errno::ACCESS)) => Err(
                 Stop::Refused(Error::os("dmafile.ko refuses", errno).at(job.to.place(0))),
             ),
-            Err(errno) => Err(job.stop(errno, extent.file + moved.bytes, job.rung.direct)),
+            Err(errno) => Err(job.stop(errno, extent.file + moved.bytes, job.attempt.direct)),
         }
     })
 }
@@ -52,7 +52,7 @@ pub(super) fn module(job: &WriteJob<'_>) -> Result<(), Stop> {
 /// `copy-file-range`: from a memfd or a dma-buf.
 pub(super) fn copy_range(job: &WriteJob<'_>) -> Result<(), Stop> {
     let memory = memory(job)?;
-    let fd = job.to.output(job.rung.direct)?;
+    let fd = job.to.output(job.attempt.direct)?;
     // One call after another: within a call the kernel has many writes in flight.
     job.each(0, |extent| {
         let mut done = 0;
@@ -69,7 +69,7 @@ pub(super) fn copy_range(job: &WriteJob<'_>) -> Result<(), Stop> {
                     let error = Error::os("copy_file_range is refused", errno);
                     return Err(Stop::Refused(error.at(job.to.place(0))));
                 }
-                Err(errno) => return Err(job.stop(errno, offset, job.rung.direct)),
+                Err(errno) => return Err(job.stop(errno, offset, job.attempt.direct)),
             }
         }
         Ok(job.done(done))

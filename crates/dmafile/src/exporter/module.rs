@@ -2,13 +2,13 @@
 
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
-use crate::sys::ko::NODE;
+use crate::sys::module::NODE;
 use crate::sys::{self, Errno, map};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// What the module reports about itself. Sizes are in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ko {
+pub(crate) struct ModuleFacts {
     /// Its features (DMAFILE_FEATURE_*).
     pub features: u64,
     /// The largest buffer that it creates.
@@ -24,27 +24,27 @@ pub(crate) struct Ko {
 }
 
 /// Opens the node and queries the module.
-pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
-    let node = sys::ko::open().map_err(cannot_open)?;
-    let info = sys::ko::info(node.as_fd()).map_err(|errno| {
+pub(crate) fn open() -> Result<(OwnedFd, ModuleFacts)> {
+    let node = sys::module::open().map_err(cannot_open)?;
+    let info = sys::module::info(node.as_fd()).map_err(|errno| {
         Error::os("cannot use dmafile.ko", errno)
             .with_why(format!(
                 "{NODE} belongs to another driver, or to an older dmafile.ko"
             ))
             .with_remedy("make -C kernel install, then remove that module and modprobe dmafile")
     })?;
-    if sys::ko::FEATURES & !info.features != 0 {
+    if sys::module::FEATURES & !info.features != 0 {
         let why = format!(
             "it is too old: it has the features {:#x}, but {:#x} are needed",
             info.features,
-            sys::ko::FEATURES
+            sys::module::FEATURES
         );
         return Err(Error::new("cannot use dmafile.ko", why)
             .with_errno(Errno::PROTONOSUPPORT)
             .at(NODE)
             .with_remedy("make -C kernel install, then modprobe -r dmafile and modprobe dmafile"));
     }
-    let found = Ko {
+    let found = ModuleFacts {
         features: info.features,
         max_buffer: info.max_buffer,
         chunk: info.gather,
@@ -74,24 +74,28 @@ fn cannot_open(errno: Errno) -> Error {
 }
 
 /// Allocates a dma-buf of at least `bytes`.
-pub(crate) fn allocate(bytes: u64) -> Result<(OwnedFd, Ko)> {
-    let (node, ko) = open()?;
-    let fd = sys::ko::allocate(node.as_fd(), bytes).map_err(|errno| cannot_allocate(errno, &ko))?;
-    Ok((fd, ko))
+pub(crate) fn allocate(bytes: u64) -> Result<(OwnedFd, ModuleFacts)> {
+    let (node, module) = open()?;
+    let fd = sys::module::allocate(node.as_fd(), bytes)
+        .map_err(|errno| cannot_allocate(errno, &module))?;
+    Ok((fd, module))
 }
 
 /// The module behind an existing dma-buf; None if another exporter created it.
-pub(crate) fn behind(dma_buf: BorrowedFd<'_>) -> Option<Ko> {
-    let (node, ko) = open().ok()?;
-    sys::ko::is_its_own(node.as_fd(), dma_buf).then_some(ko)
+pub(crate) fn behind(dma_buf: BorrowedFd<'_>) -> Option<ModuleFacts> {
+    let (node, module) = open().ok()?;
+    sys::module::is_its_own(node.as_fd(), dma_buf).then_some(module)
 }
 
 /// The error for a buffer of a size that it does not create.
-pub(crate) fn cannot_allocate(errno: Errno, ko: &Ko) -> Error {
+pub(crate) fn cannot_allocate(errno: Errno, module: &ModuleFacts) -> Error {
     let error = super::cannot_allocate(errno);
     match errno {
         Errno::FBIG => error
-            .with_why(format!("dmafile.ko makes up to {} bytes", ko.max_buffer))
+            .with_why(format!(
+                "dmafile.ko makes up to {} bytes",
+                module.max_buffer
+            ))
             .with_remedy(message![
                 "raise /sys/module/dmafile/parameters/max_buffer_mb, or load a range (",
                 Opt::Offset,
@@ -103,10 +107,10 @@ pub(crate) fn cannot_allocate(errno: Errno, ko: &Ko) -> Error {
     }
 }
 
-impl Ko {
+impl ModuleFacts {
     /// Its features, in words.
     pub(crate) fn abilities(&self) -> String {
-        let names = sys::ko::FEATURE_NAMES.iter();
+        let names = sys::module::FEATURE_NAMES.iter();
         let has = names.filter(|(bit, _)| self.features & bit != 0);
         has.map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
     }
@@ -116,16 +120,20 @@ impl Ko {
 pub(crate) fn modes(mode: u32) -> Option<(String, String)> {
     let all = [
         (
-            sys::ko::DIRECT,
+            sys::module::DIRECT,
             "direct",
             "the disk wrote into the buffer's pages",
         ),
         (
-            sys::ko::BOUNCED,
+            sys::module::BOUNCED,
             "bounced",
             "direct reads into a bounce page, and a copy",
         ),
-        (sys::ko::BUFFERED, "buffered", "copied from the page cache"),
+        (
+            sys::module::BUFFERED,
+            "buffered",
+            "copied from the page cache",
+        ),
     ];
     let had: Vec<_> = all.iter().filter(|(bit, ..)| mode & bit != 0).collect();
     let join = |words: Vec<&str>, with| words.join(with);
@@ -158,7 +166,7 @@ mod tests {
     #[test]
     fn modes_are_described_in_words() {
         assert_eq!(modes(0), None);
-        let (word, why) = modes(sys::ko::DIRECT | sys::ko::BOUNCED).unwrap();
+        let (word, why) = modes(sys::module::DIRECT | sys::module::BOUNCED).unwrap();
         assert_eq!(word, "direct+bounced");
         assert!(why.contains("; "), "{why}");
     }

@@ -1,6 +1,6 @@
 //! The methods that can work here, in the order in which they are tried.
 
-use super::Rung;
+use super::Attempt;
 use super::tuning::{DIRECT_BLOCK, DIRECT_DEPTH};
 use crate::error::{Error, Result, errno_name};
 use crate::facts::target::MemoryTarget;
@@ -68,14 +68,14 @@ pub(super) struct WantedRange {
 
 /// The methods to try, in order, with the reasons for those left out; and why memory is not mapped once, if
 /// that would have been one.
-pub(super) fn ladder(
+pub(super) fn methods(
     request: &Request,
     file: &File,
     host: &Host,
     target: &MemoryTarget,
     wanted: WantedRange,
     log: &Reasons,
-) -> Result<(Vec<Rung>, Option<Message>)> {
+) -> Result<(Vec<Attempt>, Option<Message>)> {
     let WantedRange {
         start,
         to_copy,
@@ -84,22 +84,22 @@ pub(super) fn ladder(
         capacity: _,
     } = wanted;
     let landing = landing(target, file, start);
-    let rung = |method, direct, registered| Rung {
+    let attempt = |method, direct, registered| Attempt {
         method,
         direct,
         registered,
     };
     let uring = [
-        rung(Method::Uring, true, true),
-        rung(Method::Uring, true, false),
+        attempt(Method::Uring, true, true),
+        attempt(Method::Uring, true, false),
     ];
     // Bytes are copied from where they were read: the blocks of a ring are registered, those of a pool are
     // not.
     let bounce = [
-        rung(Method::Bounce, true, true),
-        rung(Method::Bounce, true, false),
+        attempt(Method::Bounce, true, true),
+        attempt(Method::Bounce, true, false),
     ];
-    let premap = rung(Method::Premap, true, true);
+    let premap = attempt(Method::Premap, true, true);
     // A dma-buf's pages can be accessed through its mapping, or by a device that it is mapped for. Other
     // memory is accessed by its pages anyway, and each is read into only once: mapping windows in advance
     // pays only if an IOMMU makes many small mappings expensive (kernel/docs/series.md).
@@ -107,18 +107,18 @@ pub(super) fn ladder(
     let mapped = pays.then_some(premap);
     // The I/O mode that is better for most of the bytes.
     let in_one_call = |method| match request.io == Io::Auto && to_copy > to_read {
-        true => vec![rung(method, false, false)],
-        false => vec![rung(method, true, false), rung(method, false, false)],
+        true => vec![attempt(method, false, false)],
+        false => vec![attempt(method, true, false), attempt(method, false, false)],
     };
     let asked = request.method;
-    let all: Vec<Rung> = match asked {
-        Method::Auto if target.ko().is_some() => {
-            let last = rung(Method::Threads, false, false);
+    let all: Vec<Attempt> = match asked {
+        Method::Auto if target.module().is_some() => {
+            let last = attempt(Method::Threads, false, false);
             let module = in_one_call(Method::Module);
             module.into_iter().chain([last]).collect()
         }
         Method::Auto if target.copies => {
-            let last = rung(Method::Threads, false, false);
+            let last = attempt(Method::Threads, false, false);
             let copies = in_one_call(Method::CopyFileRange);
             let mapped = target.dma_buf.is_some() && to_copy <= to_read;
             let mapped = mapped.then_some(premap);
@@ -128,79 +128,81 @@ pub(super) fn ladder(
         Method::Auto if target.heap_reads() && whole => {
             let heap = in_one_call(Method::HeapRead);
             let direct = [premap, bounce[0], bounce[1]].into_iter();
-            let last = [rung(Method::Threads, false, false)];
+            let last = [attempt(Method::Threads, false, false)];
             heap.into_iter().chain(direct).chain(last).collect()
         }
         Method::Module | Method::HeapRead | Method::CopyFileRange => in_one_call(asked),
         Method::Auto => match (&landing, request.io) {
             (Err(why), Io::Auto | Io::Direct) if file.direct_refused.is_none() => {
                 log.add("not", uring[1], why.clone());
-                let last = [bounce[0], bounce[1], rung(Method::Threads, false, false)];
+                let last = [bounce[0], bounce[1], attempt(Method::Threads, false, false)];
                 mapped.into_iter().chain(last).collect()
             }
             _ => {
                 let last = [
                     uring[0],
                     uring[1],
-                    rung(Method::Threads, true, false),
-                    rung(Method::Threads, false, false),
+                    attempt(Method::Threads, true, false),
+                    attempt(Method::Threads, false, false),
                 ];
                 mapped.into_iter().chain(last).collect()
             }
         },
         Method::Premap => vec![premap],
-        Method::Uring => vec![uring[0], uring[1], rung(Method::Uring, false, false)],
-        Method::Threads => vec![rung(asked, true, false), rung(asked, false, false)],
-        Method::Bounce if request.io == Io::Buffered => vec![rung(asked, false, false)],
-        Method::Bounce => vec![bounce[0], bounce[1], rung(Method::Threads, false, false)],
+        Method::Uring => vec![uring[0], uring[1], attempt(Method::Uring, false, false)],
+        Method::Threads => vec![attempt(asked, true, false), attempt(asked, false, false)],
+        Method::Bounce if request.io == Io::Buffered => vec![attempt(asked, false, false)],
+        Method::Bounce => vec![bounce[0], bounce[1], attempt(Method::Threads, false, false)],
     };
-    let by_others = target.ko().is_some() || target.copies || (target.heap_reads() && whole);
+    let by_others = target.module().is_some() || target.copies || (target.heap_reads() && whole);
     if request.io == Io::Auto && asked == Method::Auto && to_read == 0 && !by_others {
         // The disk has nothing to do.
-        return Ok((vec![rung(Method::Threads, false, false)], None));
+        return Ok((vec![attempt(Method::Threads, false, false)], None));
     }
     let (mut left_out, mut not_mapped) = (None, None);
     let mut kept = Vec::new();
-    for rung in all {
-        let why = match (request.io, rung.direct) {
+    for attempt in all {
+        let why = match (request.io, attempt.direct) {
             (Io::Direct, false) | (Io::Buffered, true) => continue,
             (_, true) => match &file.direct_refused {
                 Some(why) => Err(Message::from(why.as_str())),
-                None if rung.method == Method::Premap => congruent(target, file, start),
-                None if !rung.lands_whole() => Ok(()),
+                None if attempt.method == Method::Premap => congruent(target, file, start),
+                None if !attempt.lands_whole() => Ok(()),
                 None => landing.clone(),
             },
             _ => Ok(()),
         }
         .and_then(
             |()| match no_uring(host, &file.file_system, file.align_told) {
-                Some(why) if rung.registered || rung.method == Method::Uring => Err(why.into()),
-                _ if rung.method == Method::HeapRead && target.heap_reads() && !whole => {
+                Some(why) if attempt.registered || attempt.method == Method::Uring => {
+                    Err(why.into())
+                }
+                _ if attempt.method == Method::HeapRead && target.heap_reads() && !whole => {
                     Err("a heap reads whole files, without holes, while it allocates".into())
                 }
-                _ if rung.method == Method::Premap => maps_once(file, target),
-                _ => serves(rung, target),
+                _ if attempt.method == Method::Premap => maps_once(file, target),
+                _ => serves(attempt, target),
             },
         );
         match why {
-            Ok(()) => kept.push(rung),
+            Ok(()) => kept.push(attempt),
             Err(why) => {
                 // It is reported separately.
-                if rung.method != Method::Premap {
-                    log.add("not", rung, why.clone());
+                if attempt.method != Method::Premap {
+                    log.add("not", attempt, why.clone());
                 } else {
                     not_mapped = Some(why.clone());
                 }
-                left_out.get_or_insert((rung, why));
+                left_out.get_or_insert((attempt, why));
             }
         }
     }
     if kept.is_empty() {
-        let (rung, why) = left_out.unwrap_or((
-            rung(asked, false, false),
+        let (attempt, why) = left_out.unwrap_or((
+            attempt(asked, false, false),
             message!["no method supports this I/O mode (", Opt::Io, ")"],
         ));
-        let first = match rung.method {
+        let first = match attempt.method {
             Method::Uring if host.uring_refused.is_some() => {
                 format!("{}, or ", host.uring_remedy())
             }
@@ -215,7 +217,7 @@ pub(super) fn ladder(
             " to auto, or see `dmafile explain`",
         ];
         return Err(Error::new("cannot load like this", why)
-            .at(format!("{rung} to {}", target.kind))
+            .at(format!("{attempt} to {}", target.kind))
             .with_errno(rustix::io::Errno::OPNOTSUPP)
             .with_remedy(remedy));
     }
@@ -232,13 +234,13 @@ fn maps_once(file: &File, target: &MemoryTarget) -> Result<(), Message> {
 
 /// Reports whether memory is mapped once, and why not if that would make a difference.
 pub(super) fn describe_mapping(
-    ladder: &[Rung],
+    methods: &[Attempt],
     refused: Option<Message>,
     file: &File,
     target: &MemoryTarget,
     log: &Reasons,
 ) {
-    let first = ladder[0];
+    let first = methods[0];
     let device = file.device.as_deref().unwrap_or("the disk");
     let possible = file.premap_refused.is_none();
     let (choice, why) = match (first.method, refused) {
@@ -302,7 +304,7 @@ pub(crate) fn no_uring(host: &Host, file_system: &str, align_told: bool) -> Opti
 /// The size of a window of registered buffers; removes the registered method if the limit on pinned memory
 /// is too low for windows that hold the reads in flight.
 pub(super) fn window(
-    ladder: &mut Vec<Rung>,
+    methods: &mut Vec<Attempt>,
     host: &Host,
     target: &MemoryTarget,
     pages: Pages,
@@ -311,11 +313,11 @@ pub(super) fn window(
     log: &Reasons,
 ) -> u64 {
     // A mapped dma-buf pins nothing of this process: its exporter has charged it.
-    let pins = |rung: &&Rung| {
-        let mapped = rung.method == Method::Premap && target.dma_buf.is_some();
-        rung.registered && !mapped
+    let pins = |attempt: &&Attempt| {
+        let mapped = attempt.method == Method::Premap && target.dma_buf.is_some();
+        attempt.registered && !mapped
     };
-    let Some(registered) = ladder.iter().find(pins).copied() else {
+    let Some(registered) = methods.iter().find(pins).copied() else {
         return 0;
     };
     // A page that is partly in a window counts completely, at either end.
@@ -330,14 +332,14 @@ pub(super) fn window(
     // One window must hold what is in flight; otherwise reads would wait for registrations.
     let in_flight = block * u64::from(depth);
     let limit = host.pin_limit();
-    let instead = ladder.iter().any(|rung| !pins(&rung));
+    let instead = methods.iter().any(|attempt| !pins(&attempt));
     let pinned = PinnedBytes {
         windows,
         in_flight,
         margin,
     };
     if let (Some(why), true) = (pinned.exceeds(limit), instead) {
-        ladder.retain(|rung| !pins(&rung));
+        methods.retain(|attempt| !pins(&attempt));
         log.add("not", registered.to_string(), why);
         return 0;
     }
@@ -407,17 +409,17 @@ impl PinnedBytes {
 }
 
 /// Whether a method works with a kind of memory and an I/O mode at all; otherwise why not.
-fn serves(rung: Rung, target: &MemoryTarget) -> Result<(), Message> {
-    match rung.method {
-        Method::Bounce if !rung.direct => {
+fn serves(attempt: Attempt, target: &MemoryTarget) -> Result<(), Message> {
+    match attempt.method {
+        Method::Bounce if !attempt.direct => {
             Err("reads through the page cache need no bounce ring".into())
         }
         Method::CopyFileRange if matches!(target.kind, Kind::Anon | Kind::Caller) => {
             Err("there is no descriptor to copy into".into())
         }
-        Method::Module if target.ko().is_none() => Err(message![
+        Method::Module if target.module().is_none() => Err(message![
             "dmafile.ko moves bytes into its own dma-bufs only: ",
-            Opt::To.set(Kind::Dmafile)
+            Opt::To.set(Kind::Module)
         ]),
         Method::HeapRead if !target.heap_reads() => Err(message![
             "a heap only reads files into buffers that it allocates, on a kernel that has \
@@ -429,8 +431,8 @@ fn serves(rung: Rung, target: &MemoryTarget) -> Result<(), Message> {
 }
 
 /// The reason for choosing a method.
-pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
-    let what = match (rung.method, rung.direct, rung.registered) {
+pub(super) fn describe(attempt: Attempt, asked: Method, alone: bool) -> String {
+    let what = match (attempt.method, attempt.direct, attempt.registered) {
         (Method::Uring, true, true) => "the disk writes into registered buffers, no copy",
         (Method::Uring, true, false) => "the disk writes into the buffer, no copy",
         (Method::Uring, false, _) => "io_uring's workers copy from the page cache",

@@ -5,14 +5,14 @@ use super::fill::{cut_short, failed, is_refusal, refused};
 use super::{Fused, ReadJob, Stop};
 use crate::control::CancelToken;
 use crate::error::{Error, Verb};
-use crate::exporter::ko::{self, Ko};
+use crate::exporter::module::{self, ModuleFacts};
 use crate::flow::feed::{Feed, FeedResult, IoExtent, Lane};
 use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace::ROW_READS;
 use crate::plan::Plan;
 use crate::source::Source;
 use crate::sync;
-use crate::sys::ko::{BUFFERED, ModuleProgress, ModuleRange, MoveOptions, Moved};
+use crate::sys::module::{BUFFERED, ModuleProgress, ModuleRange, MoveOptions, Moved};
 use crate::sys::turn::Turns;
 use crate::sys::{self, Errno, map};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,7 +32,7 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
         .dma_buf
         .map(Turns::fd)
         .ok_or_else(|| Error::new("no dma-buf", "this method writes into one"))?;
-    let (node, ko) = ko::open().map_err(Stop::Refused)?;
+    let (node, module) = module::open().map_err(Stop::Refused)?;
     let mut next = job.feed.wait(Lane::Main);
     while let Some(first) = next.take() {
         let mut run = vec![first];
@@ -52,9 +52,9 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
             len: run.iter().map(|extent| extent.need).sum(),
         };
         let mut done = 0;
-        let align = ko.align.max(job.plan.tuning.align);
+        let align = module.align.max(job.plan.tuning.align);
         for (range, strict) in parts(whole, must_be_direct(job.plan), align) {
-            let moved = part(job, (&node, &ko), dma_buf, range, strict);
+            let moved = part(job, (&node, &module), dma_buf, range, strict);
             done += moved.as_ref().copied().unwrap_or_else(|(bytes, _)| *bytes);
             if let Err((_, stop)) = moved {
                 match &stop {
@@ -77,14 +77,14 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
 /// Moves one range of a run by one call; returns how many bytes were moved, and what ended it early.
 fn part(
     job: &ReadJob<'_>,
-    (node, ko): (&OwnedFd, &Ko),
+    (node, module): (&OwnedFd, &ModuleFacts),
     dma_buf: BorrowedFd<'_>,
     range: ModuleRange,
     strict: bool,
 ) -> Result<u64, (u64, Stop)> {
     let input = job.input(range.file);
     let (file, offset) = input.map_err(|error| (0, Stop::Failed(error)))?;
-    let how = how(job.plan, ko, strict);
+    let how = how(job.plan, module, strict);
     let start = job.meter.now();
     job.meter.io_begins();
     let watch = CallMonitor {
@@ -92,14 +92,14 @@ fn part(
         meter: job.meter,
         cancel: job.cancel,
         feed: Some(job.feed),
-        ko,
+        module,
         range,
     };
     let inside = ModuleRange {
         file: offset,
         ..range
     };
-    let read = |progress: &_| sys::ko::read(node.as_fd(), dma_buf, file, inside, how, progress);
+    let read = |progress: &_| sys::module::read(node.as_fd(), dma_buf, file, inside, how, progress);
     let (moved, end) = watch.over(read);
     job.meter.io_ends();
     account(job.meter, &moved, range, start);
@@ -119,7 +119,10 @@ fn part(
             Err((0, refused(job.source, Errno::OPNOTSUPP)))
         }
         Ok(()) => Ok(moved.bytes),
-        Err(errno) => Err((moved.bytes, watch.stop(errno, moved.bytes, job.rung.direct))),
+        Err(errno) => Err((
+            moved.bytes,
+            watch.stop(errno, moved.bytes, job.attempt.direct),
+        )),
     }
 }
 
@@ -131,7 +134,7 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
         meter,
         ..
     } = *fused;
-    let (node, ko) = ko::open().map_err(Stop::Refused)?;
+    let (node, module) = module::open().map_err(Stop::Refused)?;
     let range = ModuleRange {
         file: plan.offset,
         at: plan.lead,
@@ -141,14 +144,14 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
     let (file, offset) = fused.input(range.file)?;
     let how = MoveOptions {
         in_order: fused.in_order,
-        ..how(plan, &ko, must_be_direct(plan))
+        ..how(plan, &module, must_be_direct(plan))
     };
     let watch = CallMonitor {
         source,
         meter,
         cancel: fused.cancel,
         feed: None,
-        ko: &ko,
+        module: &module,
         range,
     };
     let inside = ModuleRange {
@@ -158,8 +161,14 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
     let start = meter.now();
     let mut told = 0;
     let made = watch.over(|progress| {
-        let made =
-            sys::ko::allocate_and_read(node.as_fd(), file, inside, plan.capacity, how, progress);
+        let made = sys::module::allocate_and_read(
+            node.as_fd(),
+            file,
+            inside,
+            plan.capacity,
+            how,
+            progress,
+        );
         told = progress.bytes();
         made
     });
@@ -212,12 +221,12 @@ fn parts(range: ModuleRange, must_be_direct: bool, align: u64) -> Vec<(ModuleRan
 
 /// Whether the I/O mode leaves only direct I/O.
 fn must_be_direct(plan: &Plan) -> bool {
-    plan.ladder.iter().all(|rung| rung.direct)
+    plan.methods.iter().all(|attempt| attempt.direct)
 }
 
-fn how(plan: &Plan, ko: &Ko, strict: bool) -> MoveOptions {
+fn how(plan: &Plan, module: &ModuleFacts, strict: bool) -> MoveOptions {
     MoveOptions {
-        chunk: match plan.tuning.chunk == ko.chunk {
+        chunk: match plan.tuning.chunk == module.chunk {
             // The default chunk size: no more than this, and less for small ranges.
             true => 0,
             false => plan.tuning.chunk.next_multiple_of(map::page_size()),
@@ -270,7 +279,7 @@ struct CallMonitor<'a> {
     cancel: &'a CancelToken,
     /// Set if the buffer already exists: others may use what is in place, or cancel the call.
     feed: Option<&'a Feed>,
-    ko: &'a Ko,
+    module: &'a ModuleFacts,
     range: ModuleRange,
 }
 
@@ -333,7 +342,7 @@ impl CallMonitor<'_> {
             Errno::NODATA => cut_short(self.source, at),
             errno if direct && is_refusal(errno) => return refused(self.source, errno),
             Errno::NOMEM | Errno::FBIG | Errno::MFILE => {
-                ko::cannot_allocate(errno, self.ko).at(place)
+                module::cannot_allocate(errno, self.module).at(place)
             }
             // Another exporter's dma-buf after all, or a security policy.
             Errno::NOTTY | Errno::XDEV | Errno::PERM | Errno::ACCESS => {
