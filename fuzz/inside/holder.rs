@@ -40,9 +40,9 @@ fn fixture(files: usize) -> Fixture {
             0..8 => descriptors::memory(b"x", 1, sealed),
             _ => descriptors::make(&b'n').expect("a descriptor"),
         };
-        let twin = || dmafile_sys::file::twin(fd.as_fd()).expect("a descriptor");
+        let dup = || dmafile_sys::file::dup(fd.as_fd()).expect("a descriptor");
         Member {
-            fds: (0..descriptors).map(|_| twin()).collect(),
+            fds: (0..descriptors).map(|_| dup()).collect(),
             info: serde_json::from_value(serde_json::json!({
                 "name": format!("file-{number}"), "file": path, "kind": "memfd", "pages": "base", "bytes": 1,
                 "offset": 0, "sealed": true, "identity": identity, "digest": null, "changed": false,

@@ -3,8 +3,8 @@
 use crate::call;
 use crate::dlpack;
 use crate::error::{no_descriptor, raise, several_descriptors};
-use crate::job::{GLANCE, as_dict};
-use dmafile::{Loaded, Report, Retired};
+use crate::job::{POLL_INTERVAL, as_dict};
+use dmafile::{Loaded, Report, ReservedRange};
 use dmafile_hold::HeldFile;
 use pyo3::exceptions::{
     PyBlockingIOError, PyBufferError, PyMemoryError, PyTimeoutError, PyValueError,
@@ -66,10 +66,10 @@ impl DerefMut for Memory {
 }
 
 impl Memory {
-    fn retire(self) -> Retired {
+    fn into_reserved(self) -> ReservedRange {
         match self {
-            Self::Own(buffer) | Self::CopyOnWrite { buffer, .. } => buffer.retire(),
-            Self::Taken(file) => file.buffer.retire(),
+            Self::Own(buffer) | Self::CopyOnWrite { buffer, .. } => buffer.into_reserved(),
+            Self::Taken(file) => file.buffer.into_reserved(),
         }
     }
 }
@@ -186,7 +186,7 @@ pub(crate) struct Buffer {
     report_json: Option<String>,
     /// The address range of closed memory that was exported: some consumers of the buffer protocol release the
     /// export and continue to read, such as `numpy.ndarray(..., buffer=buffer)`. They keep this object alive.
-    retired: OnceLock<Retired>,
+    reserved: OnceLock<ReservedRange>,
 }
 
 impl Buffer {
@@ -218,7 +218,7 @@ impl Buffer {
                 exported: AtomicBool::new(false),
             }))),
             report_json,
-            retired: OnceLock::new(),
+            reserved: OnceLock::new(),
         }
     }
 
@@ -411,13 +411,13 @@ impl Buffer {
             Some(Ok(held)) => {
                 drop(state);
                 let exported = held.exported.into_inner();
-                let retired = py.detach(|| {
+                let reserved = py.detach(|| {
                     let buffer = held.buffer;
-                    exported.then(|| buffer.retire())
+                    exported.then(|| buffer.into_reserved())
                 });
-                if let Some(retired) = retired {
+                if let Some(reserved) = reserved {
                     // The memory was taken out under the lock, which happens only once.
-                    let _ = self.retired.set(retired);
+                    let _ = self.reserved.set(reserved);
                 }
                 Ok(())
             }
@@ -551,7 +551,7 @@ impl Wait {
             let glance = Timespec {
                 tv_sec: 0,
                 tv_nsec: left
-                    .map_or(GLANCE, |left| left.min(GLANCE))
+                    .map_or(POLL_INTERVAL, |left| left.min(POLL_INTERVAL))
                     .subsec_nanos()
                     .into(),
             };

@@ -3,7 +3,7 @@
 use crate::call;
 use crate::dlpack;
 use crate::error::raise;
-use crate::job::{GLANCE, Job, Work};
+use crate::job::{Job, POLL_INTERVAL, Work};
 use crate::model::Model;
 use crate::request::{self, MODEL};
 use dmafile::{
@@ -115,18 +115,18 @@ struct ToPlaces {
     device: Device,
     places: Box<dyn FnMut(bool) -> Option<Place> + Send>,
     after: Option<usize>,
-    told: Arc<Told>,
+    copied: Arc<CopiedUpTo>,
 }
 
 /// How far the load has come: all bytes before the offset are in the device's memory. The flag is set when
 /// it has ended.
 #[derive(Default)]
-struct Told {
+struct CopiedUpTo {
     upto: Mutex<(u64, bool)>,
     more: Condvar,
 }
 
-impl Told {
+impl CopiedUpTo {
     fn tell(&self, upto: u64, over: bool) {
         let mut state = lock(&self.upto);
         *state = (state.0.max(upto), state.1 || over);
@@ -152,13 +152,13 @@ impl Work for ToPlaces {
     }
 
     fn run(self) -> Result<Report, Error> {
-        let mut sink = ToDevice::asking(self.device, self.places)?;
+        let mut sink = ToDevice::from_fn(self.device, self.places)?;
         if let Some(handle) = self.after {
             // SAFETY: the package passes a stream of PyTorch, which does not destroy its streams.
             sink = sink.after(unsafe { OtherStream::new(handle) });
         }
-        let told = self.told;
-        let mut sink = sink.told(move |upto| told.tell(upto, false));
+        let copied = self.copied;
+        let mut sink = sink.on_copied(move |upto| copied.tell(upto, false));
         self.load.run_through(self.ring, &mut sink)
     }
 }
@@ -215,7 +215,7 @@ pub(crate) fn load_to_device(
         device: how.device(py)?,
         places: Box::new(move |_| places.next()),
         after: how.1,
-        told: Arc::default(),
+        copied: Arc::default(),
     };
     let report = Job::start(py, work, model.path(), || ())?.attend(py, progress)?;
     crate::job::as_dict(py, serde_json::to_string(&report))
@@ -226,7 +226,7 @@ pub(crate) fn load_to_device(
 pub(crate) struct DeviceStream {
     job: Mutex<Option<Job<Report>>>,
     places: Mutex<Option<Sender<Place>>>,
-    told: Arc<Told>,
+    copied: Arc<CopiedUpTo>,
 }
 
 #[pymethods]
@@ -241,7 +241,7 @@ impl DeviceStream {
     ) -> PyResult<Self> {
         let load = model.load_of(py, patterns)?;
         let (sender, places): (_, Receiver<Place>) = channel();
-        let told = Arc::<Told>::default();
+        let copied = Arc::<CopiedUpTo>::default();
         let work = ToPlaces {
             load: request::apply(load, options, MODEL)?,
             ring: how.ring(),
@@ -251,14 +251,14 @@ impl DeviceStream {
                 false => places.try_recv().ok(),
             }),
             after: how.1,
-            told: Arc::clone(&told),
+            copied: Arc::clone(&copied),
         };
-        let over = Arc::clone(&told);
+        let over = Arc::clone(&copied);
         let job = Job::start(py, work, model.path(), move || over.tell(0, true))?;
         Ok(Self {
             job: Mutex::new(Some(job)),
             places: Mutex::new(Some(sender)),
-            told,
+            copied,
         })
     }
 
@@ -280,7 +280,7 @@ impl DeviceStream {
         self.progress()?;
         let mut before = (0, 0);
         loop {
-            let there = py.detach(|| self.told.wait(upto, GLANCE));
+            let there = py.detach(|| self.copied.wait(upto, POLL_INTERVAL));
             let now = self.progress()?;
             if let Some(tell) = progress
                 && now != before
@@ -293,7 +293,7 @@ impl DeviceStream {
                 break;
             }
         }
-        let over = lock(&self.told.upto).0 < upto;
+        let over = lock(&self.copied.upto).0 < upto;
         match over {
             true => self.finish(py, None),
             false => Ok(()),

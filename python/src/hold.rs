@@ -274,11 +274,11 @@ impl Vacant {
 
     /// Takes a memfd with the bytes of each file, as descriptors that the caller keeps. Only once.
     fn fill(&self, py: Python<'_>, fds: Vec<i32>) -> PyResult<Taken> {
-        let twin = |number| {
+        let dup = |number| {
             // SAFETY: it is borrowed for the time of this copy, which fails for one that is not open.
             unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()
         };
-        let memory = fds.into_iter().map(twin).collect::<Result<Vec<_>, _>>()?;
+        let memory = fds.into_iter().map(dup).collect::<Result<Vec<_>, _>>()?;
         let vacant = self
             .lock()
             .take()

@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Interval at which a waiting thread handles signals and progress.
-pub(crate) const GLANCE: Duration = Duration::from_millis(50);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// State shared by the two threads.
 #[derive(Default)]
@@ -184,7 +184,7 @@ impl<T: Send + 'static> Job<T> {
     fn watch(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let mut told = (0, 0);
         loop {
-            let ended = py.detach(|| self.wait(GLANCE));
+            let ended = py.detach(|| self.wait(POLL_INTERVAL));
             let now = self.progress();
             if let Some(tell) = progress
                 && now != told

@@ -2,7 +2,7 @@
 
 use crate::call;
 use crate::error::raise;
-use crate::job::GLANCE;
+use crate::job::POLL_INTERVAL;
 use crate::request::{size, word};
 use dmafile::Origin;
 use dmafile_record::{Capture, Note, RecordBuffer, WhenFull};
@@ -259,7 +259,7 @@ impl Recorder {
                 return Ok(taken.map(ticket));
             }
             let room = glancing(py, None, |most| {
-                Ok(engine.wait_for_room(most.unwrap_or(GLANCE)))
+                Ok(engine.wait_for_room(most.unwrap_or(POLL_INTERVAL)))
             });
             room.map_err(|error| error.raised(py, None))?;
         }
@@ -432,7 +432,7 @@ fn glancing(
     let until = most.and_then(|most| Instant::now().checked_add(most));
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let step = left.map_or(GLANCE, |left| left.min(GLANCE));
+        let step = left.map_or(POLL_INTERVAL, |left| left.min(POLL_INTERVAL));
         if py.detach(|| wait(Some(step))).map_err(Failure::Engine)? {
             return Ok(true);
         }

@@ -2,9 +2,11 @@
 
 use crate::call;
 use crate::error::raise;
-use crate::job::{GLANCE, Job, Work};
+use crate::job::{Job, POLL_INTERVAL, Work};
 use crate::request::{self, STREAM};
-use dmafile::{CancelToken, Device, Error, Handed, Hands, Load, Progress, Report, Ring, Sink};
+use dmafile::{
+    CancelToken, Delivered, Device, Error, Load, Progress, Report, Ring, Sink, SlotReceiver,
+};
 use pyo3::exceptions::{PyBufferError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -37,7 +39,7 @@ impl Work for Through {
 
 /// The receiver of the bytes, which keeps the ring until nothing uses them any more.
 struct Receiver {
-    hands: ManuallyDrop<Hands>,
+    slots: ManuallyDrop<SlotReceiver>,
     process: u32,
     /// Number of parts that something still uses.
     used: AtomicUsize,
@@ -55,7 +57,7 @@ impl Drop for Receiver {
         // In a forked child a thread that does not exist there may hold its lock.
         if self.is_here() {
             // SAFETY: it is dropped here only, and not used after it.
-            unsafe { ManuallyDrop::drop(&mut self.hands) };
+            unsafe { ManuallyDrop::drop(&mut self.slots) };
         }
     }
 }
@@ -83,8 +85,8 @@ impl Stream {
         let load = request::apply(Load::new(&path), options, STREAM)?;
         let device = device.map(str::parse::<Device>).transpose();
         let device = load.check().and(ring.check()).and(device);
-        let (sink, hands) =
-            dmafile::hand_over(device.map_err(|error| raise(py, &error, Some(&path)))?);
+        let (sink, slots) =
+            dmafile::deliver(device.map_err(|error| raise(py, &error, Some(&path)))?);
         let work = Through {
             load,
             ring,
@@ -93,7 +95,7 @@ impl Stream {
         Ok(Self {
             job: Mutex::new(Some(Job::start(py, work, &path, || ())?)),
             receiver: Arc::new(Receiver {
-                hands: ManuallyDrop::new(hands),
+                slots: ManuallyDrop::new(slots),
                 process: std::process::id(),
                 used: AtomicUsize::new(0),
             }),
@@ -113,15 +115,15 @@ impl Stream {
                 let text = "this stream belongs to the process that forked this one";
                 return Err(PyRuntimeError::new_err(text));
             }
-            if py.detach(|| receiver.hands.wait(GLANCE)) {
+            if py.detach(|| receiver.slots.wait(POLL_INTERVAL)) {
                 break;
             }
             call::handle_signals(py)?;
         }
-        Ok(receiver.hands.next().map(|handed| {
+        Ok(receiver.slots.next().map(|delivered| {
             receiver.used.fetch_add(1, Ordering::Relaxed);
             StreamPart {
-                handed,
+                delivered,
                 receiver: Arc::clone(receiver),
             }
         }))
@@ -159,7 +161,7 @@ impl Drop for Stream {
 /// Bytes of the file in a slot, which is filled again when this is deleted.
 #[pyclass(frozen, module = "dmafile._dmafile")]
 pub(crate) struct StreamPart {
-    handed: Handed,
+    delivered: Delivered,
     receiver: Arc<Receiver>,
 }
 
@@ -168,7 +170,7 @@ impl StreamPart {
     /// Offset of the first byte in the file.
     #[getter]
     fn at(&self) -> u64 {
-        self.handed.at
+        self.delivered.at
     }
 
     unsafe fn __getbuffer__(
@@ -176,7 +178,7 @@ impl StreamPart {
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        let Handed { address, bytes, .. } = slf.get().handed;
+        let Delivered { address, bytes, .. } = slf.get().delivered;
         let start = std::ptr::with_exposed_provenance_mut::<c_void>(address);
         // SAFETY: the view is valid for writing. The slot is not filled again before this object is
         // deleted, of which the view keeps a reference; the ring stays as long as the receiver.
@@ -193,7 +195,7 @@ impl Drop for StreamPart {
     fn drop(&mut self) {
         self.receiver.used.fetch_sub(1, Ordering::Relaxed);
         if self.receiver.is_here() {
-            self.receiver.hands.done(self.handed.slot);
+            self.receiver.slots.done(self.delivered.slot);
         }
     }
 }

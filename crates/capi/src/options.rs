@@ -81,7 +81,7 @@ pub struct Options {
 /// # Safety
 /// The struct begins with its `size`, consists of numbers, pointers and callbacks without padding, and
 /// is valid when all of it is zero.
-pub(crate) unsafe trait Growing {
+pub(crate) unsafe trait Versioned {
     /// Its name in the header.
     const NAME: &'static str;
     /// Its size in version 0.1, in bytes: the smallest that a caller can have.
@@ -89,7 +89,7 @@ pub(crate) unsafe trait Growing {
 }
 
 // SAFETY: as the trait requires.
-unsafe impl Growing for Options {
+unsafe impl Versioned for Options {
     const NAME: &'static str = "dmafile_options";
     const SMALLEST: usize = offset_of!(Self, cancel) + size_of::<*const Token>();
 }
@@ -105,7 +105,7 @@ const LARGEST: usize = 4096;
 /// # Safety
 /// `theirs` is null, or valid for reads of as many bytes as its `size` says, or of version 0.1 of the
 /// struct if `size` is 0.
-pub(crate) unsafe fn copy<T: Growing>(theirs: *const T) -> Result<T> {
+pub(crate) unsafe fn copy<T: Versioned>(theirs: *const T) -> Result<T> {
     let mut ours = MaybeUninit::<T>::zeroed();
     if theirs.is_null() {
         // SAFETY: valid when it is all zero.

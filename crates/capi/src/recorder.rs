@@ -2,7 +2,7 @@
 
 use crate::border::{self, Failure, Result};
 use crate::load::path;
-use crate::options::{self, Growing, check_flags, some, word};
+use crate::options::{self, Versioned, check_flags, some, word};
 use dmafile::Origin;
 use dmafile_record::{Capture, Note, RecordBuffer, Ticket, WhenFull};
 use libc::{c_char, c_int, c_void};
@@ -44,7 +44,7 @@ pub struct RecorderOptions {
 }
 
 // SAFETY: as the trait requires.
-unsafe impl Growing for RecorderOptions {
+unsafe impl Versioned for RecorderOptions {
     const NAME: &'static str = "dmafile_recorder_options";
     const SMALLEST: usize = offset_of!(Self, rotate_ms) + size_of::<u64>();
 }

@@ -3,7 +3,7 @@
 use crate::Token;
 use crate::border::{self, Failure, Result};
 use crate::load::path;
-use crate::options::{self, Growing, check_flags, some, teller, word};
+use crate::options::{self, Versioned, check_flags, some, teller, word};
 use dmafile::{Io, Method, Origin, OriginPart, Save};
 use libc::{c_char, c_int, c_void};
 use std::ffi::CString;
@@ -65,7 +65,7 @@ pub struct SaveOptions {
 }
 
 // SAFETY: as the trait requires.
-unsafe impl Growing for SaveOptions {
+unsafe impl Versioned for SaveOptions {
     const NAME: &'static str = "dmafile_save_options";
     const SMALLEST: usize = offset_of!(Self, cancel) + size_of::<*const Token>();
 }

@@ -4,14 +4,14 @@ use crate::border::{self, Failure, Result};
 use crate::buffer::empty;
 use crate::options::{self, word};
 use crate::{Options, load};
-use dmafile::{Device, Hands, Load, Report, Ring, hand_over};
+use dmafile::{Device, Load, Report, Ring, SlotReceiver, deliver};
 use libc::{c_char, c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// A file that is being read through a ring of slots. Opaque.
 pub struct Stream {
-    hands: Hands,
+    slots: SlotReceiver,
     load: Mutex<State>,
     /// The process that has the thread; a forked child does not.
     process: u32,
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn dmafile_stream_open(
         let bytes = options::some(ring).unwrap_or(usual.bytes);
         let ring = Ring::new(bytes, options::some(slots).unwrap_or(usual.slots));
         ring.check()?;
-        let (mut sink, hands) = hand_over(device);
+        let (mut sink, slots) = deliver(device);
         let thread = std::thread::Builder::new().name("dmafile".to_string());
         let thread = thread.spawn(move || load.run_through(ring, &mut sink));
         let thread = thread.map_err(|error| {
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn dmafile_stream_open(
                 .remedy("raise the limit on processes: ulimit -u")
         })?;
         let made = Stream {
-            hands,
+            slots,
             load: Mutex::new(State::Running(thread)),
             process: std::process::id(),
         };
@@ -114,14 +114,14 @@ pub unsafe extern "C" fn dmafile_stream_next(stream: *const Stream, piece: *mut 
         let stream = unsafe { border::shared(stream, "stream")? };
         stream.check_process()?;
         border::check(piece.cast(), 1, "piece")?;
-        let Some(handed) = stream.hands.next() else {
+        let Some(delivered) = stream.slots.next() else {
             return stream.end().map(|()| 0);
         };
         let given = Piece {
-            at: handed.at,
-            bytes: handed.bytes,
-            data: std::ptr::with_exposed_provenance(handed.address),
-            slot: handed.slot,
+            at: delivered.at,
+            bytes: delivered.bytes,
+            data: std::ptr::with_exposed_provenance(delivered.address),
+            slot: delivered.slot,
         };
         // SAFETY: not null; the header requires a place for one.
         unsafe { piece.write(given) };
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn dmafile_stream_done(stream: *const Stream, slot: u64) -
         // SAFETY: the header requires null or a stream that is open.
         let stream = unsafe { border::shared(stream, "stream")? };
         stream.check_process()?;
-        match stream.hands.done(slot) {
+        match stream.slots.done(slot) {
             true => Ok(()),
             false => {
                 let why = format!("slot {slot} is not out");
@@ -178,7 +178,7 @@ impl Stream {
     fn end(&self) -> Result<()> {
         let mut state = self.load.lock().unwrap_or_else(PoisonError::into_inner);
         if let State::Running(_) = *state {
-            let out = self.hands.out();
+            let out = self.slots.out();
             if out > 0 {
                 let why = format!("slots are still out: {out}");
                 return Err(Failure::new(libc::EBUSY, "cannot end the stream", &why)
@@ -203,7 +203,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // The load no longer waits for slots.
-        self.hands.leave();
+        self.slots.leave();
         let state = self.load.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let State::Running(thread) = std::mem::replace(state, State::Ended(Ok(()))) {
             // The result of a closed stream is not needed.
@@ -218,13 +218,13 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_load_is_returned_by_every_call() {
-        let (sink, hands) = hand_over(None);
+        let (sink, slots) = deliver(None);
         let load = move || {
             let _sink = sink;
             panic!("of a test");
         };
         let stream = Box::into_raw(Box::new(Stream {
-            hands,
+            slots,
             load: Mutex::new(State::Running(std::thread::spawn(load))),
             process: std::process::id(),
         }));

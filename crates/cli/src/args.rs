@@ -130,7 +130,7 @@ const SHORT: &str = "Sizes are powers of 1024: 512K, 8M, 1GiB. --help describes 
 
 /// What to load, and into which memory.
 #[derive(Args, Clone, Debug)]
-pub struct Knobs {
+pub struct LoadOptions {
     /// A file, a block device, a model of several files, or a snapshot
     ///
     /// A model of several files is given by its folder, its *.safetensors.index.json, or the first file
@@ -213,7 +213,7 @@ pub struct Tuning {
     pub no_memory_check: bool,
 }
 
-impl Knobs {
+impl LoadOptions {
     /// What to load: bytes of a file, or a model.
     fn source(&self) -> dmafile::Result<Load> {
         if self.tensor.is_empty() && !self.is_collection() {
@@ -280,10 +280,10 @@ impl Knobs {
             return Err(Error::usage(option, why));
         }
         let kind: Kind = self.to.parse()?;
-        let (knobs, tuning) = (self.clone(), tuning.clone());
+        let (options, tuning) = (self.clone(), tuning.clone());
         let load = SnapshotLoad::new(&self.file).names(&crate::Options);
         Ok(Some(load.each(move |_, load| {
-            let load = knobs.tune_to(load, kind.clone(), &tuning);
+            let load = options.tune_to(load, kind.clone(), &tuning);
             load.exact_size(exact_size)
         })))
     }
@@ -342,7 +342,7 @@ impl Tuning {
 )]
 pub struct LoadArgs {
     #[command(flatten)]
-    pub knobs: Knobs,
+    pub options: LoadOptions,
 
     /// Write a timeline that Perfetto opens (Chrome trace format)
     #[arg(long, value_name = "OUT.json", help_heading = OUTPUT)]
@@ -768,7 +768,7 @@ pub struct ShowArgs {
 )]
 pub struct ExplainArgs {
     #[command(flatten)]
-    pub knobs: Knobs,
+    pub options: LoadOptions,
 
     /// Print the plan as one JSON object
     #[arg(long, help_heading = OUTPUT)]

@@ -6,20 +6,20 @@ use crate::{Failure, text};
 use dmafile::{Device, Kind, Ring};
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
-    if let Some(snapshot) = args.knobs.snapshot(&args.tuning, false)? {
+    if let Some(snapshot) = args.options.snapshot(&args.tuning, false)? {
         let plan = snapshot.plan()?;
         return match args.json {
             true => write_json(&plan),
             false => write_stdout(text::snapshot_load_plan(&plan).as_bytes()),
         };
     }
-    let plan = match args.knobs.to.parse::<Device>() {
+    let plan = match args.options.to.parse::<Device>() {
         // Only Python and C load into the memory of a GPU.
         Ok(device) => {
-            let load = args.knobs.load_as(Kind::Anon, &args.tuning)?;
+            let load = args.options.load_as(Kind::Anon, &args.tuning)?;
             load.plan_through(Ring::default(), device)?
         }
-        Err(_) => args.knobs.load(&args.tuning)?.plan()?,
+        Err(_) => args.options.load(&args.tuning)?.plan()?,
     };
     if args.json {
         return write_json(&plan);

@@ -13,19 +13,19 @@ pub(crate) const PROGRESS: &str =
     "{wide_bar} {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}, {eta}";
 
 pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
-    let hand_over = !args.command.is_empty();
-    if hand_over && args.knobs.to == "anon" {
+    let deliver = !args.command.is_empty();
+    if deliver && args.options.to == "anon" {
         return Err(Failure::usage(
             "private memory (--to anon) cannot be inherited by COMMAND; use --to memfd",
         ));
     }
-    if hand_over && matches!(args.json, Some(None)) {
+    if deliver && matches!(args.json, Some(None)) {
         return Err(Failure::usage(
             "--json needs a PATH with COMMAND, whose stdout it would mix with: --json=PATH",
         ));
     }
     let out = Output {
-        text: match (args.quiet, hand_over || matches!(args.json, Some(None))) {
+        text: match (args.quiet, deliver || matches!(args.json, Some(None))) {
             (true, _) => Text::Nowhere,
             (false, true) => Text::Stderr,
             (false, false) => Text::Stdout,
@@ -34,16 +34,16 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     };
 
     let by_path = wants_path(&args.command);
-    if by_path && !args.knobs.tensor.is_empty() {
+    if by_path && !args.options.tensor.is_empty() {
         return Err(Failure::usage(
             "{} needs whole files; with --tensor, use DMAFILE_FD",
         ));
     }
-    if by_path && args.knobs.exports() {
+    if by_path && args.options.exports() {
         return Err(Failure::usage(&format!(
             "--to {} has no path for {{}}, because a dma-buf has no path; use --to memfd, or the \
              descriptor in DMAFILE_FD",
-            args.knobs.to
+            args.options.to
         )));
     }
 
@@ -52,25 +52,25 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     }
     let token = CancelToken::new();
     interruptible(&token)?;
-    if let Some(load) = args.knobs.snapshot(&args.tuning, by_path)? {
+    if let Some(load) = args.options.snapshot(&args.tuning, by_path)? {
         return snapshot::load(args, load, out, &token, launcher);
     }
-    if by_path && args.knobs.is_collection() {
+    if by_path && args.options.is_collection() {
         return shards::load(args, out, &token, launcher);
     }
-    let load = args.knobs.load(&args.tuning)?;
-    if by_path && (args.knobs.offset.is_some() || args.knobs.to.starts_with("fd:")) {
+    let load = args.options.load(&args.tuning)?;
+    if by_path && (args.options.offset.is_some() || args.options.to.starts_with("fd:")) {
         // Checked before a load that would be useless.
-        let name = command::name_of(&args.knobs.file);
-        command::starts_at(&name, args.knobs.load(&args.tuning)?.plan()?.lead)?;
+        let name = command::name_of(&args.options.file);
+        command::starts_at(&name, args.options.load(&args.tuning)?.plan()?.lead)?;
     }
     let Loaded { buffer, report, .. } = one(args, load.exact_size(by_path), out, &token)?;
     write_files(args, &report)?;
-    match (hand_over, by_path) {
+    match (deliver, by_path) {
         (true, _) if token.is_set() => Err(interrupted()),
         (true, false) => Err(exec(args, buffer)?),
         (true, true) => {
-            let name = command::name_of(&args.knobs.file);
+            let name = command::name_of(&args.options.file);
             let named = vec![Named { name, buffer }];
             let command = &args.command;
             Err(command::hand_over_by_path(

@@ -30,22 +30,22 @@ pub(crate) fn load(
     token: &CancelToken,
     launcher: &Launcher,
 ) -> Result<u8, Failure> {
-    let knobs = &args.knobs;
-    let model = Model::open(&knobs.file)?;
+    let options = &args.options;
+    let model = Model::open(&options.file)?;
     let shards = model.shards();
     refuse(args, shards.len())?;
-    let shape = shape(&knobs.file, &shards)?;
+    let shape = shape(&options.file, &shards)?;
     // Checked before a load that would be useless.
     command::names(shards.iter().filter_map(|shard| shard.file.file_name()))?;
     // Checks that there is room for all of them, before the first one is loaded.
-    knobs.tune(model.load(), &args.tuning)?.plan()?;
+    options.tune(model.load(), &args.tuning)?.plan()?;
     // Its descriptors are not needed any more.
     drop(model);
     let (mut named, mut files) = (Vec::new(), Vec::new());
     for shard in shards {
         out.detail(|| text::file_head(&shard.file))?;
-        let mut load = knobs.tune(dmafile::Load::new(&shard.file), &args.tuning)?;
-        if let Some(verify) = &knobs.verify {
+        let mut load = options.tune(dmafile::Load::new(&shard.file), &args.tuning)?;
+        if let Some(verify) = &options.verify {
             load = load.verify(verify.clone());
         }
         let loaded = one(args, load.exact_size(true), out, token)?;
@@ -70,7 +70,7 @@ pub(crate) fn load(
 
 /// Refuses options that apply to a single file.
 fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
-    let verify = args.knobs.verify.as_ref();
+    let verify = args.options.verify.as_ref();
     let expected = verify.is_some_and(|verify| verify.expected.is_some());
     let refused = [
         (args.trace.is_some(), "--trace works for one file only"),
@@ -79,7 +79,7 @@ fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
             "--verify ALGO=HEX works for one file only, but there are several",
         ),
         (
-            files > 1 && args.knobs.to.starts_with("fd:"),
+            files > 1 && args.options.to.starts_with("fd:"),
             "--to fd:N takes one file only, but there are several",
         ),
     ];

@@ -103,12 +103,12 @@ pub(crate) fn load(
     match args.command.is_empty() {
         true => Ok(0),
         false if token.is_set() => Err(interrupted()),
-        false => Err(hand_over(args, loaded.sources, launcher)?),
+        false => Err(deliver(args, loaded.sources, launcher)?),
     }
 }
 
 /// Execs COMMAND, which inherits a descriptor per source; returns only on failure.
-fn hand_over(
+fn deliver(
     args: &LoadArgs,
     sources: Vec<LoadedSource>,
     launcher: &Launcher,
@@ -121,7 +121,7 @@ fn hand_over(
                 buffer,
             });
         let shape = Shape::Folder {
-            name: command::name_of(&args.knobs.file),
+            name: command::name_of(&args.options.file),
             others: Vec::new(),
         };
         return command::hand_over_by_path(launcher, &args.command, named.collect(), shape);

@@ -20,8 +20,8 @@ use std::path::PathBuf;
 use tabwriter::Alignment;
 
 pub(crate) fn run(args: &TakeArgs, launcher: &Launcher) -> Result<u8, Failure> {
-    let hand_over = !args.command.is_empty();
-    if hand_over && matches!(args.json, Some(None)) {
+    let deliver = !args.command.is_empty();
+    if deliver && matches!(args.json, Some(None)) {
         return Err(Failure::usage(
             "--json needs a PATH with COMMAND, whose stdout it would mix with: --json=PATH",
         ));
@@ -46,10 +46,10 @@ pub(crate) fn run(args: &TakeArgs, launcher: &Launcher) -> Result<u8, Failure> {
     };
     notes.print(&remarks(&held))?;
     write_wanted_json(&args.json, &object(&held))?;
-    if hand_over && token.is_set() {
+    if deliver && token.is_set() {
         return Err(interrupted());
     }
-    if hand_over {
+    if deliver {
         return Err(exec(args, held, launcher)?);
     }
     match args.quiet || args.json.is_some() {

@@ -498,8 +498,8 @@ fn a_socket_of_the_manager_is_served_and_not_removed() {
         // It waits before the holder is started.
         let waiting = format!("take m --at {SOCKET} --wait 60s -- sha256sum {{}}");
         let waiting = start(&mut manager.dir.dmafile(&waiting));
-        let twin = listener.as_fd().try_clone_to_owned().unwrap();
-        let service = manager.start("a --name m", Some(twin));
+        let dup = listener.as_fd().try_clone_to_owned().unwrap();
+        let service = manager.start("a --name m", Some(dup));
         assert_eq!(service.is_stored(), stored);
         assert_eq!(service.line["at"], path.to_str().unwrap());
         assert!(waiting.end().ok().stdout.starts_with(&want));

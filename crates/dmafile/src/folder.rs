@@ -254,11 +254,11 @@ impl Folder {
     ///
     /// # Errors
     /// EMFILE.
-    pub fn twin(&self) -> Result<Self, Errno> {
-        let listed = self.listed().map(file::twin).transpose()?;
+    pub fn dup(&self) -> Result<Self, Errno> {
+        let listed = self.listed().map(file::dup).transpose()?;
         Ok(Self {
             path: self.path.clone(),
-            folder: file::twin(self.fd())?,
+            folder: file::dup(self.fd())?,
             listed,
         })
     }

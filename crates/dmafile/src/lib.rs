@@ -59,7 +59,7 @@ use dmafile_sys as sys;
 mod transfer;
 mod verify;
 
-pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
+pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, ReservedRange};
 
 pub use control::{CancelToken, Progress};
 pub use device::Device;
@@ -77,7 +77,7 @@ pub use plan::{Attempt, Plan};
 pub use reasons::Reason;
 pub use save::{Origin, OriginPart, Save, SavePlan, SaveReport};
 pub use sink::{
-    CopyTo, Handed, Hands, Memory, Piece, Place, Ring, Sink, Slot, ToDevice, hand_over,
+    CopyTo, Delivered, Memory, Piece, Place, Ring, Sink, Slot, SlotReceiver, ToDevice, deliver,
 };
 pub use source::Shard;
 pub use sys::driver::{DeviceMemory, OtherStream};

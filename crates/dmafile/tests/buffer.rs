@@ -448,11 +448,11 @@ fn a_descriptor_of_the_caller_keeps_its_number() {
     let path = cold(dir.path(), LEN as usize);
     let fd = dmafile_testkit::memfd(LEN);
     let number = fd.as_raw_fd();
-    let twin = fd.try_clone().unwrap();
+    let dup = fd.try_clone().unwrap();
     let buffer = Load::new(&path).to(Kind::fd(fd)).run().unwrap().buffer;
     assert_eq!(buffer.as_fd().unwrap().as_raw_fd(), number);
     assert_eq!(
-        dmafile_testkit::descriptor_digest(twin, 0, LEN),
+        dmafile_testkit::descriptor_digest(dup, 0, LEN),
         file_digest(&path, 0, LEN)
     );
     let again = Load::new(&path)

@@ -388,7 +388,7 @@ fn digests_and_cancellation(double: &Double, device: Device) {
     let token = CancelToken::new();
     let cancel = token.clone();
     let sink = ToDevice::new(device, [Place::new(0, LEN as u64, &memory, 0)]);
-    let mut sink = sink.unwrap().told(move |_| cancel.cancel());
+    let mut sink = sink.unwrap().on_copied(move |_| cancel.cancel());
     let load = Load::new(&path).block(BLOCK).cancel(token);
     let error = load.run_through(RING, &mut sink).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled);
@@ -413,8 +413,8 @@ fn callbacks_panic(double: &Double, device: Device) {
             (None, "places") => panic!("the caller's own"),
             (place, _) => place,
         };
-        let sink = ToDevice::asking(device, next);
-        let mut sink = sink.unwrap().told(move |_| {
+        let sink = ToDevice::from_fn(device, next);
+        let mut sink = sink.unwrap().on_copied(move |_| {
             assert!(who != "told", "the caller's own");
         });
         let load = Load::new(&path).block(BLOCK).progress(move |_| {
@@ -444,7 +444,7 @@ fn reported_bytes_are_in_device_memory() {
     let last = Arc::new(AtomicU64::new(0));
     let upto = Arc::clone(&last);
     let sink = ToDevice::new(device, [Place::new(0, LEN as u64, &memory, 0)]);
-    let mut sink = sink.unwrap().told(move |end| {
+    let mut sink = sink.unwrap().on_copied(move |end| {
         let mut got = vec![0; end as usize];
         device.copy_back(&seen, 0, &mut got).unwrap();
         assert!(got == bytes[..end as usize], "{end}");
@@ -469,7 +469,7 @@ fn a_sink_that_waits_for_a_place_waits_for_an_event() {
     let whole = std::fs::read(&path).unwrap();
     let memory = Arc::new(device.allocate(BYTES).unwrap());
     let (place, mut next) = (Arc::clone(&memory), 0);
-    let sink = ToDevice::asking(device, move |wait| {
+    let sink = ToDevice::from_fn(device, move |wait| {
         if !wait {
             return None;
         }

@@ -181,9 +181,9 @@ fn unpinned_first(double: &Double, device: Device) {
     let fd = pinned().into_fd().unwrap();
     assert_eq!(double.left(), Left::default());
     drop(fd);
-    let retired = pinned().retire();
+    let reserved = pinned().into_reserved();
     assert_eq!(double.left(), Left::default());
-    drop(retired);
+    drop(reserved);
     // A load that fails at its end has already pinned the memory.
     let wrong = format!("sha256={}", "2".repeat(64));
     let load = load(&path, Kind::Pinned(device)).verify(wrong.parse().unwrap());
@@ -311,7 +311,7 @@ fn stays_mapped(double: &Double, device: Device) {
     let ways: [Drop; 5] = [
         drop,
         |buffer| drop(buffer.into_fd().unwrap()),
-        |buffer| drop(buffer.retire()),
+        |buffer| drop(buffer.into_reserved()),
         |buffer| {
             let error = buffer.unpin().unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");

@@ -3,7 +3,7 @@
 
 use dmafile::{
     CancelToken, CopyTo, Error, ErrorKind, Io, Load, Memory, Method, Pages, Result, Ring, Sink,
-    Slot, hand_over,
+    Slot, deliver,
 };
 use dmafile_testkit::{bytes_digest, cold, dir, evict, file_digest, noise, sparse, warm};
 use std::collections::VecDeque;
@@ -578,11 +578,11 @@ fn slots_can_be_released_in_any_order() {
     let dir = dir();
     let len = 700_001;
     let path = cold(dir.path(), len);
-    let (mut sink, hands) = hand_over(None);
+    let (mut sink, slots) = deliver(None);
     let got = std::thread::scope(|scope| {
         let load = scope.spawn(|| small(&path).run_through(Ring::new(4 * BLOCK, 4), &mut sink));
         let (mut got, mut held) = (vec![0xee; len], Vec::new());
-        while let Some(piece) = hands.next() {
+        while let Some(piece) = slots.next() {
             held.push(piece);
             if held.len() == 2 {
                 // The newer one first.
@@ -592,8 +592,8 @@ fn slots_can_be_released_in_any_order() {
                         std::slice::from_raw_parts(piece.address as *const u8, piece.bytes as usize)
                     };
                     got[piece.at as usize..][..bytes.len()].copy_from_slice(bytes);
-                    assert!(hands.done(piece.slot));
-                    assert!(!hands.done(piece.slot), "it was already released");
+                    assert!(slots.done(piece.slot));
+                    assert!(!slots.done(piece.slot), "it was already released");
                 }
             }
         }
@@ -603,14 +603,14 @@ fn slots_can_be_released_in_any_order() {
                 std::slice::from_raw_parts(piece.address as *const u8, piece.bytes as usize)
             };
             got[piece.at as usize..][..bytes.len()].copy_from_slice(bytes);
-            assert!(hands.done(piece.slot));
+            assert!(slots.done(piece.slot));
         }
         load.join().unwrap().unwrap();
         got
     });
     assert_eq!(bytes_digest(&got), file_digest(&path, 0, len as u64));
-    assert!(!hands.done(0));
-    assert!(hands.wait(std::time::Duration::ZERO), "no more will come");
+    assert!(!slots.done(0));
+    assert!(slots.wait(std::time::Duration::ZERO), "no more will come");
 }
 
 #[test]
@@ -618,19 +618,19 @@ fn a_dropped_receiver_ends_the_load() {
     let dir = dir();
     let path = cold(dir.path(), 700_001);
     for taken in 0..3 {
-        let (mut sink, hands) = hand_over(None);
+        let (mut sink, slots) = deliver(None);
         std::thread::scope(|scope| {
             let load = scope.spawn(|| small(&path).run_through(Ring::new(4 * BLOCK, 4), &mut sink));
             for _ in 0..taken {
-                assert!(hands.next().is_some());
+                assert!(slots.next().is_some());
             }
-            drop(hands);
+            drop(slots);
             let error = load.join().unwrap().unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EPIPE), "{error}");
         });
     }
     // A load that fails before it begins.
-    let (sink, hands) = hand_over(None);
+    let (sink, slots) = deliver(None);
     let mut sink = sink;
     assert!(
         Load::new("/none")
@@ -638,5 +638,5 @@ fn a_dropped_receiver_ends_the_load() {
             .is_err()
     );
     drop(sink);
-    assert_eq!(hands.next(), None);
+    assert_eq!(slots.next(), None);
 }

@@ -273,7 +273,7 @@ impl Drop for LinkFolder {
         remove_links(&self.folder, &self.links);
         // If another holder has replaced it, that one removes the folder.
         remove_marked(parent, &self.name, &self.folder);
-        place::unmark(self.mark.as_fd());
+        place::unlock(self.mark.as_fd());
     }
 }
 
@@ -331,7 +331,7 @@ impl Spot {
 fn new_mark(folder: &Folder) -> Result<OwnedFd, Errno> {
     let mark = place::create_private(folder.fd(), OsStr::new(MARK))?;
     // Without support for locks (flock(2)), the process in the mark decides.
-    let _ = place::mark(mark.as_fd());
+    let _ = place::try_lock(mark.as_fd());
     Ok(mark)
 }
 
@@ -348,7 +348,7 @@ fn open_mark(folder: &Folder) -> Result<Option<(OwnedFd, bool)>, Errno> {
     {
         return Ok(None);
     }
-    let locked = place::mark(mark.as_fd()).is_ok();
+    let locked = place::try_lock(mark.as_fd()).is_ok();
     Ok(Some((mark, locked)))
 }
 

@@ -454,7 +454,7 @@ impl Holder {
     /// # Errors
     /// EMFILE.
     pub fn stopper(&self) -> Result<OwnedFd> {
-        file::twin(self.stop.as_fd()).map_err(|errno| Error::os("cannot serve", errno))
+        file::dup(self.stop.as_fd()).map_err(|errno| Error::os("cannot serve", errno))
     }
 
     /// Waits until it ends, and returns why.

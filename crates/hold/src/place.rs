@@ -321,7 +321,7 @@ impl Bound {
         let Some(name) = file.replaced.take() else {
             return Ok(None);
         };
-        match file.folder.twin() {
+        match file.folder.dup() {
             Ok(folder) => Ok(Some(Replaced { folder, name })),
             Err(errno) => {
                 file.replaced = Some(name);

@@ -89,7 +89,7 @@ impl Server {
             if ready.stop {
                 break Ended::Stopped;
             }
-            if ready.bell {
+            if ready.notifier {
                 self.watch.hear();
             }
             if self.serve(&ready.peers, now) {
@@ -118,7 +118,7 @@ impl Server {
         let mut fds = vec![
             poll(self.stop.as_fd(), PollFlags::IN),
             poll(self.bound.listener().as_fd(), wanted),
-            poll(self.watch.bell(), PollFlags::IN),
+            poll(self.watch.notifier(), PollFlags::IN),
         ];
         let first = fds.len();
         let peers = self.peers.iter();
@@ -156,7 +156,7 @@ impl Server {
         Ready {
             stop: some(&fds[0]),
             listener: accepts && some(&fds[1]),
-            bell: some(&fds[2]),
+            notifier: some(&fds[2]),
             peers: waited.into_iter().map(next).collect(),
         }
     }
@@ -261,6 +261,6 @@ impl Server {
 struct Ready {
     stop: bool,
     listener: bool,
-    bell: bool,
+    notifier: bool,
     peers: Vec<bool>,
 }

@@ -97,7 +97,7 @@ impl Member {
         }
         let own = |fd: BorrowedFd<'_>| match info.kind == Kind::Memfd.to_string() {
             true => seal_seals(fd, info.sealed),
-            false => file::twin(fd),
+            false => file::dup(fd),
         };
         let fds: Result<Vec<_>, Errno> = all.into_iter().map(own).collect();
         let fds = fds.map_err(failed)?;
@@ -128,7 +128,7 @@ fn seal_seals(fd: BorrowedFd<'_>, sealed: bool) -> Result<OwnedFd, Errno> {
     }
     match sealed {
         // Without /proc there is no read-only descriptor.
-        true => memfd::read_only(fd).or_else(|_| file::twin(fd)),
-        false => file::twin(fd),
+        true => memfd::read_only(fd).or_else(|_| file::dup(fd)),
+        false => file::dup(fd),
     }
 }

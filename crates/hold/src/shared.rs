@@ -12,7 +12,7 @@ use super::lock::{self, Lock};
 use super::place::{self, Bound, SocketAccess};
 use super::protocol::{HeldInfo, Op};
 use super::set::{Member, Set, now};
-use super::take::{DOUBT, Held, PATIENCE, Talk, has_ended, receive};
+use super::take::{Held, ORPHAN_TIMEOUT, REPLY_TIMEOUT, Talk, has_ended, receive};
 use dmafile::internal::{Hasher, Verb, folder::Folder};
 use dmafile::{
     Algorithm, Buffer, CancelToken, Error, Kind, Load, Names, Pages, Progress, Result, Verify,
@@ -318,14 +318,14 @@ fn look_around(folder: &Folder, key: &str, cancel: &CancelToken) -> Option<Held>
             continue;
         }
         asked.retain(|(name, talk, since)| {
-            let doubted = since.elapsed() >= DOUBT;
+            let doubted = since.elapsed() >= ORPHAN_TIMEOUT;
             let ended = doubted && has_ended(talk.who.pid);
             if ended {
                 // A process that it forked keeps the socket open.
                 let _ = folder.remove(name);
             }
             let stopped = doubted && process::is_stopped(talk.who.pid);
-            !ended && !stopped && since.elapsed() < PATIENCE
+            !ended && !stopped && since.elapsed() < REPLY_TIMEOUT
         });
         if cancel.is_set() {
             // The load will notice.
@@ -340,7 +340,7 @@ fn look_around(folder: &Folder, key: &str, cancel: &CancelToken) -> Option<Held>
 
 /// Asks a process for the files.
 fn ask(socket: &Path, key: &str, cancel: &CancelToken) -> Result<Talk> {
-    let talk = Talk::at_once(Verb::Take, socket, Instant::now() + PATIENCE, cancel)?;
+    let talk = Talk::at_once(Verb::Take, socket, Instant::now() + REPLY_TIMEOUT, cancel)?;
     talk.request(Op::Take, Some(key), 0)?;
     Ok(talk)
 }

@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a holder may take to answer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait for an answer if the process that created the socket has ended: another process may have
 /// inherited it and serve it.
-pub(super) const DOUBT: Duration = Duration::from_millis(500);
+pub(super) const ORPHAN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval at which the holder and the token are checked.
 const STEP: Duration = Duration::from_millis(10);
 
@@ -132,9 +132,9 @@ impl Held {
         else {
             return Ok(None);
         };
-        let twin = file::twin(socket.as_fd()).map_err(failed)?;
-        file::inherit(twin.as_fd()).map_err(failed)?;
-        Ok(Some(twin))
+        let dup = file::dup(socket.as_fd()).map_err(failed)?;
+        file::inherit(dup.as_fd()).map_err(failed)?;
+        Ok(Some(dup))
     }
 
     /// The path of the socket that it was taken from.
@@ -366,7 +366,7 @@ impl Talk {
         until: Instant,
         cancel: &CancelToken,
     ) -> Result<Self> {
-        let until = until.max(Instant::now() + PATIENCE);
+        let until = until.max(Instant::now() + REPLY_TIMEOUT);
         loop {
             match Self::at_once(what, at, until, cancel) {
                 // The queue of connections is full.
@@ -465,7 +465,7 @@ impl Talk {
                 return Err(failed(Errno::TIMEDOUT));
             }
             if !file::wait_readable(self.socket.as_fd(), left.min(STEP)).map_err(failed)?
-                && asked.elapsed() >= DOUBT
+                && asked.elapsed() >= ORPHAN_TIMEOUT
                 && has_ended(self.who.pid)
             {
                 // A process that the holder forked keeps the socket open, and never answers.
@@ -512,7 +512,7 @@ mod tests {
             who: socket::credentials(ours.as_fd()).unwrap(),
             socket: ours,
             at: PathBuf::from("/x"),
-            until: Instant::now() + PATIENCE,
+            until: Instant::now() + REPLY_TIMEOUT,
             cancel: CancelToken::new(),
             what: Verb::Take,
         };

@@ -21,7 +21,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 /// How long an answer waits for a look.
-const PATIENCE: Duration = Duration::from_secs(2);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest path that can be looked at elsewhere; the kernel's limit is 4096.
 const LONGEST_PATH: usize = 8 << 10;
 
@@ -31,7 +31,7 @@ pub(super) struct FileWatch {
     wanted: Sender<Range<usize>>,
     news: Receiver<News>,
     /// Readable when there is news.
-    bell: OwnedFd,
+    notifier: OwnedFd,
     /// How many looks were wanted.
     asked: u64,
     /// When those that have not ended were.
@@ -68,7 +68,7 @@ impl FileWatch {
         let (wanted, ranges) = mpsc::channel();
         let (teller, news) = mpsc::channel();
         let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
-        let (bell, ring) = rustix::pipe::pipe_with(flags)?;
+        let (notifier, ring) = rustix::pipe::pipe_with(flags)?;
         let looker = Looker::new(looker);
         let work = move || work(&files, looker, &ranges, &teller, &ring);
         let thread = std::thread::Builder::new().name("dmafile-look".to_string());
@@ -76,7 +76,7 @@ impl FileWatch {
         Ok(Self {
             wanted,
             news,
-            bell,
+            notifier,
             asked: 0,
             waiting: VecDeque::new(),
             seen,
@@ -84,14 +84,14 @@ impl FileWatch {
     }
 
     /// Readable when there is something to [`hear`](Self::hear).
-    pub(super) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    pub(super) fn notifier(&self) -> BorrowedFd<'_> {
+        self.notifier.as_fd()
     }
 
     /// Notes what the thread has seen.
     pub(super) fn hear(&mut self) {
         let mut bytes = [0; 64];
-        while rustix::io::read(&self.bell, &mut bytes).is_ok_and(|got| got == bytes.len()) {}
+        while rustix::io::read(&self.notifier, &mut bytes).is_ok_and(|got| got == bytes.len()) {}
         for news in self.news.try_iter() {
             match news {
                 News::Seen {
@@ -107,7 +107,7 @@ impl FileWatch {
     /// Has the thread look at files that are wanted now. While an earlier look takes too long, it is not waited
     /// for.
     pub(super) fn look(&mut self, files: Range<usize>, now: Instant) -> Look {
-        let hangs = |asked: &Instant| now >= *asked + PATIENCE;
+        let hangs = |asked: &Instant| now >= *asked + REPLY_TIMEOUT;
         if self.waiting.front().is_some_and(hangs) || self.wanted.send(files).is_err() {
             return Look {
                 number: u64::MAX,
@@ -118,7 +118,7 @@ impl FileWatch {
         self.waiting.push_back(now);
         Look {
             number: self.asked,
-            until: now + PATIENCE,
+            until: now + REPLY_TIMEOUT,
         }
     }
 

@@ -67,8 +67,8 @@ fn sealable(path: &Path) -> [(Kind, Option<OwnedFd>); 2] {
         .len()
         .next_multiple_of(1 << 20);
     let fd = memfd(len);
-    let twin = fd.try_clone().unwrap();
-    [(Kind::Memfd, None), (Kind::fd(fd), Some(twin))]
+    let dup = fd.try_clone().unwrap();
+    [(Kind::Memfd, None), (Kind::fd(fd), Some(dup))]
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 use super::format::{AREA, BlockHeader, Ends, FileHeader, RecordEntry, room};
 use dmafile::Result;
-use dmafile::internal::{folder::Folder, part::Growing, sync::lock};
+use dmafile::internal::{folder::Folder, part::AppendFile, sync::lock};
 use std::path::Path;
 use std::sync::Mutex;
 
 /// A file that is being written.
 pub(super) struct Writing {
-    pub(super) growing: Growing,
+    pub(super) growing: AppendFile,
     header: FileHeader,
     index: Mutex<IndexProgress>,
 }
@@ -26,7 +26,7 @@ struct IndexProgress {
 impl Writing {
     /// A new file, with space for its header and the first blocks of its index.
     pub(super) fn create(folder: &Folder, path: &Path, header: FileHeader) -> Result<Self> {
-        let growing = Growing::create(folder, path)?;
+        let growing = AppendFile::create(folder, path)?;
         let block = growing.grain();
         let header = FileHeader {
             block,

@@ -52,15 +52,15 @@ pub fn try_node(path: &Path) -> Result<(), Errno> {
 }
 
 /// Duplicates a descriptor.
-pub fn twin(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+pub fn dup(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(fd, 3)
 }
 
 /// The same descriptor by the lowest number that is free: other programs may have a low limit on open files, or use
 /// select(2).
 pub fn lowest(fd: OwnedFd) -> OwnedFd {
-    match twin(fd.as_fd()) {
-        Ok(twin) if twin.as_raw_fd() < fd.as_raw_fd() => twin,
+    match dup(fd.as_fd()) {
+        Ok(dup) if dup.as_raw_fd() < fd.as_raw_fd() => dup,
         _ => fd,
     }
 }

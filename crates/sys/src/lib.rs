@@ -21,6 +21,7 @@ mod ioctl;
 pub mod map;
 pub mod memfd;
 pub mod module;
+pub mod notifier;
 pub mod numa;
 pub mod pagemap;
 pub mod place;

@@ -159,7 +159,7 @@ pub fn may_write(
 /// A file in a folder without a name, with the permissions of new files (O_TMPFILE in open(2)).
 ///
 /// EOPNOTSUPP if the file system does not support that, EISDIR if the kernel does not.
-pub fn nameless(folder: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+pub fn tmpfile(folder: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     retry(|| rustix::fs::openat(folder, c".", flags, Mode::from_raw_mode(NEW)))
 }
@@ -358,9 +358,9 @@ pub fn unlink(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
     rustix::fs::unlinkat(folder, name, AtFlags::empty())
 }
 
-/// Marks a file, or a folder opened for listing, as in use until [`unmark`], or until its last descriptor is
+/// Marks a file, or a folder opened for listing, as in use until [`unlock`], or until its last descriptor is
 /// closed (flock(2)); EAGAIN if another process has marked it.
-pub fn mark(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+pub fn try_lock(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     retry(|| rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive))
 }
 
@@ -374,7 +374,7 @@ pub fn lock(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 /// Removes a mark immediately: a child that was forked since has the descriptor, too.
-pub fn unmark(fd: BorrowedFd<'_>) {
+pub fn unlock(fd: BorrowedFd<'_>) {
     // Does not fail for a marked descriptor.
     let _ = retry(|| rustix::fs::flock(fd, FlockOperation::Unlock));
 }

@@ -1,7 +1,7 @@
 //! An io_uring that reads files into one region or into dma-bufs, and writes them from there.
 
 use super::map::{Region, iovec};
-use super::usage::Bell;
+use super::notifier::Notifier;
 use super::{Errno, errno, last_errno, retry};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -60,7 +60,7 @@ pub const MOST_SLOTS: usize = 1 << 14;
 
 /// The destination of a read, or the source of a write.
 #[derive(Clone, Copy)]
-pub enum Landing<'m> {
+pub enum IoMemory<'m> {
     /// This byte of the region.
     Region(u64),
     /// The first byte of other memory, for writes.
@@ -229,12 +229,12 @@ impl<'m> IoRing<'m> {
 
     /// Queues a read of `len` bytes to a destination, from an offset of the file with this number. A slot in it
     /// must cover the bytes. The caller must not exceed the ring's depth.
-    pub fn read(&mut self, token: u64, landing: Landing<'m>, len: u64, place: (usize, u64)) {
+    pub fn read(&mut self, token: u64, landing: IoMemory<'m>, len: u64, place: (usize, u64)) {
         self.queue(false, token, landing, len, place);
     }
 
     /// As [`IoRing::read`], for a write.
-    pub fn write(&mut self, token: u64, from: Landing<'m>, len: u64, place: (usize, u64)) {
+    pub fn write(&mut self, token: u64, from: IoMemory<'m>, len: u64, place: (usize, u64)) {
         self.queue(true, token, from, len, place);
     }
 
@@ -242,16 +242,16 @@ impl<'m> IoRing<'m> {
         &mut self,
         write: bool,
         token: u64,
-        landing: Landing<'m>,
+        landing: IoMemory<'m>,
         len: u64,
         (file, offset): (usize, u64),
     ) {
         let (target, slot) = match landing {
-            Landing::Region(at) => (self.region.span(at, len), None),
-            Landing::Memory(memory) => (memory.span(0, len), None),
-            Landing::Registered(at, slot) => (self.region.span(at, len), Some(slot)),
+            IoMemory::Region(at) => (self.region.span(at, len), None),
+            IoMemory::Memory(memory) => (memory.span(0, len), None),
+            IoMemory::Registered(at, slot) => (self.region.span(at, len), Some(slot)),
             // An offset in place of an address.
-            Landing::Window(at, slot) => {
+            IoMemory::Window(at, slot) => {
                 (std::ptr::without_provenance_mut(at as usize), Some(slot))
             }
         };
@@ -280,8 +280,8 @@ impl<'m> IoRing<'m> {
     }
 
     /// Completes `token` when the event is signalled.
-    pub fn listen(&mut self, token: u64, bell: &Bell) {
-        let fd = types::Fd(bell.fd().as_raw_fd());
+    pub fn listen(&mut self, token: u64, notifier: &Notifier) {
+        let fd = types::Fd(notifier.fd().as_raw_fd());
         let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
         self.push(&entry.user_data(token));
     }

@@ -1,8 +1,5 @@
-//! CPU time of this process and its threads, and waking a ring from another thread.
+//! CPU time and disk reads of this process and its threads.
 
-use super::Errno;
-use rustix::event::EventfdFlags;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// User and system time of all threads so far, io_uring's workers included (getrusage(2)).
@@ -27,30 +24,5 @@ fn used_by(who: libc::c_int) -> libc::rusage {
     unsafe {
         libc::getrusage(who, usage.as_mut_ptr());
         usage.assume_init()
-    }
-}
-
-/// An event that wakes a thread through poll(2) or a ring (eventfd(2)).
-pub struct Bell(OwnedFd);
-
-impl Bell {
-    pub fn new() -> Result<Self, Errno> {
-        rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self)
-    }
-
-    pub fn ring(&self) {
-        // EAGAIN means that it has been signalled 2^64 times without being reset: the waiter is
-        // awake.
-        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
-    }
-
-    /// Resets it.
-    pub fn hush(&self) {
-        // EAGAIN means that it has not been signalled.
-        let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
-    }
-
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }

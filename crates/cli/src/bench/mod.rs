@@ -35,7 +35,7 @@ const MOST: usize = 15;
 /// minute.
 const BUDGET: Duration = Duration::from_secs(50);
 /// How long [`FEWEST`] rounds may take.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIME_LIMIT: Duration = Duration::from_secs(300);
 /// How often to try to get the page cache into a state before giving up.
 const TRIES: usize = 10;
 const PROGRESS: &str = "{spinner} {msg}";
@@ -167,7 +167,7 @@ impl Bench<'_> {
                 return Err(Failure { line, status: 1 });
             }
             let next = so_far + 2 * round_begun.elapsed();
-            if next > PATIENCE || (round >= FEWEST && next > BUDGET) {
+            if next > TIME_LIMIT || (round >= FEWEST && next > BUDGET) {
                 break;
             }
         }

@@ -205,7 +205,7 @@ impl Filled for DmaBufs {
 
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
         let own =
-            |piece: DmaBufPiece| Arc::try_unwrap(piece.fd).or_else(|fd| file::twin(fd.as_fd()));
+            |piece: DmaBufPiece| Arc::try_unwrap(piece.fd).or_else(|fd| file::dup(fd.as_fd()));
         self.pieces.into_iter().map(own).collect()
     }
 }

@@ -207,7 +207,7 @@ impl Filled for FilledExisting {
 
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
         // The caller may have a reference, too.
-        let own = Arc::try_unwrap(self.file.fd).or_else(|fd| file::twin(fd.as_fd()))?;
+        let own = Arc::try_unwrap(self.file.fd).or_else(|fd| file::dup(fd.as_fd()))?;
         Ok(vec![own])
     }
 }

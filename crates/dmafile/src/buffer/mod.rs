@@ -157,14 +157,14 @@ impl Buffer {
 
     /// Frees the memory and closes the descriptor, but keeps the address range reserved: for bindings to
     /// languages where code may still hold an address ([`Buffer::as_ptr`]) after releasing the buffer.
-    pub fn retire(self) -> Retired {
+    pub fn into_reserved(self) -> ReservedRange {
         drop(self.pinned);
         let mut addresses = self.memory.into_view();
         if let Some(view) = &mut addresses {
             // If the kernel refuses, the memory is freed with the address range.
             let _ = view.blank();
         }
-        Retired {
+        ReservedRange {
             _addresses: addresses,
         }
     }
@@ -343,10 +343,10 @@ pub struct DmaBuf<'b> {
     pub bytes: u64,
 }
 
-/// The address range of a buffer after [`Buffer::retire`]. It is not reused before this is dropped. Until then
+/// The address range of a buffer after [`Buffer::into_reserved`]. It is not reused before this is dropped. Until then
 /// it reads as zeros, and a write there raises SIGSEGV.
 #[must_use = "the addresses are kept free until it is dropped"]
-pub struct Retired {
+pub struct ReservedRange {
     _addresses: Option<View>,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::sync;
-use crate::sys::usage::Bell;
+use crate::sys::notifier::Notifier;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
@@ -67,7 +67,7 @@ pub(crate) struct Feed {
     state: Mutex<FeedState>,
     more: Condvar,
     /// Signalled when memory is added, for a lane that waits in its ring and not here.
-    pub bell: Option<Bell>,
+    pub notifier: Option<Notifier>,
 }
 
 struct FeedState {
@@ -87,7 +87,7 @@ impl Feed {
         main: impl IntoIterator<Item = FileRange>,
         copy: impl IntoIterator<Item = FileRange>,
         cut: Cut,
-        bell: Option<Bell>,
+        notifier: Option<Notifier>,
     ) -> Self {
         Self {
             cut,
@@ -100,7 +100,7 @@ impl Feed {
                 error: None,
             }),
             more: Condvar::new(),
-            bell,
+            notifier,
         }
     }
 
@@ -219,8 +219,8 @@ impl Feed {
 
     fn wake(&self) {
         self.more.notify_all();
-        if let Some(bell) = &self.bell {
-            bell.ring();
+        if let Some(notifier) = &self.notifier {
+            notifier.notify();
         }
     }
 

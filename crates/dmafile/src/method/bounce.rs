@@ -3,7 +3,7 @@
 //! does not fit the offset in the file. The page cache is not used.
 
 use super::fill::{read_direct, vanished};
-use super::pool::crowd;
+use super::pool::run_workers;
 use super::{ReadJob, Stop, uring, work};
 use crate::error::Error;
 use crate::flow::feed::{IoExtent, Lane};
@@ -35,7 +35,7 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
             // Each ring on separate huge pages.
             let rings = (slots * job.plan.tuning.block / HUGE).min(slots / SLOTS_PER_WORKER);
             let workers = (job.plan.tuning.threads as u64).min(rings).max(1);
-            crowd(job.plan.node, workers as usize, |row| {
+            run_workers(job.plan.node, workers as usize, |row| {
                 // The first ones get the remainder.
                 let own = (slots + workers - 1 - row) / workers;
                 in_ring(job, own, job.plan.tuning.block, |inner, bounce| {
@@ -50,7 +50,7 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
                 workers as u64,
                 job.plan.tuning.block,
                 |inner, bounce| {
-                    crowd(job.plan.node, workers, |row| {
+                    run_workers(job.plan.node, workers, |row| {
                         work(inner, Lane::Main, row, |extent| {
                             read_direct(inner, bounce.place(row, extent))?;
                             bounce.copy(row, extent)?;

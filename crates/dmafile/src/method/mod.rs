@@ -27,7 +27,7 @@ use crate::sys::turn::Turns;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 pub(crate) use fill::cut_short;
-pub(crate) use pool::{copy_cached, crowd};
+pub(crate) use pool::{copy_cached, run_workers};
 pub(crate) use windows::{Map, Windows};
 
 /// The input of a method.

@@ -20,7 +20,7 @@ use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 /// Interval at which a running call is checked: for progress, and to cancel it.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// A smaller call ends before it would be checked.
 const SHORT: u64 = 4 << 20;
 /// Size of the module's first chunk (DMAFILE_FIRST_GATHER in kernel/core/io.c).
@@ -326,7 +326,7 @@ impl CallMonitor<'_> {
                 self.meter.under_way(bytes);
                 seen = bytes;
             }
-            ended = sync::wait_for(&over.1, ended, LOOK);
+            ended = sync::wait_for(&over.1, ended, POLL_INTERVAL);
         }
         drop(ended);
         // From here on the bytes are counted as moved.

@@ -9,7 +9,7 @@ use crate::sys::{file, numa};
 
 /// Moves the main lane with `workers` threads.
 pub(super) fn run(job: &ReadJob<'_>, workers: usize) -> Result<(), Stop> {
-    crowd(job.plan.node, workers, |row| {
+    run_workers(job.plan.node, workers, |row| {
         work(job, Lane::Main, row, |extent| {
             if job.attempt.direct {
                 read_direct(job, *extent)?;
@@ -24,7 +24,7 @@ pub(super) fn run(job: &ReadJob<'_>, workers: usize) -> Result<(), Stop> {
 /// Copies what is in the page cache, with `workers` threads. What has been evicted since is read by
 /// the plan's method.
 pub(crate) fn copy_cached(job: &ReadJob<'_>, workers: usize) -> Result<(), Stop> {
-    crowd(job.plan.node, workers, |row| {
+    run_workers(job.plan.node, workers, |row| {
         work(job, Lane::Copy, row, |extent| copy(job, extent))
     })
 }
@@ -74,7 +74,7 @@ fn copy(job: &ReadJob<'_>, extent: &IoExtent) -> Result<bool, Stop> {
 /// precedence over a refusal.
 ///
 /// New memory comes from `node`.
-pub(crate) fn crowd(
+pub(crate) fn run_workers(
     node: Option<u32>,
     workers: usize,
     each: impl Fn(u64) -> Result<(), Stop> + Sync,

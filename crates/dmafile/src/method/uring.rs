@@ -12,8 +12,8 @@ use crate::flow::meter::Phase;
 use crate::flow::trace::ROW_READS;
 use crate::options::Method;
 use crate::sys::Errno;
-use crate::sys::uring::{Completion, IoRing, Landing};
-use crate::sys::usage::Bell;
+use crate::sys::notifier::Notifier;
+use crate::sys::uring::{Completion, IoMemory, IoRing};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -46,14 +46,21 @@ enum ReadSlots<'a> {
 
 pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let depth = job.plan.tuning.queue_depth;
-    pump(job, None, None, depth, ROW_READS, job.feed.bell.as_ref())
+    pump(
+        job,
+        None,
+        None,
+        depth,
+        ROW_READS,
+        job.feed.notifier.as_ref(),
+    )
 }
 
 /// Reads into a mapped dma-buf, without using its addresses.
 pub(super) fn mapped(job: &ReadJob<'_>, dma_buf: BorrowedFd<'_>) -> Result<(), Stop> {
     let depth = job.plan.tuning.queue_depth;
-    let bell = job.feed.bell.as_ref();
-    pump(job, None, Some(dma_buf), depth, ROW_READS, bell)
+    let notifier = job.feed.notifier.as_ref();
+    pump(job, None, Some(dma_buf), depth, ROW_READS, notifier)
 }
 
 /// Reads into the blocks of a ring, as many at once as it has, and copies what has been read. Several
@@ -66,8 +73,15 @@ pub(super) fn bounced(
 ) -> Result<(), Stop> {
     // Only one thread can wait for the event, because reading it resets it; the others notice new memory
     // when their next read has completed.
-    let bell = job.feed.bell.as_ref().filter(|_| row == 0);
-    pump(job, Some(bounce), None, slots as u32, ROW_READS + row, bell)
+    let notifier = job.feed.notifier.as_ref().filter(|_| row == 0);
+    pump(
+        job,
+        Some(bounce),
+        None,
+        slots as u32,
+        ROW_READS + row,
+        notifier,
+    )
 }
 
 fn pump(
@@ -76,7 +90,7 @@ fn pump(
     dma_buf: Option<BorrowedFd<'_>>,
     depth: u32,
     row: u64,
-    bell: Option<&Bell>,
+    notifier: Option<&Notifier>,
 ) -> Result<(), Stop> {
     let starts = job.source.files().map(|(_, start, _)| start);
     let files: Result<Vec<_>, Error> = starts.map(|at| Ok(job.input(at)?.0)).collect();
@@ -102,7 +116,7 @@ fn pump(
     let mut pump = ReadPump {
         job,
         bounce,
-        bell,
+        notifier,
         row,
         ring,
         slots,
@@ -114,9 +128,9 @@ fn pump(
     // Dropped before the ring, which waits for the event.
     let _panics = Panics::of(job.feed);
     pump.run();
-    if let (true, Some(bell)) = (pump.listening, bell) {
+    if let (true, Some(notifier)) = (pump.listening, notifier) {
         // When dropped, the ring waits for everything it was given, including the event.
-        bell.ring();
+        notifier.notify();
     }
     pump.stop.map_or(Ok(()), Err)
 }
@@ -125,7 +139,7 @@ struct ReadPump<'a, 'j> {
     job: &'a ReadJob<'j>,
     /// Where the bytes go after the read, if it does not put them into place.
     bounce: Option<&'a Bounce<'a>>,
-    bell: Option<&'a Bell>,
+    notifier: Option<&'a Notifier>,
     /// The first of its rows in the trace.
     row: u64,
     ring: IoRing<'a>,
@@ -249,10 +263,10 @@ impl ReadPump<'_, '_> {
         let left = flight.left;
         let landing = match (&self.slots, flight.slot) {
             (ReadSlots::DmaBuf(mapped), Some(slot)) => {
-                Landing::Window(mapped.offset(slot, left.at), slot as u32)
+                IoMemory::Window(mapped.offset(slot, left.at), slot as u32)
             }
-            (_, Some(slot)) => Landing::Registered(left.at, slot as u32),
-            (_, None) => Landing::Region(left.at),
+            (_, Some(slot)) => IoMemory::Registered(left.at, slot as u32),
+            (_, None) => IoMemory::Region(left.at),
         };
         let place = self.job.source.locate(left.file);
         self.ring.read(index as u64, landing, left.len, place);
@@ -261,8 +275,8 @@ impl ReadPump<'_, '_> {
 
     /// Makes the ring wake us when memory is added.
     fn listen(&mut self) {
-        if let (Some(bell), false) = (self.bell, self.listening) {
-            self.ring.listen(BELL, bell);
+        if let (Some(notifier), false) = (self.notifier, self.listening) {
+            self.ring.listen(BELL, notifier);
             self.listening = true;
         }
     }
@@ -270,8 +284,8 @@ impl ReadPump<'_, '_> {
     fn land(&mut self, done: Completion) {
         if done.token == BELL {
             self.listening = false;
-            if let Some(bell) = self.bell {
-                bell.hush();
+            if let Some(notifier) = self.notifier {
+                notifier.clear();
             }
             return;
         }

@@ -128,8 +128,8 @@ impl Model {
                     .with_why("its memory is not a file of exactly these bytes")
                     .with_remedy(message!["load it ", Opt::To.set(Kind::Memfd)]));
             };
-            let twin = file::twin(fd).map_err(failed)?;
-            open.push((name.to_path_buf(), twin));
+            let dup = file::dup(fd).map_err(failed)?;
+            open.push((name.to_path_buf(), dup));
             superseded.push(without.iter().cloned().collect());
         }
         let files = open.iter().map(|(path, _)| path.clone()).collect();

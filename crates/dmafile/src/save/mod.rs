@@ -1,12 +1,12 @@
 //! The save request, as a builder.
 
-mod beside;
 mod hash;
 mod origin;
 mod overlap;
 pub mod part;
 mod parts;
 mod plan;
+mod replacement;
 mod report;
 mod run;
 mod target;
@@ -22,10 +22,10 @@ use crate::request::in_range;
 use crate::verify::{Algorithm, Verify};
 use std::path::PathBuf;
 
-pub use beside::cannot_make;
 pub use origin::Origin;
 pub use parts::OriginPart;
 pub use plan::SavePlan;
+pub use replacement::cannot_make;
 pub use report::SaveReport;
 pub use run::Staged;
 

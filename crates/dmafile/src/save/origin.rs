@@ -174,7 +174,7 @@ struct PipeRead {
 }
 
 /// Interval at which a cancellation is checked while waiting for a pipe.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl<'m> Opened<'m> {
     /// Opens it and determines its type.
@@ -628,7 +628,7 @@ impl PipeStream {
                 return Err(Error::cancelled(Verb::Save, name));
             }
             let failed = |errno| Error::os("cannot read", errno).at(name);
-            if !file::wait_readable(fd, LOOK).map_err(failed)? {
+            if !file::wait_readable(fd, POLL_INTERVAL).map_err(failed)? {
                 continue;
             }
             match file::read(fd, block.ring, block.at + done, len - done) {
@@ -777,10 +777,10 @@ fn of_file(path: &Path) -> Result<(Body<'static>, Option<u64>, &'static str)> {
     let size = source.size();
     if source.in_memory() {
         let (fd, _) = source.buffered(0);
-        let twin = file::twin(fd).map_err(|errno| Error::os("cannot stat", errno))?;
-        let twin = Arc::new(twin);
-        let stat = file::stat(twin.as_fd()).map_err(|errno| Error::os("cannot stat", errno))?;
-        return of_memory(&twin, &stat);
+        let dup = file::dup(fd).map_err(|errno| Error::os("cannot stat", errno))?;
+        let dup = Arc::new(dup);
+        let stat = file::stat(dup.as_fd()).map_err(|errno| Error::os("cannot stat", errno))?;
+        return of_memory(&dup, &stat);
     }
     let kind = match source.file_system() == Source::BLOCK_DEVICE {
         true => "block device",

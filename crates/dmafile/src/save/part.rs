@@ -93,7 +93,7 @@ impl PartMemory {
     pub fn write(
         &self,
         (at, len): (u64, u64),
-        (to, offset): (&Growing, u64),
+        (to, offset): (&AppendFile, u64),
         how: &PartOptions,
     ) -> Result<Option<u32>> {
         let origin = self.opened.part(at, len);
@@ -119,7 +119,7 @@ impl PartMemory {
         &self,
         origin: &Opened,
         len: u64,
-        (to, offset): (&Growing, u64),
+        (to, offset): (&AppendFile, u64),
         how: &PartOptions,
         cancel: &CancelToken,
     ) -> Result<()> {
@@ -139,7 +139,7 @@ impl PartMemory {
         &self,
         origin: &Opened,
         whole: u64,
-        (to, offset): (&Growing, u64),
+        (to, offset): (&AppendFile, u64),
         how: &PartOptions,
         cancel: &CancelToken,
     ) -> Result<()> {
@@ -174,7 +174,7 @@ impl PartMemory {
         Ok(())
     }
 
-    fn plan(&self, origin: &Opened, to: &Growing, how: &PartOptions) -> Result<Arc<SavePlan>> {
+    fn plan(&self, origin: &Opened, to: &AppendFile, how: &PartOptions) -> Result<Arc<SavePlan>> {
         let phase = origin.start % to.grain();
         let mut known = lock(&self.plan);
         if let Some((known, plan)) = &*known
@@ -256,11 +256,11 @@ pub fn folder_of(path: &Path) -> Result<Folder> {
 }
 
 /// A file that grows.
-pub struct Growing {
+pub struct AppendFile {
     to: To,
 }
 
-impl Growing {
+impl AppendFile {
     /// A new file in this folder, with the last name of a path, marked as in use while it is open. EEXIST if it exists,
     /// EBUSY if that is in use.
     pub fn create(folder: &Folder, path: &Path) -> Result<Self> {
@@ -335,7 +335,7 @@ impl Growing {
         self.to.sync()
     }
 
-    /// As [`Growing::sync`], including the file's name.
+    /// As [`AppendFile::sync`], including the file's name.
     pub fn sync_with_name(&self, folder: &Folder) -> Result<()> {
         let synced = place::sync(self.to.buffered()).and_then(|()| match folder.listed() {
             Some(folder) => place::sync(folder),
@@ -372,7 +372,7 @@ mod tests {
         const PART: u64 = 256 << 10;
         let dir = crate::source::folder_on_disk();
         let path = dir.path().join("to");
-        let to = Growing::create(&folder_of(&path).unwrap(), &path).unwrap();
+        let to = AppendFile::create(&folder_of(&path).unwrap(), &path).unwrap();
         if let Err(why) = to.to.direct() {
             eprintln!("SKIP: {why}");
             return;

@@ -1,6 +1,6 @@
 //! Where a save goes: a new file next to its final place, or a part of an existing one.
 
-use super::beside::Beside;
+use super::replacement::Replacement;
 use super::target::SaveTarget;
 use crate::error::{Error, Result, Verb, errno_name};
 use crate::folder::Folder;
@@ -47,7 +47,7 @@ pub(super) struct To {
 
 enum Destination {
     /// Not in its place yet.
-    Beside(Beside),
+    Replacement(Replacement),
     /// A part of a file of this size; None for a block device, whose size does not change.
     InPlace(Option<u64>),
 }
@@ -64,8 +64,8 @@ impl To {
             (Some(folder), Some(name)) => SaveTarget::within(folder, name),
             _ => SaveTarget::of(path, false)?,
         };
-        let (beside, file) = Beside::create(target, log)?;
-        Self::new(path, file, 0, Destination::Beside(beside))
+        let (beside, file) = Replacement::create(target, log)?;
+        Self::new(path, file, 0, Destination::Replacement(beside))
     }
 
     /// A new file that has its name from the start, and grows.
@@ -79,7 +79,7 @@ impl To {
             Ok(file) => file,
             Err(Errno::EXIST) => {
                 let other = place::open(folder, name);
-                return match other.and_then(|other| place::mark(other.as_fd())) {
+                return match other.and_then(|other| place::try_lock(other.as_fd())) {
                     Err(Errno::AGAIN) => refuse(
                         Errno::BUSY,
                         "another recorder writes to it",
@@ -95,7 +95,7 @@ impl To {
             Err(errno) => return Err(cannot_open(errno).at(place)),
         };
         // If the file system does not support marks, no other process can check them, either.
-        let _ = place::mark(file.as_fd());
+        let _ = place::try_lock(file.as_fd());
         Self::new(path, file, 0, Destination::InPlace(Some(0)))
     }
 
@@ -344,7 +344,7 @@ impl To {
         let size = match self.how {
             Destination::InPlace(None) => return Ok(()),
             Destination::InPlace(Some(size)) => size.max(end),
-            Destination::Beside(_) => end,
+            Destination::Replacement(_) => end,
         };
         self.resize(size, end)
     }
@@ -378,7 +378,7 @@ impl To {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         let from = match self.how {
             // A new file has zeros there.
-            Destination::Beside(_) => return Ok(()),
+            Destination::Replacement(_) => return Ok(()),
             Destination::InPlace(Some(size)) if start >= size => return Ok(()),
             Destination::InPlace(_) => start,
         };
@@ -398,7 +398,7 @@ impl To {
     /// All of it is written: gives it its permissions.
     pub(super) fn complete(&self) -> Result<()> {
         match &self.how {
-            Destination::Beside(beside) => beside.admit(self.buffered()),
+            Destination::Replacement(beside) => beside.admit(self.buffered()),
             Destination::InPlace(_) => Ok(()),
         }
     }
@@ -407,7 +407,7 @@ impl To {
     pub(super) fn sync(&self) -> Result<()> {
         let fd = self.buffered();
         let synced = match self.how {
-            Destination::Beside(_) => place::sync(fd),
+            Destination::Replacement(_) => place::sync(fd),
             Destination::InPlace(_) => place::sync_data(fd),
         };
         synced.map_err(|errno| cannot_sync(errno).at(self.place(0)))
@@ -416,7 +416,7 @@ impl To {
     /// Drops from the page cache what was written through it.
     pub(super) fn leave_no_cache(&self, edges: &[(u64, u64)]) {
         match self.how {
-            Destination::Beside(_) => cache::drop_range(self.buffered(), 0, 0),
+            Destination::Replacement(_) => cache::drop_range(self.buffered(), 0, 0),
             Destination::InPlace(_) => {
                 for (start, end) in edges {
                     let first = start - start % page_size();
@@ -430,7 +430,7 @@ impl To {
     /// Moves it to its place, durably if `sync` is set.
     pub(super) fn put(self, sync: bool) -> Result<()> {
         match self.how {
-            Destination::Beside(beside) => beside.put(&self.file, sync),
+            Destination::Replacement(beside) => beside.put(&self.file, sync),
             Destination::InPlace(_) => Ok(()),
         }
     }

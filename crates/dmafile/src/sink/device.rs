@@ -63,8 +63,8 @@ pub struct ToDevice {
     place: Option<Place>,
     /// Memory of places before `place`, until the next entry of `taken` keeps it alive.
     past: Vec<Arc<DeviceMemory>>,
-    told: Box<dyn FnMut(u64) + Send>,
-    told_upto: u64,
+    copied: Box<dyn FnMut(u64) + Send>,
+    copied_upto: u64,
 }
 
 /// Returns the next place. The argument is whether to wait for one. If it was true, None means that there
@@ -92,18 +92,18 @@ impl ToDevice {
         places: impl IntoIterator<Item = Place, IntoIter: Send + 'static>,
     ) -> Result<Self> {
         let mut places = places.into_iter().fuse();
-        Self::asking(device, move |_| places.next())
+        Self::from_fn(device, move |_| places.next())
     }
 
     /// As [`ToDevice::new`], but with places that are created while earlier ones are being filled. `next`
     /// is called for the next place when the bytes for it arrive. Its argument is whether to wait for a
     /// place. It returns None if there are no more places or, if it should not wait, if there is none yet.
     /// Before it is called with `true`, all earlier bytes have been copied and reported to the function
-    /// of [`ToDevice::told`].
+    /// of [`ToDevice::on_copied`].
     ///
     /// # Errors
     /// As for [`ToDevice::new`].
-    pub fn asking(
+    pub fn from_fn(
         device: Device,
         next: impl FnMut(bool) -> Option<Place> + Send + 'static,
     ) -> Result<Self> {
@@ -122,8 +122,8 @@ impl ToDevice {
             ended: false,
             place: None,
             past: Vec::new(),
-            told: Box::new(|_| {}),
-            told_upto: 0,
+            copied: Box::new(|_| {}),
+            copied_upto: 0,
         })
     }
 
@@ -135,10 +135,10 @@ impl ToDevice {
         self
     }
 
-    /// Calls `told` with an offset when all wanted bytes before that offset are in the device's memory. The
+    /// Calls `copied` with an offset when all wanted bytes before that offset are in the device's memory. The
     /// calls come from the thread of the load.
-    pub fn told(mut self, told: impl FnMut(u64) + Send + 'static) -> Self {
-        self.told = Box::new(told);
+    pub fn on_copied(mut self, copied: impl FnMut(u64) + Send + 'static) -> Self {
+        self.copied = Box::new(copied);
         self
     }
 
@@ -203,9 +203,9 @@ impl ToDevice {
     }
 
     fn tell(&mut self, upto: u64) {
-        if upto > self.told_upto {
-            self.told_upto = upto;
-            (self.told)(upto);
+        if upto > self.copied_upto {
+            self.copied_upto = upto;
+            (self.copied)(upto);
         }
     }
 

@@ -2,16 +2,16 @@
 //! each may be filled again.
 
 mod copy;
+mod deliver;
 mod device;
-mod handed;
 
 use crate::error::{Error, Result};
 use crate::message::Opt;
 use crate::sys::map::{Region, page_size};
 
 pub use copy::CopyTo;
+pub use deliver::{Delivered, SlotReceiver, deliver};
 pub use device::{Place, ToDevice};
-pub use handed::{Handed, Hands, hand_over};
 
 /// Default size of a ring, in bytes.
 pub const DEFAULT_RING: u64 = 256 << 20;

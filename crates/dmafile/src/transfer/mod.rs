@@ -21,7 +21,7 @@ use crate::reasons::Reasons;
 use crate::source::Source;
 use crate::sync;
 use crate::sys::Errno;
-use crate::sys::usage::Bell;
+use crate::sys::notifier::Notifier;
 use crate::verify::{DigestCheck, Verified};
 use allocate::Steps;
 pub(crate) use fused::fused;
@@ -86,8 +86,8 @@ impl LoadTransfer<'_> {
         };
         let ahead = self.work.plan.allocation != Allocation::InRead;
         // Without this event, a ring that waits for a read notices new memory a little later.
-        let bell = if ahead { Bell::new().ok() } else { None };
-        let feed = Feed::new(main, copy, self.work.cut(), bell);
+        let notifier = if ahead { Notifier::new().ok() } else { None };
+        let feed = Feed::new(main, copy, self.work.cut(), notifier);
         let (attempt, digests) = if ahead || !self.work.checks.is_empty() {
             self.with_helpers(&feed, lanes, ahead)
         } else {

@@ -12,7 +12,7 @@ use crate::flow::landed::{self, Landed};
 use crate::options::Pages;
 use crate::sink::{Memory, Piece, Ring, Sink, Slot};
 use crate::sync;
-use crate::sys::usage::Bell;
+use crate::sys::notifier::Notifier;
 use crate::sys::{Errno, numa, sandbox};
 use std::collections::VecDeque;
 
@@ -67,7 +67,7 @@ impl<'a> Through<'a> {
             main: !main.is_empty(),
             copy: !copy.is_empty(),
         };
-        let feed = Feed::new(main, copy, work.cut(), Bell::new().ok());
+        let feed = Feed::new(main, copy, work.cut(), Notifier::new().ok());
         feed.hold();
         let hashed = (!work.checks.is_empty()).then(Landed::default);
         let (attempt, digests) = std::thread::scope(|scope| {
@@ -132,7 +132,7 @@ impl<'a> Through<'a> {
                 self.give_back(feed, hashed, &mut taken, sink.sink, true)?;
             }
             while self.give_back(feed, hashed, &mut taken, sink.sink, false)? {}
-            let Some(one) = self.hand_over(number, sink.sink)? else {
+            let Some(one) = self.deliver(number, sink.sink)? else {
                 // Reading has ended early; the feed has the reason.
                 return Ok(());
             };
@@ -179,7 +179,7 @@ impl<'a> Through<'a> {
     }
 
     /// Waits until a slot is filled, and hands it to the sink. None if reading has ended before that.
-    fn hand_over(&self, number: u64, sink: &mut dyn Sink) -> Result<Option<SlotInSink>> {
+    fn deliver(&self, number: u64, sink: &mut dyn Sink) -> Result<Option<SlotInSink>> {
         let Work {
             plan,
             layout,

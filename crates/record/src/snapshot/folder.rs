@@ -26,7 +26,7 @@ impl Drop for SaverLock<'_> {
         if self.folder.has_lock(&self.file).unwrap_or(false) {
             let _ = place::unlink(self.folder.0.fd(), OsStr::new(LOCK));
         }
-        place::unmark(self.file.as_fd());
+        place::unlock(self.file.as_fd());
     }
 }
 
@@ -40,7 +40,7 @@ impl SnapshotFolder {
 
     /// A save of a file in it.
     pub(super) fn save<'m>(&self, save: Save<'m>, name: &str) -> Result<Save<'m>> {
-        let folder = self.0.twin().map_err(|errno| {
+        let folder = self.0.dup().map_err(|errno| {
             Error::os("cannot open the folder", errno).at(self.0.path().display().to_string())
         })?;
         Ok(save.within(folder, name))
@@ -67,7 +67,7 @@ impl SnapshotFolder {
         }
         loop {
             let file = self.open_lock()?;
-            let marked = place::mark(file.as_fd());
+            let marked = place::try_lock(file.as_fd());
             if marked == Err(Errno::AGAIN) {
                 return Err(failed(Errno::BUSY)
                     .with_why("another snapshot is being saved there")

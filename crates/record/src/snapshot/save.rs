@@ -54,7 +54,7 @@ pub struct Snapshot {
 }
 
 /// Sums up the progress of the sources, once there is a plan.
-type Told = Arc<OnceLock<Arc<Tally>>>;
+type SharedTally = Arc<OnceLock<Arc<Tally>>>;
 
 impl Snapshot {
     /// A snapshot in the folder `path`, without sources yet.
@@ -150,7 +150,7 @@ impl Snapshot {
         let old = folder.manifest()?;
         let left = folder.others(old.as_ref())?;
         let generation = next(old.as_ref(), &left)?;
-        let staged = self.stage(&folder, generation, &Told::default())?;
+        let staged = self.stage(&folder, generation, &SharedTally::default())?;
         Ok(self.plan_of(generation, &staged))
     }
 
@@ -174,7 +174,7 @@ impl Snapshot {
             folder: &folder,
             generation,
         };
-        let told = Told::default();
+        let told = SharedTally::default();
         let mut staged = self.stage(&folder, generation, &told)?;
         let plan = self.plan_of(generation, &staged);
         if let Some(tell) = self.progress.take() {
@@ -264,7 +264,7 @@ impl Snapshot {
         &self,
         folder: &SnapshotFolder,
         generation: u64,
-        told: &Told,
+        told: &SharedTally,
     ) -> Result<Vec<Staged<'static>>> {
         let stage = |(number, (name, origin)): (usize, &(String, Origin<'static>))| {
             let file = manifest::file_of(name, generation);

@@ -2,7 +2,7 @@
 
 use super::{Blocks, WriteJob, WrittenExtent};
 use crate::error::Verb;
-use crate::method::{Stop, crowd};
+use crate::method::{Stop, run_workers};
 
 /// Writes directly from the origin's memory.
 pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
@@ -10,7 +10,7 @@ pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
         .region()
         .map_err(|why| super::Error::new(Verb::Write, why))?;
     let workers = job.plan.depth_of(job.attempt) as usize;
-    crowd(job.plan.tuning.node, workers, |row| {
+    run_workers(job.plan.tuning.node, workers, |row| {
         job.each(row, |extent| {
             let direct = job.attempt.direct;
             job.write_all(&region, direct, extent.at, extent.need, extent.file)?;
@@ -22,7 +22,7 @@ pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
 /// Writes from blocks, one per worker.
 pub(super) fn through(job: &WriteJob<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
     let workers = job.fillers(blocks.count);
-    crowd(job.plan.tuning.node, workers, |row| {
+    run_workers(job.plan.tuning.node, workers, |row| {
         let block = blocks.block(row);
         job.each(row, |extent| {
             if let Some(part) = job.in_place(extent) {

@@ -6,10 +6,10 @@ use crate::error::{Error, Verb};
 use crate::flow::feed::{FeedResult, IoExtent, Lane};
 use crate::flow::meter::Phase;
 use crate::flow::trace::ROW_READS;
-use crate::method::{Map, Stop, Windows, crowd};
+use crate::method::{Map, Stop, Windows, run_workers};
 use crate::options::Method;
 use crate::sys::map::Region;
-use crate::sys::uring::{Completion, IoRing, Landing, MAP_UNIT};
+use crate::sys::uring::{Completion, IoMemory, IoRing, MAP_UNIT};
 use crate::sys::{Errno, dmabuf};
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
 pub(super) fn through(job: &WriteJob<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
     // With fewer than two blocks the disk would be idle during a copy.
     let workers = job.fillers((blocks.count / 2).min(2)) as u64;
-    crowd(job.plan.tuning.node, workers as usize, |row| {
+    run_workers(job.plan.tuning.node, workers as usize, |row| {
         let own = (blocks.count + workers - 1 - row) / workers;
         let first = row * blocks.count.div_ceil(workers);
         pump(job, blocks.ring, Some((blocks, first)), own as u32, first)
@@ -269,10 +269,10 @@ impl<'a> WritePump<'a> {
 
     fn queue(&mut self, index: usize, flight: WriteInFlight<'a>) {
         let from = match (flight.part, &self.slots, flight.window) {
-            (Some(part), ..) => Landing::Memory(part.part(flight.at, flight.left)),
-            (_, WriteSlots::DmaBuf(first), _) => Landing::Window(flight.at - first, 0),
-            (_, _, Some(window)) => Landing::Registered(flight.at, window as u32),
-            (_, _, None) => Landing::Region(flight.at),
+            (Some(part), ..) => IoMemory::Memory(part.part(flight.at, flight.left)),
+            (_, WriteSlots::DmaBuf(first), _) => IoMemory::Window(flight.at - first, 0),
+            (_, _, Some(window)) => IoMemory::Registered(flight.at, window as u32),
+            (_, _, None) => IoMemory::Region(flight.at),
         };
         self.ring
             .write(index as u64, from, flight.left, (0, flight.offset));

@@ -13,21 +13,21 @@ use std::time::Duration;
 /// with them. If `device` is given, the ring is pinned for it.
 ///
 /// ```no_run
-/// use dmafile::{Load, Ring, hand_over};
+/// use dmafile::{Load, Ring, deliver};
 ///
-/// let (mut sink, hands) = hand_over(None);
+/// let (mut sink, slots) = deliver(None);
 /// std::thread::scope(|scope| {
 ///     let load = scope.spawn(move || Load::new("capture.bin").run_through(Ring::default(), &mut sink));
-///     while let Some(piece) = hands.next() {
+///     while let Some(piece) = slots.next() {
 ///         println!("{} bytes at {}", piece.bytes, piece.at);
-///         hands.done(piece.slot);
+///         slots.done(piece.slot);
 ///     }
 ///     load.join().expect("no panic")
 /// })?;
 /// # Ok::<(), dmafile::Error>(())
 /// ```
-pub fn hand_over(device: Option<Device>) -> (impl Sink + Send + 'static, Hands) {
-    let shared = Arc::<HandedShared>::default();
+pub fn deliver(device: Option<Device>) -> (impl Sink + Send + 'static, SlotReceiver) {
+    let shared = Arc::<DeliverShared>::default();
     let sink = Giver {
         shared: Arc::clone(&shared),
         device,
@@ -35,18 +35,18 @@ pub fn hand_over(device: Option<Device>) -> (impl Sink + Send + 'static, Hands) 
         taken: 0,
         oldest: 0,
     };
-    (sink, Hands(shared))
+    (sink, SlotReceiver(shared))
 }
 
 /// Wanted bytes in a slot of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Handed {
+pub struct Delivered {
     /// Offset of the first byte, counted in the same way as [`Piece::at`](super::Piece::at).
     pub at: u64,
     /// Number of bytes.
     pub bytes: u64,
-    /// Address of the first byte. The bytes are valid until [`Hands::done`] has been called for all pieces
+    /// Address of the first byte. The bytes are valid until [`SlotReceiver::done`] has been called for all pieces
     /// of the slot.
     pub address: usize,
     /// The slot that they are in.
@@ -55,17 +55,17 @@ pub struct Handed {
 
 /// The receiver of the pieces.
 #[derive(Debug)]
-pub struct Hands(Arc<HandedShared>);
+pub struct SlotReceiver(Arc<DeliverShared>);
 
 #[derive(Debug, Default)]
-struct HandedShared {
+struct DeliverShared {
     state: Mutex<HandedState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct HandedState {
-    waiting: VecDeque<Handed>,
+    waiting: VecDeque<Delivered>,
     /// For each slot that is out, the number of pieces that have not been returned.
     out: BTreeMap<u64, usize>,
     /// No more pieces will come.
@@ -74,12 +74,12 @@ struct HandedState {
     gone: bool,
 }
 
-impl Hands {
+impl SlotReceiver {
     /// Waits for the next piece. None after the last one, or if the load has failed.
     ///
     /// This may wait until the oldest slot is returned. So a thread that returns the slots itself
     /// may hold only the newest ones when it calls this: at most half of the slots, less one.
-    pub fn next(&self) -> Option<Handed> {
+    pub fn next(&self) -> Option<Delivered> {
         let mut state = sync::lock(&self.0.state);
         loop {
             if let Some(piece) = state.waiting.pop_front() {
@@ -92,7 +92,7 @@ impl Hands {
         }
     }
 
-    /// Waits until [`Hands::next`] need not wait, at most this long; false on timeout.
+    /// Waits until [`SlotReceiver::next`] need not wait, at most this long; false on timeout.
     pub fn wait(&self, most: Duration) -> bool {
         let state = sync::lock(&self.0.state);
         let idle = |state: &HandedState| state.waiting.is_empty() && !state.over;
@@ -120,7 +120,7 @@ impl Hands {
     }
 }
 
-impl Hands {
+impl SlotReceiver {
     /// Number of slots that are out: the sink has taken them, and they have not been returned.
     pub fn out(&self) -> usize {
         sync::lock(&self.0.state).out.len()
@@ -137,14 +137,14 @@ impl Hands {
     }
 }
 
-impl Drop for Hands {
+impl Drop for SlotReceiver {
     fn drop(&mut self) {
         self.leave();
     }
 }
 
 struct Giver {
-    shared: Arc<HandedShared>,
+    shared: Arc<DeliverShared>,
     device: Option<Device>,
     ring: Option<PinnedMemory>,
     /// Number of slots taken so far.
@@ -181,7 +181,7 @@ impl Sink for Giver {
         state.out.insert(number, slot.pieces().len());
         state
             .waiting
-            .extend(slot.pieces().iter().map(|piece| Handed {
+            .extend(slot.pieces().iter().map(|piece| Delivered {
                 at: piece.at,
                 bytes: piece.memory.len(),
                 address: piece.memory.as_ptr().expose_provenance(),

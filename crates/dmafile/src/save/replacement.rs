@@ -22,7 +22,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 const MOST: usize = 16;
 
 /// The place of a file, and its temporary name.
-pub(super) struct Beside {
+pub(super) struct Replacement {
     target: SaveTarget,
     /// A file with this name existed.
     replaces: bool,
@@ -41,9 +41,9 @@ struct FilePermissions {
     list: Option<Option<Vec<u8>>>,
 }
 
-impl Beside {
+impl Replacement {
     /// Creates an empty file for a place, with the owner and attributes of the file that it will replace. Others cannot
-    /// open it before [`Beside::admit`].
+    /// open it before [`Replacement::admit`].
     pub(super) fn create(target: SaveTarget, log: &Reasons) -> Result<(Self, OwnedFd)> {
         let old = target.find()?;
         if let Some(old) = &old {
@@ -172,7 +172,7 @@ impl Beside {
             }
         }
         if self.called.is_none() {
-            let _ = place::mark(file.as_fd());
+            let _ = place::try_lock(file.as_fd());
             let link = |name: &OsStr| place::link(file.as_fd(), folder, name);
             let claimed = self.target.claim(link);
             self.called = Some(claimed.map_err(|error| error.at(&place))?.0);
@@ -210,7 +210,7 @@ impl Beside {
     }
 }
 
-impl Drop for Beside {
+impl Drop for Replacement {
     /// The file is still open, and marked.
     fn drop(&mut self) {
         if let Some(called) = &self.called
@@ -226,7 +226,7 @@ impl Drop for Beside {
 impl SaveTarget {
     /// Creates a file, without a name if possible.
     fn open(&self, log: &Reasons) -> Result<(OwnedFd, Option<OsString>)> {
-        let refused = match place::nameless(self.folder.fd()) {
+        let refused = match place::tmpfile(self.folder.fd()) {
             Ok(file) => match place::can_link(file.as_fd()) {
                 Ok(()) => {
                     log.add(
@@ -269,7 +269,7 @@ impl SaveTarget {
     /// Marks a new file as in use. False if another save takes it for a leftover, and removes it.
     fn keeps(&self, name: &OsStr, file: BorrowedFd<'_>) -> bool {
         // Without support for marks nobody removes it.
-        place::mark(file) != Err(Errno::AGAIN)
+        place::try_lock(file) != Err(Errno::AGAIN)
             && place::look_at(file).is_ok_and(|own| self.is_at(name, &own))
     }
 
@@ -333,7 +333,7 @@ impl SaveTarget {
                 continue;
             };
             // The mark is held until the name is gone.
-            if place::mark(file.as_fd()).is_ok() && self.keeps(&name, file.as_fd()) {
+            if place::try_lock(file.as_fd()).is_ok() && self.keeps(&name, file.as_fd()) {
                 // A file that may not be removed stays, and its name is skipped.
                 let _ = place::unlink(folder, &name);
             }
@@ -407,12 +407,12 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    /// As [`Beside::create`] does where there is no O_TMPFILE.
-    fn named(to: &Path) -> (Beside, OwnedFd) {
+    /// As [`Replacement::create`] does where there is no O_TMPFILE.
+    fn named(to: &Path) -> (Replacement, OwnedFd) {
         let target = SaveTarget::of(to, false).unwrap();
         target.clear_away();
         let (called, file) = target.claim_new(PRIVATE).unwrap();
-        let beside = Beside {
+        let beside = Replacement {
             replaces: false,
             called: Some(called),
             own: place::look_at(file.as_fd()).unwrap(),
@@ -425,7 +425,7 @@ mod tests {
     /// Another descriptor of a file, as another process has, with the mark.
     fn marked(path: &Path) -> fs::File {
         let file = fs::File::open(path).unwrap();
-        place::mark(file.as_fd()).unwrap();
+        place::try_lock(file.as_fd()).unwrap();
         file
     }
 
@@ -448,7 +448,7 @@ mod tests {
         let cleaner = marked(&dir.path().join(&name));
         assert!(!target.keeps(&name, file.as_fd()));
         // Closing it is not enough: a child that another test has just forked may have it too.
-        place::unmark(cleaner.as_fd());
+        place::unlock(cleaner.as_fd());
         assert!(target.keeps(&name, file.as_fd()));
         // Removed by the cleaner, and made again by a third.
         place::unlink(target.folder.fd(), &name).unwrap();
