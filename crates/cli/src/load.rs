@@ -62,7 +62,7 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     if by_path && (args.options.offset.is_some() || args.options.to.starts_with("fd:")) {
         // Checked before a load that would be useless.
         let name = command::name_of(&args.options.file);
-        command::starts_at(&name, args.options.load(&args.tuning)?.plan()?.lead)?;
+        command::starts_at(&name, args.options.load(&args.tuning)?.plan()?.place.start)?;
     }
     let Loaded { buffer, report, .. } = one(args, load.exact_size(by_path), out, &token)?;
     write_files(args, &report)?;

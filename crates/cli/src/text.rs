@@ -24,11 +24,14 @@ pub(crate) fn plan(plan: &Plan) -> String {
     );
     let place = match plan.offset {
         0 => String::new(),
-        offset => format!("from byte {offset}, at byte {} of the buffer", plan.lead),
+        offset => format!(
+            "from byte {offset}, at byte {} of the buffer",
+            plan.place.start
+        ),
     };
     line("to", &plan.kind, &place);
     for reason in &plan.reasons {
-        line(reason.about, &reason.choice, &reason.why);
+        line(reason.about.word(), &reason.choice, &reason.why);
     }
     let methods: Vec<_> = plan
         .methods
@@ -39,11 +42,11 @@ pub(crate) fn plan(plan: &Plan) -> String {
     if !methods.is_empty() {
         line("if refused", &methods.join(", then "), "");
     }
-    let aligned = match plan.align {
+    let aligned = match plan.sizes.align {
         Some(align) => format!(", aligned to {align} bytes"),
         None => String::new(),
     };
-    let in_flight = |bytes: u64| match plan.queue_depth {
+    let in_flight = |bytes: u64| match plan.sizes.queue_depth {
         Some(depth) if depth > 1 => (
             format!("{} x {depth}", BinaryBytes(bytes)),
             format!("in flight{aligned}"),
@@ -53,11 +56,11 @@ pub(crate) fn plan(plan: &Plan) -> String {
             format!("one at a time{aligned}"),
         ),
     };
-    if let Some(block) = plan.block {
+    if let Some(block) = plan.sizes.block {
         let (shape, why) = in_flight(block);
         line("block", &shape, &why);
     }
-    match (plan.chunk, plan.block) {
+    match (plan.sizes.chunk, plan.sizes.block) {
         (Some(chunk), Some(_)) => {
             let bytes = BinaryBytes(chunk).to_string();
             line(
@@ -108,7 +111,7 @@ pub(crate) fn save_plan(plan: &SavePlan) -> String {
     };
     line("to", &plan.to.display().to_string(), &place);
     for reason in &plan.reasons {
-        line(reason.about, &reason.choice, &reason.why);
+        line(reason.about.word(), &reason.choice, &reason.why);
     }
     let others: Vec<_> = plan
         .methods

@@ -244,7 +244,7 @@ fn usage_errors_are_one_line_and_exit_2() {
         ),
         (
             "file --to floppy",
-            "--to: 'floppy' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf, \
+            "--to: 'floppy' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, module, dma-buf, \
              cuda-host, hip-host",
         ),
     ] {
@@ -437,7 +437,7 @@ fn dma_buf_selects_an_available_kind_or_says_why_there_is_none() {
     }
     let line = dir.refuses("file --to dma-buf", 1);
     for part in [
-        "cannot create a dma-buf: dma-buf: dmafile: ",
+        "cannot create a dma-buf: dma-buf: module: ",
         "there is no /dev/dmafile (ENOENT)",
         "; and udmabuf: ",
         "there is no /dev/udmabuf (ENOENT)",

@@ -451,7 +451,7 @@ fn missing_system_calls_have_a_fallback() {
     );
     let command = save(&dir, &memory, "to --io direct");
     let line = dir.refusal(&mut refuse(command, &direct, libc::EINVAL), 1);
-    assert!(line.contains("cannot save this way"), "{line}");
+    assert!(line.contains("cannot save like this"), "{line}");
 }
 
 /// As in an initramfs: the old file's owner, permissions and attributes are then looked up by its name.

@@ -49,6 +49,7 @@ mod model;
 mod open_files;
 mod options;
 mod plan;
+mod pump;
 mod reasons;
 mod request;
 mod save;
@@ -73,8 +74,8 @@ pub use model::{Model, Pattern, SMALL_READ, Tensor};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_CHUNK, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
 };
-pub use plan::{Attempt, Plan};
-pub use reasons::Reason;
+pub use plan::{Attempt, Placement, Plan, Sizes};
+pub use reasons::{About, Reason};
 pub use save::{Origin, OriginPart, Save, SavePlan, SaveReport};
 pub use sink::{
     CopyTo, Delivered, Memory, Piece, Place, Ring, Sink, Slot, SlotReceiver, ToDevice, deliver,

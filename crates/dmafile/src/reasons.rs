@@ -4,13 +4,56 @@ use crate::message::{Builder, Message, Names};
 use crate::sync::lock;
 use serde::Serialize;
 use std::sync::Mutex;
+use strum::{Display, IntoStaticStr};
+
+/// What a decision is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, IntoStaticStr)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "kebab-case")]
+#[non_exhaustive]
+#[allow(missing_docs)]
+pub enum About {
+    Allocation,
+    Cache,
+    Chunk,
+    Depth,
+    Device,
+    File,
+    Folder,
+    Got,
+    Io,
+    Keeps,
+    Kind,
+    Left,
+    Links,
+    Method,
+    Mode,
+    Node,
+    /// A method, or a kind of memory, that was left out.
+    Not,
+    Pages,
+    Place,
+    PreMapped,
+    Removed,
+    Ring,
+    Space,
+    Sync,
+    Verify,
+}
+
+impl About {
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        self.into()
+    }
+}
 
 /// A decision and its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Reason {
-    /// What was decided: `method`, `io`, `pages`, …
-    pub about: &'static str,
+    /// What was decided.
+    pub about: About,
     /// The decision.
     pub choice: String,
     /// Why.
@@ -46,7 +89,7 @@ impl Reasons {
     }
 
     /// Adds a choice and its reason.
-    pub fn add(&self, about: &'static str, choice: impl ToString, why: impl Into<Message>) {
+    pub fn add(&self, about: About, choice: impl ToString, why: impl Into<Message>) {
         let reason = Reason {
             about,
             choice: choice.to_string(),
@@ -75,7 +118,11 @@ mod tests {
             }
         }
         let log = Reasons::named(&Dashes);
-        log.add("not", "udmabuf", message!["use ", Opt::To.set("memfd")]);
+        log.add(
+            About::Not,
+            "udmabuf",
+            message!["use ", Opt::To.set("memfd")],
+        );
         assert_eq!(log.list()[0].to_string(), "not udmabuf: use --to=memfd");
     }
 }

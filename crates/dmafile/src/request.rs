@@ -97,6 +97,15 @@ impl Request {
         Ok(())
     }
 
+    /// This request for a load that goes through a ring: only the ring needs memory.
+    pub(crate) fn through(&self) -> Self {
+        Self {
+            kind: Kind::Anon,
+            check_memory: false,
+            ..self.clone()
+        }
+    }
+
     /// Whether all of a file is requested.
     pub(crate) fn is_whole(&self) -> bool {
         (&self.reach, self.offset, self.length) == (&Reach::Asked, 0, None)

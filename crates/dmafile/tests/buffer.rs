@@ -1,6 +1,6 @@
 //! A filled buffer: safe access, seals, and sending it to another process.
 
-use dmafile::{Allocation, Buffer, Io, Kind, Load, Method, Pages};
+use dmafile::{About, Allocation, Buffer, Io, Kind, Load, Method, Pages};
 use dmafile_testkit::{buffer_digest, cold, dir, file_digest};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
@@ -293,7 +293,7 @@ fn the_page_size_of_existing_memory_is_reported_as_existing() {
     let loaded = Load::new(&path).to(Kind::fd(filled)).run().unwrap();
     assert_eq!(loaded.report.pages, "existing");
     let mut reasons = loaded.report.reasons.iter();
-    let why = reasons.find(|reason| reason.about == "pages").unwrap();
+    let why = reasons.find(|reason| reason.about == About::Pages).unwrap();
     assert_eq!(why.choice, "existing", "{why}");
 }
 

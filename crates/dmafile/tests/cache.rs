@@ -1,6 +1,6 @@
 //! Direct reads leave nothing in the page cache; cached pages are copied from it.
 
-use dmafile::{Io, Kind, Load, Method, facts::File};
+use dmafile::{About, Io, Kind, Load, Method, facts::File};
 use dmafile_testkit::{buffer_digest, bytes_digest, cached, cold, dir, evict, file_digest, warm};
 
 const LEN: u64 = (24 << 20) + 777;
@@ -106,7 +106,10 @@ fn buffered_reads_leave_the_page_cache_unchanged_if_possible() {
         let before = cached(&path);
         let (got, report) = not_direct(&path, 0, Io::Auto);
         assert_eq!(got, digest);
-        let told = report.reasons.iter().find(|reason| reason.about == "cache");
+        let told = report
+            .reasons
+            .iter()
+            .find(|reason| reason.about == About::Cache);
         assert_eq!(told.expect("it is told").choice, choice);
         match choice {
             "filled" => assert!(cached(&path) >= LEN),
@@ -126,7 +129,12 @@ fn buffered_reads_leave_the_page_cache_unchanged_if_possible() {
     let (got, report) = not_direct(&path, 0, Io::Buffered);
     assert_eq!(got, digest);
     assert!(cached(&path) >= LEN);
-    assert!(!report.reasons.iter().any(|reason| reason.about == "cache"));
+    assert!(
+        !report
+            .reasons
+            .iter()
+            .any(|reason| reason.about == About::Cache)
+    );
 }
 
 #[test]

@@ -25,7 +25,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("exporter", &["error", "message", "options"]),
     ("verify", &["error", "message", "source"]),
     // Extents and timing of a transfer.
-    ("flow", &["control", "error", "sync"]),
+    ("flow", &["control", "error", "reasons", "sync"]),
     // Look.
     (
         "facts",
@@ -40,7 +40,12 @@ const ROOMS: &[(&str, &[&str])] = &[
             "error", "exporter", "facts", "message", "options", "reasons", "request",
         ],
     ),
-    // Make and move: memory and methods do not use each other.
+    // Move, in either direction.
+    (
+        "pump",
+        &["error", "flow", "message", "plan", "reasons", "sync"],
+    ),
+    // Make and read: memory and methods do not use each other.
     (
         "buffer",
         &[
@@ -50,7 +55,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "method",
         &[
-            "control", "error", "exporter", "flow", "message", "options", "plan", "source", "sync",
+            "error", "exporter", "flow", "message", "options", "plan", "pump", "source", "sync",
         ],
     ),
     // The destination of bytes that do not stay in memory.
@@ -58,7 +63,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "transfer",
         &[
-            "buffer", "control", "error", "facts", "flow", "message", "method", "options", "plan",
+            "buffer", "error", "facts", "flow", "message", "method", "options", "plan", "pump",
             "reasons", "sink", "source", "sync", "verify",
         ],
     ),
@@ -73,8 +78,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "save",
         &[
-            "control", "error", "exporter", "facts", "flow", "folder", "message", "method",
-            "options", "plan", "reasons", "request", "source", "sync", "verify",
+            "control", "error", "exporter", "facts", "flow", "folder", "message", "options",
+            "plan", "pump", "reasons", "request", "source", "sync", "verify",
         ],
     ),
     (

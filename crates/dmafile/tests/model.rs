@@ -1,7 +1,7 @@
 //! Models: every tensor is where its header says, in models of one or several files, whether all tensors or
 //! some are loaded.
 
-use dmafile::{Buffer, Io, Kind, Load, Method, Model, Pages, Pattern, Tensor, Verify};
+use dmafile::{About, Buffer, Io, Kind, Load, Method, Model, Pages, Pattern, Tensor, Verify};
 use dmafile_testkit::models::{Written, gguf, safetensors, sharded, tensors};
 use dmafile_testkit::{bytes_digest, cached, dir, evict, file_digest};
 use std::path::Path;
@@ -309,7 +309,12 @@ fn the_digest_in_the_name_of_a_hugging_face_blob_is_checked() {
     let good = link(&digest, "good.safetensors");
     let report = Load::new(&good).verify(sha256()).run().unwrap().report;
     assert!(report.verify[0].matched && report.verify[0].digest == digest);
-    assert!(report.reasons.iter().any(|reason| reason.about == "verify"));
+    assert!(
+        report
+            .reasons
+            .iter()
+            .any(|reason| reason.about == About::Verify)
+    );
     // The name is not compared for a part of the file, or with another algorithm.
     let part = Load::new(&good)
         .length(5000)

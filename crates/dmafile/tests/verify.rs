@@ -1,6 +1,6 @@
 //! A digest is that of the requested bytes, computed from the buffer, with every method.
 
-use dmafile::{Algorithm, ErrorKind, Io, Kind, Load, Method, Save, Verify};
+use dmafile::{About, Algorithm, ErrorKind, Io, Kind, Load, Method, Save, Verify};
 use dmafile_testkit::{cold, dir, file_digest, sparse, warm};
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
@@ -127,7 +127,7 @@ fn files_of_a_hugging_face_cache_are_compared_with_their_names() {
                 .unwrap()
                 .reasons
                 .iter()
-                .any(|one| one.about == "verify")
+                .any(|one| one.about == About::Verify)
         );
         // A part of the file has no digest.
         let error = load().length(5000).run().unwrap_err();

@@ -263,7 +263,7 @@ impl HoldOptions {
             access.read_at(at, &mut piece[..some])?;
             hasher.update(&piece[..some]);
         }
-        Ok(Some(Digest::of(&check.judge(hasher.hex())?)))
+        Ok(Some(Digest::of(&check.compare(hasher.hex())?)))
     }
 
     /// Loads the files as a set.

@@ -1,7 +1,7 @@
 //! A loaded snapshot has the bytes that sha256sum reads. However a save ends, the previous snapshot stays whole
 //! until the new one is valid. Everything in a manifest is checked.
 
-use dmafile::{Algorithm, CancelToken, ErrorKind, Io, Kind, Method, Origin};
+use dmafile::{About, Algorithm, CancelToken, ErrorKind, Io, Kind, Method, Origin};
 use dmafile_record::{LoadedSnapshot, Snapshot, SnapshotLoad, SnapshotReport};
 use dmafile_testkit::{Forked, buffer_digest, bytes_digest, dir, file_digest, memfd, names, noise};
 use rustix::fs::{FlockOperation, SealFlags};
@@ -479,7 +479,7 @@ fn the_next_save_removes_leftovers_and_nothing_else() {
     let removed = report
         .reasons
         .iter()
-        .find(|reason| reason.about == "removed");
+        .find(|reason| reason.about == About::Removed);
     assert_eq!(removed.unwrap().choice, "5 files");
     assert_eq!(digests(&load(dir.path())), digests_of(2));
     let mut want: Vec<_> = others.map(str::to_string).to_vec();
@@ -650,7 +650,8 @@ fn a_snapshot_stays_in_the_folder_that_was_opened() {
                 false => assert!(names(&dir.path().join(other)).is_empty(), "{what}"),
             }
             let mut reasons = report.reasons.iter();
-            let told = reasons.any(|reason| reason.about == "folder" && reason.choice == "moved");
+            let told =
+                reasons.any(|reason| reason.about == About::Folder && reason.choice == "moved");
             assert!(told, "{what}: {report:?}");
         }
     }

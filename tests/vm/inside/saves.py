@@ -152,7 +152,7 @@ def ways(saves: Saves, kinds: Sequence[str], folders: Sequence[str]) -> None:
             saves.save(kind, to, start=1, size=MIB + 1, at=MIB - 7)
             for method in REFUSED[kind]:
                 line = saves.refused(kind, to, f"--method={method}", "--io=direct")
-                assert "cannot save this way: " in line, line
+                assert "cannot save like this: " in line, line
             to.unlink()
         # From a file and from a pipe.
         for source in (f"save {saves.file.path}", f"save - <{saves.file.path}"):

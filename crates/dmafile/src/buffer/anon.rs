@@ -19,7 +19,7 @@ impl Anon {
     pub(super) fn new(plan: &Plan, pages: Pages) -> Result<Self> {
         // It has holes, or tensors that were not selected.
         let sparse = plan.to_read + plan.to_copy < plan.bytes;
-        Self::sized(plan.capacity, sparse, pages)
+        Self::sized(plan.place.writable_to, sparse, pages)
     }
 
     /// `capacity` bytes, of which some will not be touched if it is `sparse`.

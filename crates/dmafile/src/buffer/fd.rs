@@ -47,7 +47,7 @@ impl FdFilling {
         let fail = |errno| cannot_map(errno, pages);
         let stat = file::stat(fd.as_fd()).map_err(fail)?;
         let seals = memfd::seals(fd.as_fd()).map_err(fail)?;
-        if stat.size < plan.capacity {
+        if stat.size < plan.place.writable_to {
             let why = format!("its owner has since truncated it to {} bytes", stat.size);
             return Err(Error::new("cannot fill the descriptor", why)
                 .with_errno(Errno::INVAL)

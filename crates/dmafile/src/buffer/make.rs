@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::message::{Opt, message};
 use crate::options::{Kind, Pages};
 use crate::plan::Plan;
-use crate::reasons::Reasons;
+use crate::reasons::{About, Reasons};
 use crate::sys::{Errno, host, sandbox};
 
 /// Creates the memory of a plan, and logs the reasons for its form.
@@ -19,7 +19,7 @@ pub(crate) fn make(
     log: &Reasons,
 ) -> Result<Box<dyn Finish>> {
     let made = with_pages(plan.pages, asked, log, |pages| make_with(kind, plan, pages));
-    made.map_err(|error| error.at(format!("{kind}, {} bytes", plan.capacity)))
+    made.map_err(|error| error.at(format!("{kind}, {} bytes", plan.place.writable_to)))
 }
 
 /// Creates a ring of `bytes` bytes for a plan, and logs the reasons for its form.
@@ -30,7 +30,7 @@ pub(crate) fn make_ring(
     log: &Reasons,
 ) -> Result<RingBuffer> {
     let made = with_pages(plan.pages, asked, log, |pages| {
-        let ring = RingBuffer::new(bytes, plan.capacity, plan.phase(), pages)?;
+        let ring = RingBuffer::new(bytes, plan.place.writable_to, plan.phase(), pages)?;
         if pages == Pages::Huge {
             take_from_pool(&ring)?;
         }
@@ -50,7 +50,7 @@ fn with_pages<M>(
         // size, unless this one was requested.
         Err(error) if pages == Pages::Huge && asked == Pages::Auto => {
             let why = message!["no hugetlb pages: ", &error];
-            log.add("pages", Pages::Thp, why);
+            log.add(About::Pages, Pages::Thp, why);
             make(Pages::Thp)
         }
         made => made,

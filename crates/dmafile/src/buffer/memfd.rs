@@ -30,20 +30,20 @@ pub(super) struct Memfd {
 
 impl Memfd {
     pub(super) fn new(plan: &Plan, pages: Pages) -> Result<Self> {
-        let exact = plan.lead + plan.bytes;
+        let exact = plan.place.start + plan.bytes;
         Self::with_size(plan, pages, exact)
     }
 
     /// A memfd that is pinned for a device as soon as all of its pages are present.
     pub(super) fn pinned(plan: &Plan, pages: Pages, device: Device) -> Result<Self> {
-        let pin_for = Some((device, plan.lead, plan.bytes));
+        let pin_for = Some((device, plan.place.start, plan.bytes));
         let made = Self::new(plan, pages)?;
         Ok(Self { pin_for, ..made })
     }
 
     /// A memfd of whole pages, whose size is sealed from the start: for a udmabuf.
     pub(super) fn whole(plan: &Plan, pages: Pages) -> Result<Self> {
-        let made = Self::with_size(plan, pages, plan.capacity)?;
+        let made = Self::with_size(plan, pages, plan.place.writable_to)?;
         memfd::seal(made.fd.as_fd(), SealFlags::SHRINK | SealFlags::GROW)
             .map_err(|errno| cannot_map(errno, pages))?;
         Ok(made)
@@ -52,13 +52,13 @@ impl Memfd {
     fn with_size(plan: &Plan, pages: Pages, exact: u64) -> Result<Self> {
         let tactic = Tactic::new(pages, true);
         let (size, len, final_size) = if pages == Pages::Huge {
-            let whole = plan.capacity.next_multiple_of(tactic.grain());
+            let whole = plan.place.writable_to.next_multiple_of(tactic.grain());
             (whole, whole, whole)
-        } else if plan.capacity == exact.next_multiple_of(page_size()) {
+        } else if plan.place.writable_to == exact.next_multiple_of(page_size()) {
             // A read may exceed the end of the file, within its last page.
-            (exact, plan.capacity, exact)
+            (exact, plan.place.writable_to, exact)
         } else {
-            (plan.capacity, plan.capacity, exact)
+            (plan.place.writable_to, plan.place.writable_to, exact)
         };
         let name = plan.file.file_name().unwrap_or_default().to_string_lossy();
         // The kernel accepts at most 249 bytes, without NUL.

@@ -7,7 +7,7 @@ use crate::plan::Plan;
 use std::sync::Arc;
 
 pub(super) fn make(plan: &Plan) -> Result<ToFill> {
-    let fd = module::allocate(plan.capacity)?.0;
+    let fd = module::allocate(plan.place.writable_to)?.0;
     name_after_file(&fd, plan);
     ToFill::new(&Arc::new(fd), true).map_err(cannot_map)
 }

@@ -6,7 +6,7 @@ use crate::sys::Errno;
 
 /// A range of the file that has data, and whether it is copied from the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct DataRun {
     pub start: u64,
     pub end: u64,
     pub cached: bool,
@@ -16,7 +16,7 @@ pub(crate) struct Run {
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     /// Data, in file order, without overlaps.
-    pub runs: Vec<Run>,
+    pub runs: Vec<DataRun>,
     /// How the contents of the page cache were found out, or why not.
     pub learned: String,
     /// The requested ranges, holes included, in ascending order.
@@ -81,7 +81,7 @@ impl Layout {
 
     fn found(source: &Source, data: &[(u64, u64)], look: bool) -> Self {
         if !look {
-            let runs = data.iter().map(|&(start, end)| Run {
+            let runs = data.iter().map(|&(start, end)| DataRun {
                 start,
                 end,
                 cached: false,
@@ -141,12 +141,12 @@ impl Layout {
         mut cached: impl FnMut((u64, u64)) -> bool,
         learned: &str,
     ) -> Self {
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<DataRun> = Vec::new();
         for &(start, end) in data {
             let mut from = start;
             while from < end {
                 let to = (from + 1).next_multiple_of(CACHE_GRAIN).min(end);
-                let run = Run {
+                let run = DataRun {
                     start: from,
                     end: to,
                     cached: cached((from, to)),

@@ -9,6 +9,6 @@ pub(crate) mod target;
 
 pub use file::File;
 pub use host::Host;
-pub(crate) use layout::Layout;
 #[cfg(test)]
-pub(crate) use layout::Run;
+pub(crate) use layout::DataRun;
+pub(crate) use layout::Layout;

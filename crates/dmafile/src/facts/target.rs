@@ -6,7 +6,7 @@ use crate::exporter::module::ModuleFacts;
 use crate::exporter::{heap, module, udmabuf};
 use crate::message::{Message, Opt, message};
 use crate::options::{Allocation, Io, Kind, Method, Pages};
-use crate::reasons::Reasons;
+use crate::reasons::{About, Reasons};
 use crate::request::Request;
 use crate::source::Source;
 use crate::sys::map::{Mapping, page_size};
@@ -207,11 +207,11 @@ fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kin
         };
         match probed {
             Ok(()) => {
-                log.add("kind", &kind, format!("probed: {why}"));
+                log.add(About::Kind, &kind, format!("probed: {why}"));
                 return Ok(kind);
             }
             Err(error) => {
-                log.add("not", &kind, &error);
+                log.add(About::Not, &kind, &error);
                 refused.push(message![format!("{kind}: "), &error]);
                 first.get_or_insert(error);
             }

@@ -28,11 +28,11 @@ pub(crate) type FileRange = (u64, u64);
 
 /// What moves an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum Queue {
     /// The method of the plan.
-    Main,
-    /// Threads that copy from the page cache.
-    Copy,
+    Method,
+    /// Threads that copy what is in the page cache.
+    Cached,
 }
 
 /// The result of [`Feed::take`].
@@ -45,12 +45,12 @@ pub(crate) enum FeedResult {
     Drained,
 }
 
-/// How a lane's ranges are cut into extents.
+/// How the ranges of a queue are cut into extents.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
     /// Largest extent, in bytes.
     pub block: u64,
-    /// In the file, extents of the main lane start and end at multiples of this.
+    /// In the file, extents for the method start and end at multiples of this.
     pub align: u64,
     /// The file offset of the memory's first byte, which may precede it: `at = file - base`, wrapping.
     pub base: u64,
@@ -66,13 +66,13 @@ pub(crate) struct Feed {
     cut: Cut,
     state: Mutex<FeedState>,
     more: Condvar,
-    /// Signalled when memory is added, for a lane that waits in its ring and not here.
+    /// Signalled when memory is added, for a ring that waits in the kernel and not here.
     pub notifier: Option<Notifier>,
 }
 
 struct FeedState {
-    main: VecDeque<FileRange>,
-    copy: VecDeque<FileRange>,
+    method: VecDeque<FileRange>,
+    cached: VecDeque<FileRange>,
     returned: Vec<IoExtent>,
     /// Memory below this offset of the buffer is allocated.
     frontier: u64,
@@ -81,19 +81,19 @@ struct FeedState {
 }
 
 impl Feed {
-    /// `main` and `copy` are ranges of the file in ascending order. All memory counts as allocated
+    /// `method` and `cached` are ranges of the file in ascending order. All memory counts as allocated
     /// until [`Feed::hold`] is called.
     pub(crate) fn new(
-        main: impl IntoIterator<Item = FileRange>,
-        copy: impl IntoIterator<Item = FileRange>,
+        method: impl IntoIterator<Item = FileRange>,
+        cached: impl IntoIterator<Item = FileRange>,
         cut: Cut,
         notifier: Option<Notifier>,
     ) -> Self {
         Self {
             cut,
             state: Mutex::new(FeedState {
-                main: main.into_iter().collect(),
-                copy: copy.into_iter().collect(),
+                method: method.into_iter().collect(),
+                cached: cached.into_iter().collect(),
                 returned: Vec::new(),
                 frontier: u64::MAX,
                 stopped: false,
@@ -141,16 +141,16 @@ impl Feed {
         self.lock().stopped
     }
 
-    /// The next extent of a lane, without blocking.
-    pub(crate) fn take(&self, lane: Lane) -> FeedResult {
-        self.next(&mut self.lock(), lane)
+    /// The next extent of a queue, without blocking.
+    pub(crate) fn take(&self, queue: Queue) -> FeedResult {
+        self.next(&mut self.lock(), queue)
     }
 
-    /// Waits for the next extent of a lane; None if there are no more.
-    pub(crate) fn wait(&self, lane: Lane) -> Option<IoExtent> {
+    /// Waits for the next extent of a queue; None if there are no more.
+    pub(crate) fn wait(&self, queue: Queue) -> Option<IoExtent> {
         let mut state = self.lock();
         loop {
-            match self.next(&mut state, lane) {
+            match self.next(&mut state, queue) {
                 FeedResult::Extent(extent) => return Some(extent),
                 FeedResult::Drained => return None,
                 FeedResult::NotYet => {
@@ -165,44 +165,44 @@ impl Feed {
         self.lock().frontier
     }
 
-    /// Returns an extent that the method could not move; the main lane hands it out again.
+    /// Returns an extent that the method could not move; it is handed out again.
     pub(crate) fn put_back(&self, extent: IoExtent) {
         self.lock().returned.push(extent);
     }
 
-    /// The ranges that the main lane has not handed out yet, in file order, for a feed with other
+    /// The ranges that have not been handed out to the method, in file order, for a feed with other
     /// cuts.
     pub(crate) fn left(&self) -> Vec<FileRange> {
         let state = self.lock();
         let returned = state.returned.iter();
         let returned =
             returned.map(|extent| (extent.file + extent.head, extent.file + extent.need));
-        let mut left: Vec<_> = state.main.iter().copied().chain(returned).collect();
+        let mut left: Vec<_> = state.method.iter().copied().chain(returned).collect();
         left.sort_unstable();
         left
     }
 
-    fn next(&self, state: &mut FeedState, lane: Lane) -> FeedResult {
+    fn next(&self, state: &mut FeedState, queue: Queue) -> FeedResult {
         if state.stopped {
             return FeedResult::Drained;
         }
         let frontier = state.frontier;
-        let runs = match lane {
-            Lane::Main => {
+        let runs = match queue {
+            Queue::Method => {
                 if let Some(extent) = state.returned.pop() {
                     return FeedResult::Extent(extent);
                 }
-                &mut state.main
+                &mut state.method
             }
-            Lane::Copy => &mut state.copy,
+            Queue::Cached => &mut state.cached,
         };
         let Some(run) = runs.front_mut() else {
             return FeedResult::Drained;
         };
-        let align = match lane {
-            Lane::Main => self.cut.align,
+        let align = match queue {
+            Queue::Method => self.cut.align,
             // A copy needs no alignment, and the caller's memory has no room for rounding.
-            Lane::Copy => 1,
+            Queue::Cached => 1,
         };
         let cut = Cut { align, ..self.cut };
         let (extent, next) = cut.first(*run);
@@ -278,8 +278,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn drain(feed: &Feed, lane: Lane) -> Vec<IoExtent> {
-        std::iter::from_fn(|| feed.wait(lane)).collect()
+    fn drain(feed: &Feed, queue: Queue) -> Vec<IoExtent> {
+        std::iter::from_fn(|| feed.wait(queue)).collect()
     }
 
     #[test]
@@ -293,13 +293,13 @@ mod tests {
         };
         let feed = Feed::new([(0, 20000)], [], cut, None);
         feed.hold();
-        assert_eq!(feed.take(Lane::Main), FeedResult::NotYet);
+        assert_eq!(feed.take(Queue::Method), FeedResult::NotYet);
         feed.publish(8192);
-        assert!(matches!(feed.take(Lane::Main), FeedResult::Extent(e) if e.at == 0));
-        assert_eq!(feed.take(Lane::Main), FeedResult::NotYet);
+        assert!(matches!(feed.take(Queue::Method), FeedResult::Extent(e) if e.at == 0));
+        assert_eq!(feed.take(Queue::Method), FeedResult::NotYet);
         feed.publish(20480);
-        assert_eq!(drain(&feed, Lane::Main).len(), 2);
-        assert_eq!(feed.take(Lane::Copy), FeedResult::Drained);
+        assert_eq!(drain(&feed, Queue::Method).len(), 2);
+        assert_eq!(feed.take(Queue::Cached), FeedResult::Drained);
     }
 
     #[test]
@@ -312,14 +312,14 @@ mod tests {
             capacity: 8192,
         };
         let feed = Feed::new([(0, 8192)], [], cut, None);
-        let first = feed.wait(Lane::Main).unwrap();
+        let first = feed.wait(Queue::Method).unwrap();
         feed.put_back(first);
         assert_eq!(feed.left(), [(0, 4096), (4096, 8192)]);
-        assert_eq!(feed.wait(Lane::Main), Some(first));
+        assert_eq!(feed.wait(Queue::Method), Some(first));
         assert_eq!(feed.left(), [(4096, 8192)]);
         feed.stop(Some(Error::new("a", "b")));
         feed.stop(Some(Error::new("late", "b")));
-        assert_eq!(feed.wait(Lane::Main), None);
+        assert_eq!(feed.wait(Queue::Method), None);
         assert_eq!(feed.error().unwrap().to_string(), "a: b");
     }
 
@@ -335,7 +335,7 @@ mod tests {
         let feed = Feed::new([(0, 8192)], [], cut, None);
         feed.hold();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| feed.wait(Lane::Main));
+            let waiting = scope.spawn(|| feed.wait(Queue::Method));
             let broken = scope.spawn(|| {
                 let _held = feed.lock();
                 panic!("on purpose");
@@ -369,7 +369,7 @@ mod tests {
             let cut = Cut { block, align, base, phase, capacity };
             let feed = Feed::new([(start, start + len)], [], cut, None);
             let mut next = start;
-            for extent in std::iter::from_fn(|| feed.wait(Lane::Main)) {
+            for extent in std::iter::from_fn(|| feed.wait(Queue::Method)) {
                 prop_assert!(extent.file + extent.need > next, "no progress");
                 prop_assert!(extent.file <= next && next - extent.file < align.max(1));
                 prop_assert_eq!(extent.at, extent.file - base);

@@ -1,8 +1,8 @@
 //! What a transfer measures while it runs: bytes in place, phases, overlap, the timeline.
 
 use super::feed::IoExtent;
-use super::landed::Landed;
 use super::overlap::{Interval, Overlap, Overlapped};
+use super::prefix::Prefix;
 use super::trace::{ROW_ALLOC, ROW_MAIN, Span};
 use crate::control::{Progress, ProgressFn};
 use crate::sync::lock;
@@ -59,7 +59,7 @@ impl Phase {
 /// Shared by all threads of one transfer.
 pub(crate) struct Meter<'a> {
     epoch: Instant,
-    total: u64,
+    total: AtomicU64,
     phases: [AtomicU64; Phase::VARIANTS.len()],
     direct: AtomicU64,
     buffered: AtomicU64,
@@ -69,7 +69,7 @@ pub(crate) struct Meter<'a> {
     modes: AtomicU32,
     overlap: Overlap,
     spans: Option<Mutex<Vec<Span>>>,
-    landed: Option<Landed>,
+    prefix: Option<Prefix>,
     progress: Option<&'a ProgressFn>,
     last_progress: AtomicU64,
 }
@@ -78,18 +78,16 @@ pub(crate) struct Meter<'a> {
 const PROGRESS_EVERY: Duration = Duration::from_millis(33);
 
 impl<'a> Meter<'a> {
-    /// `total` is the number of bytes of data; `traced` records a timeline, `ordered` how far bytes
-    /// are in place without a gap.
+    /// `traced` records a timeline, `ordered` how far bytes are in place without a gap.
     pub(crate) fn new(
         epoch: Instant,
-        total: u64,
         traced: bool,
         ordered: bool,
         progress: Option<&'a ProgressFn>,
     ) -> Self {
         Self {
             epoch,
-            total,
+            total: AtomicU64::new(0),
             phases: Default::default(),
             direct: AtomicU64::new(0),
             buffered: AtomicU64::new(0),
@@ -97,10 +95,15 @@ impl<'a> Meter<'a> {
             modes: AtomicU32::new(0),
             overlap: Overlap::default(),
             spans: traced.then(Mutex::default),
-            landed: ordered.then(Landed::default),
+            prefix: ordered.then(Prefix::default),
             progress,
             last_progress: AtomicU64::new(0),
         }
+    }
+
+    /// This many bytes of data will be moved; 0 if that is unknown.
+    pub(crate) fn expect(&self, total: u64) {
+        self.total.store(total, Ordering::Relaxed);
     }
 
     /// Time since the transfer began.
@@ -230,11 +233,11 @@ impl<'a> Meter<'a> {
         self.overlap.sums()
     }
 
-    /// An extent's requested bytes are in place.
-    pub(crate) fn landed(&self, extent: &IoExtent, direct: bool) {
+    /// This many of the requested bytes of an extent have been moved, from the first one on.
+    pub(crate) fn moved(&self, extent: &IoExtent, bytes: u64, direct: bool) {
         let counter = if direct { &self.direct } else { &self.buffered };
-        counter.fetch_add(extent.need - extent.head, Ordering::Relaxed);
-        self.in_place(extent.at, extent.at + extent.need);
+        counter.fetch_add(bytes, Ordering::Relaxed);
+        self.in_place(extent.at, extent.at + extent.head + bytes);
         self.tell_progress(false);
     }
 
@@ -264,26 +267,26 @@ impl<'a> Meter<'a> {
 
     /// Everything between two offsets in memory is in place: it has been read, or it is a hole.
     pub(crate) fn in_place(&self, at: u64, end: u64) {
-        if let Some(landed) = &self.landed {
-            landed.add(at, end);
+        if let Some(prefix) = &self.prefix {
+            prefix.add(at, end);
         }
     }
 
     /// Wakes threads that wait for bytes: no more will arrive.
     pub(crate) fn over(&self) {
-        if let Some(landed) = &self.landed {
-            landed.over();
+        if let Some(prefix) = &self.prefix {
+            prefix.over();
         }
     }
 
     /// Waits until bytes beyond `have` are in place without a gap; returns their end, or None if no
     /// more will arrive.
-    pub(crate) fn wait_landed(&self, have: u64) -> Option<u64> {
-        self.landed.as_ref()?.wait(have)
+    pub(crate) fn wait_in_place(&self, have: u64) -> Option<u64> {
+        self.prefix.as_ref()?.wait(have)
     }
 
     /// Bytes read directly and through the page cache.
-    pub(crate) fn moved(&self) -> (u64, u64) {
+    pub(crate) fn totals(&self) -> (u64, u64) {
         let direct = self.direct.load(Ordering::Relaxed);
         (direct, self.buffered.load(Ordering::Relaxed))
     }
@@ -303,11 +306,11 @@ impl<'a> Meter<'a> {
                 .is_ok()
         };
         if last || (due && won()) {
-            let (direct, buffered) = self.moved();
+            let (direct, buffered) = self.totals();
             let under_way = self.under_way.load(Ordering::Relaxed);
             let done = direct + buffered + under_way;
             // The total of a stream is unknown.
-            let total = match self.total {
+            let total = match self.total.load(Ordering::Relaxed) {
                 0 => done,
                 total => total,
             };
@@ -325,7 +328,7 @@ mod tests {
 
     #[test]
     fn hidden_time_is_at_most_the_time_of_the_phase() {
-        let meter = Meter::new(Instant::now(), 0, false, false, None);
+        let meter = Meter::new(Instant::now(), false, false, None);
         meter.io_begins();
         for _ in 0..100 {
             meter.allocated(meter.now(), 0, 1);

@@ -3,7 +3,8 @@
 
 pub(crate) mod clock;
 pub(crate) mod feed;
-pub(crate) mod landed;
 pub(crate) mod meter;
 mod overlap;
+pub(crate) mod prefix;
+pub(crate) mod run;
 pub(crate) mod trace;

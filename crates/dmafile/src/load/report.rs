@@ -1,15 +1,15 @@
 //! The result of a load: the buffer, and a report.
 
-use super::run::LoadDecision;
 use crate::buffer::{Buffer, DmaBuf};
 use crate::exporter::module;
 use crate::flow::clock::{Clock, Cpu};
-use crate::flow::meter::{Meter, Phase};
+use crate::flow::meter::Phase;
+use crate::flow::run::Run;
 use crate::flow::trace;
 use crate::options::{Io, Method};
-use crate::reasons::{Reason, Reasons};
+use crate::reasons::{About, Reason};
 use crate::source::Shard;
-use crate::transfer::Outcome;
+use crate::transfer::{LoadTask, Outcome};
 use crate::verify::Verified;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -97,23 +97,23 @@ pub struct Report {
 
 impl Report {
     pub(super) fn of(
-        decided: &LoadDecision,
-        meter: &Meter<'_>,
+        task: &LoadTask,
+        run: &Run<'_>,
         clock: &Clock,
-        log: &Reasons,
         outcome: Outcome,
         (pages, remark): (String, Option<String>),
         dma_bufs: &[DmaBuf<'_>],
     ) -> Self {
-        let plan = &decided.plan;
+        let (plan, meter, log) = (&task.plan, &run.meter, run.log);
+        task.source.forget_misses();
         if let Some(why) = remark {
-            log.add("got", &pages, why);
+            log.add(About::Got, &pages, why);
         }
         if let Some((choice, why)) = module::modes(meter.modes()) {
-            log.add("mode", choice, why);
+            log.add(About::Mode, choice, why);
         }
         let overlap = meter.overlap();
-        let (direct, buffered) = meter.moved();
+        let (direct, buffered) = meter.totals();
         let mut phases: BTreeMap<_, _> = Phase::OF_LOADS
             .iter()
             .map(|&phase| (phase.name(), meter.phase(phase).as_secs_f64()))
@@ -121,8 +121,8 @@ impl Report {
         let seconds = meter.now().as_secs_f64();
         phases.insert("total", seconds);
         Self {
-            bytes: decided.layout.bytes_wanted(),
-            offset: plan.lead,
+            bytes: task.layout.bytes_wanted(),
+            offset: plan.place.start,
             seconds,
             method: outcome.attempt.method,
             io: match (direct, buffered) {
@@ -140,7 +140,7 @@ impl Report {
             bytes_direct: direct,
             bytes_buffered: buffered,
             bytes_hole: plan.holes,
-            shards: decided.shards.clone(),
+            shards: task.shards.clone(),
             dma_bufs: dma_bufs
                 .iter()
                 .map(|one| Extent {

@@ -2,86 +2,24 @@
 
 use super::Load;
 use super::report::{Loaded, Report};
-use crate::buffer::{self, Buffer, CallerMemory, DmaBuf, Filled};
+use crate::buffer::{self, Buffer, CallerMemory, Filled};
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host, Layout};
 use crate::flow::clock::Clock;
 use crate::flow::meter::{Meter, Phase};
+use crate::flow::run::Run;
 use crate::message::{Opt, message};
-use crate::options::{Io, Kind, Method};
+use crate::options::{Io, Kind, Pages};
 use crate::plan::{self, Plan};
-use crate::reasons::Reasons;
-use crate::request::{Reach, Request};
+use crate::reasons::{About, Reasons};
+use crate::request::Reach;
 use crate::sink::{Ring, Sink};
-use crate::source::{Shard, Source};
-use crate::transfer::{self, LoadTransfer, Outcome, Through, Work};
+use crate::source::{Sampled, Shard};
+use crate::transfer::{self, LoadTask, LoadTransfer, Outcome, Through};
 use crate::verify::DigestCheck;
-use std::ops::Deref;
-use std::sync::Arc;
 use std::time::Duration;
-
-/// What was found. Nothing has been allocated yet, and nothing moved except for probing.
-struct LoadFacts {
-    source: Peeked,
-    file: File,
-    host: Host,
-    target: MemoryTarget,
-    layout: Layout,
-    /// Time from the start of the load until the file was open and the target known.
-    opened: Duration,
-}
-
-/// What a load is going to do.
-pub(super) struct LoadDecision {
-    source: Peeked,
-    target: MemoryTarget,
-    pub(super) plan: Plan,
-    pub(super) layout: Layout,
-    checks: Vec<DigestCheck>,
-    pub(super) shards: Vec<Shard>,
-    opened: Duration,
-}
-
-impl LoadDecision {
-    /// The report of a load that has moved every byte.
-    fn report(
-        &self,
-        (clock, meter, log): (&Clock, &Meter<'_>, &Reasons),
-        outcome: Outcome,
-        pages: (String, Option<String>),
-        dma_bufs: &[DmaBuf<'_>],
-    ) -> Report {
-        self.source.forget_misses();
-        Report::of(self, meter, clock, log, outcome, pages, dma_bufs)
-    }
-}
-
-/// An open source whose page cache is sampled by non-blocking reads. Pages that a miss brought into
-/// the page cache are dropped when the load ends, however it ends.
-struct Peeked(Arc<Source>);
-
-impl Deref for Peeked {
-    type Target = Source;
-
-    fn deref(&self) -> &Source {
-        &self.0
-    }
-}
-
-impl Drop for Peeked {
-    fn drop(&mut self) {
-        if self.0.has_misses() {
-            // The load has ended early, and these reads may still be in flight.
-            std::thread::sleep(LANDING);
-            self.0.forget_misses();
-        }
-    }
-}
-
-/// How long a disk may take to read single pages; an error is delayed by at most this much.
-const LANDING: Duration = Duration::from_millis(20);
 
 impl Load {
     /// Returns what would be done, and why. Opens the file and probes the machine; reads nothing,
@@ -91,11 +29,13 @@ impl Load {
     /// # Errors
     /// As [`Load::run`], as far as they can be foreseen.
     pub fn plan(mut self) -> Result<Plan> {
-        let log = Reasons::named(self.names);
-        let LoadDecision {
-            mut plan, target, ..
-        } = self.prepare(None, &Clock::start(), &log)?;
-        if let Kind::Pinned(device) = target.kind {
+        let (show, log) = (self.on_plan.take(), Reasons::named(self.names));
+        let run = self.start(&Clock::start(), &log, false);
+        let LoadTask { mut plan, kind, .. } = self.prepare(None, &run)?;
+        if let Some(show) = show {
+            show(&plan);
+        }
+        if let Kind::Pinned(device) = kind {
             add_device(&mut plan, device, &log);
         }
         Ok(plan)
@@ -108,7 +48,9 @@ impl Load {
     /// As [`Load::run_through`], as far as they can be foreseen.
     pub fn plan_through(mut self, ring: Ring, device: Device) -> Result<Plan> {
         let log = Reasons::named(self.names);
-        let mut plan = self.prepare_through(ring, &Clock::start(), &log)?.plan;
+        self.request = self.request.through();
+        let run = self.start(&Clock::start(), &log, true);
+        let mut plan = self.prepare_through(ring, &run)?.plan;
         plan.kind = device.to_string();
         add_device(&mut plan, device, &log);
         Ok(plan)
@@ -133,28 +75,31 @@ impl Load {
     #[doc(hidden)]
     pub fn run_to_seal(mut self) -> Result<Loaded> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
-        let decided = self.prepare(None, &clock, &log)?;
-        if let Kind::Pinned(device) = decided.target.kind {
+        let show = self.on_plan.take();
+        let run = self.start(&clock, &log, self.verify.is_some());
+        let task = self.prepare(None, &run)?;
+        let plan = &task.plan;
+        if let Some(show) = show {
+            show(plan);
+        }
+        if let Kind::Pinned(device) = task.kind {
             device.check()?;
         }
-        let meter = self.meter(&clock, &decided, self.verify.is_some());
-        let work = self.work(&decided, &meter, &log);
-        let plan = &decided.plan;
         let fused = match plan.fused {
-            true => transfer::fused(&work)?,
+            true => transfer::fused(&task, &run)?,
             false => None,
         };
         let (filled, outcome, pages) = match fused {
             Some((filled, outcome)) => (filled, outcome, buffer::exporters_pages()),
-            None => make_and_fill(&work, &self.request, &decided.target)?,
+            None => make_and_fill(&task, &run, self.request.pages)?,
         };
-        let report = decided.report((&clock, &meter, &log), outcome, pages, &filled.dma_bufs());
-        let kind = match &decided.target.kind {
+        let report = Report::of(&task, &run, &clock, outcome, pages, &filled.dma_bufs());
+        let kind = match &task.kind {
             Kind::Pinned(_) => Kind::Memfd.to_string(),
             _ => plan.kind.clone(),
         };
         Ok(Loaded {
-            buffer: Buffer::unforked(filled, kind, plan.lead, plan.bytes),
+            buffer: Buffer::unforked(filled, kind, plan.place.start, plan.bytes),
             report,
         })
     }
@@ -173,16 +118,21 @@ impl Load {
     /// As [`Load::run`]; EINVAL if `memory` is too small. After an error its contents are undefined.
     pub fn run_into(mut self, memory: &mut [u8]) -> Result<Report> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
-        let decided = self.prepare(Some(MemoryTarget::caller(memory)), &clock, &log)?;
-        let meter = self.meter(&clock, &decided, self.verify.is_some());
-        let lent = CallerMemory::new(memory);
+        let show = self.on_plan.take();
+        let run = self.start(&clock, &log, self.verify.is_some());
+        let task = self.prepare(Some(MemoryTarget::caller(memory)), &run)?;
+        if let Some(show) = show {
+            show(&task.plan);
+        }
+        let memory = CallerMemory::new(memory);
         let transfer = LoadTransfer {
-            work: self.work(&decided, &meter, &log),
-            memory: &lent,
+            task: &task,
+            run: &run,
+            memory: &memory,
         };
         let outcome = transfer.run()?;
-        let pages = buffer::Filling::pages(&lent);
-        Ok(decided.report((&clock, &meter, &log), outcome, pages, &[]))
+        let pages = buffer::Filling::pages(&memory);
+        Ok(Report::of(&task, &run, &clock, outcome, pages, &[]))
     }
 
     /// Loads through a ring into a sink, instead of into a buffer. The slots of the ring are filled in file
@@ -197,169 +147,111 @@ impl Load {
     /// taken some of the bytes. None of the slots is in use any more.
     pub fn run_through(mut self, ring: Ring, sink: &mut dyn Sink) -> Result<Report> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
-        let decided = self.prepare_through(ring, &clock, &log)?;
-        self.show(&decided.plan);
-        let meter = self.meter(&clock, &decided, true);
-        let work = self.work(&decided, &meter, &log);
-        let start = meter.now();
-        let through = Through::new(work, ring, self.request.pages)?;
-        meter.add_step(Phase::Alloc, start);
+        let show = self.on_plan.take();
+        self.request = self.request.through();
+        let run = self.start(&clock, &log, true);
+        let task = self.prepare_through(ring, &run)?;
+        if let Some(show) = show {
+            show(&task.plan);
+        }
+        let start = run.meter.now();
+        let through = Through::new(&task, &run, ring, self.request.pages)?;
+        run.meter.add_step(Phase::Alloc, start);
         let outcome = through.run(sink)?;
         let pages = through.pages();
-        Ok(decided.report((&clock, &meter, &log), outcome, pages, &[]))
+        Ok(Report::of(&task, &run, &clock, outcome, pages, &[]))
     }
 
-    /// Inspects and decides for a load through a ring.
-    fn prepare_through(
-        &mut self,
-        ring: Ring,
-        clock: &Clock,
-        log: &Reasons,
-    ) -> Result<LoadDecision> {
-        self.request.kind = Kind::Anon;
-        // Only the ring needs memory.
-        self.request.check_memory = false;
-        let seen = self.look(Some(MemoryTarget::ring(ring.bytes)), clock, log)?;
-        let mut decided = self.decide(seen, log)?;
-        let plan = &mut decided.plan;
-        plan.through_ring()?;
-        let shape = ring.shape(plan.tuning.block, plan.reach(), plan.end())?;
-        log.add("ring", shape.bytes, shape.words());
-        plan.reasons.extend(log.list().pop());
-        Ok(decided)
-    }
-
-    /// Inspects, decides, and shows the plan.
-    fn prepare(
-        &mut self,
-        target: Option<MemoryTarget>,
-        clock: &Clock,
-        log: &Reasons,
-    ) -> Result<LoadDecision> {
-        let seen = self.look(target, clock, log)?;
-        let decided = self.decide(seen, log)?;
-        self.show(&decided.plan);
-        Ok(decided)
-    }
-
-    fn show(&mut self, plan: &Plan) {
-        if let Some(show) = self.on_plan.take() {
-            show(plan);
+    /// How far it is: nothing has happened yet. `ordered`: the meter must also track how far the bytes are in place
+    /// without a gap.
+    fn start<'a>(&'a self, clock: &Clock, log: &'a Reasons, ordered: bool) -> Run<'a> {
+        let progress = self.progress.as_ref();
+        Run {
+            verb: Verb::Load,
+            meter: Meter::new(clock.begin, self.trace, ordered, progress),
+            cancel: &self.cancel,
+            log,
         }
     }
 
-    /// Opens the file and inspects it, this machine, and the target if that is not known yet.
-    fn look(
-        &self,
-        target: Option<MemoryTarget>,
-        clock: &Clock,
-        log: &Reasons,
-    ) -> Result<LoadFacts> {
-        let request = &self.request;
+    /// Inspects the file, this machine and, if it is not known yet, the target; then decides what to do. Moves nothing,
+    /// except for probing.
+    fn prepare(&self, target: Option<MemoryTarget>, run: &Run<'_>) -> Result<LoadTask> {
+        let (request, log) = (&self.request, run.log);
         self.check()?;
-        let source = Peeked(self.origin.open()?);
+        let source = Sampled(self.origin.open()?);
         let target = match target {
             Some(known) => known,
             None => MemoryTarget::probe(request, &source, log)?,
         };
-        let opened = clock.begin.elapsed();
+        run.meter.add_step(Phase::Open, Duration::ZERO);
+        let opened = run.meter.now();
         let (file, host) = (File::of(&source), Host::probe());
         let (start, end) = plan::range(request, &file)?;
         let only = match &request.reach {
             Reach::Only(ranges) => Some(&ranges[..]),
             Reach::Asked | Reach::Part(..) => None,
         };
-        let residency = asks_for_residency(request);
-        let look = residency && file.direct_refused.is_none();
+        // Only with this mode are some extents read directly and others copied.
+        let asks = request.io == Io::Auto;
+        let look = asks && file.direct_refused.is_none();
         let mut layout = Layout::of(&source, start, end, look, only);
-        if residency && file.in_memory {
+        if asks && file.in_memory {
             layout.in_memory();
         }
-        Ok(LoadFacts {
-            source,
-            file,
-            host,
-            target,
-            layout,
-            opened,
-        })
-    }
-
-    /// Makes the plan.
-    fn decide(&self, seen: LoadFacts, log: &Reasons) -> Result<LoadDecision> {
-        let LoadFacts {
-            source,
-            file,
-            host,
-            target,
-            mut layout,
-            opened,
-        } = seen;
-        let request = &self.request;
         let mut plan = plan::decide(request, &file, &host, &target, &layout, log)?;
         if plan.first().moves_in_one_call() {
             layout.without_cache();
         }
-        let (start, end) = (plan.offset, plan.offset + plan.bytes);
-        let checks = match &self.verify {
-            Some(_) if matches!(request.reach, Reach::Only(_)) => {
-                let why = "cannot verify selected tensors";
-                let remedy = message!["load whole files, or drop ", Opt::Verify];
-                return Err(Error::usage(Opt::Verify, why).with_remedy(remedy));
-            }
-            Some(verify) => DigestCheck::all(verify, &source, start, end)?,
-            None => Vec::new(),
-        };
-        if let Some(check) = checks.iter().find(|check| check.by_name) {
-            let why = "expected from the file's name in the Hugging Face cache";
-            log.add("verify", check.algorithm, why);
-        }
+        let checks = self.checks(&source, (start, end), log)?;
         plan.reasons = log.list();
         let shards = match (start, end == source.size()) {
             (0, true) => Shard::several(&source),
             _ => Vec::new(),
         };
-        Ok(LoadDecision {
+        run.meter.expect(layout.bytes(true) + layout.bytes(false));
+        run.meter.add_step(Phase::Plan, opened);
+        Ok(LoadTask {
             source,
-            target,
+            kind: target.kind,
             plan,
             layout,
             checks,
             shards,
-            opened,
         })
     }
 
-    /// `ordered`: it must also track how far the bytes are in place without a gap.
-    fn meter(&self, clock: &Clock, decided: &LoadDecision, ordered: bool) -> Meter<'_> {
-        let layout = &decided.layout;
-        let meter = Meter::new(
-            clock.begin,
-            layout.bytes(true) + layout.bytes(false),
-            self.trace,
-            ordered,
-            self.progress.as_ref(),
-        );
-        meter.add_until(Phase::Open, Duration::ZERO, decided.opened);
-        meter.add_step(Phase::Plan, decided.opened);
-        meter
+    /// As [`Load::prepare`], for a load through a ring.
+    fn prepare_through(&self, ring: Ring, run: &Run<'_>) -> Result<LoadTask> {
+        let mut task = self.prepare(Some(MemoryTarget::ring(ring.bytes)), run)?;
+        let plan = &mut task.plan;
+        plan.through_ring()?;
+        let shape = ring.shape(plan.tuning.block, plan.reach(), plan.end())?;
+        plan.add(run.log, About::Ring, shape.bytes, shape.words());
+        Ok(task)
     }
 
-    fn work<'a>(
-        &'a self,
-        decided: &'a LoadDecision,
-        meter: &'a Meter<'a>,
-        log: &'a Reasons,
-    ) -> Work<'a> {
-        Work {
-            plan: &decided.plan,
-            layout: &decided.layout,
-            source: &decided.source,
-            checks: &decided.checks,
-            meter,
-            cancel: &self.cancel,
-            log,
+    /// The digests to compute of the files in a range of the source.
+    fn checks(
+        &self,
+        source: &Sampled,
+        (start, end): (u64, u64),
+        log: &Reasons,
+    ) -> Result<Vec<DigestCheck>> {
+        let checks = match &self.verify {
+            Some(_) if matches!(self.request.reach, Reach::Only(_)) => {
+                let why = "cannot verify selected tensors";
+                let remedy = message!["load whole files, or drop ", Opt::Verify];
+                return Err(Error::usage(Opt::Verify, why).with_remedy(remedy));
+            }
+            Some(verify) => DigestCheck::all(verify, source, start, end)?,
+            None => Vec::new(),
+        };
+        if let Some(check) = checks.iter().find(|check| check.by_name) {
+            let why = "expected from the file's name in the Hugging Face cache";
+            log.add(About::Verify, check.algorithm, why);
         }
+        Ok(checks)
     }
 }
 
@@ -369,47 +261,25 @@ fn add_device(plan: &mut Plan, device: Device, log: &Reasons) {
         Ok((model, version)) => ("found", format!("{model}, driver {version}")),
         Err(error) => ("missing", error.why().to_string()),
     };
-    log.add("device", choice, why);
-    plan.reasons.extend(log.list().pop());
-}
-
-/// Only methods that can read some extents directly and copy others need to know what is cached.
-fn asks_for_residency(request: &Request) -> bool {
-    let method = matches!(
-        request.method,
-        Method::Auto
-            | Method::Uring
-            | Method::Premap
-            | Method::Threads
-            | Method::Bounce
-            | Method::Module
-            | Method::HeapRead
-            | Method::CopyFileRange
-    );
-    request.io == Io::Auto && method
+    plan.add(log, About::Device, choice, why);
 }
 
 /// Memory, its outcome, and the page size it got with a remark.
 type FilledMemory = (Box<dyn Filled>, Outcome, (String, Option<String>));
 
 /// Creates the memory, and moves the bytes into it.
-fn make_and_fill(
-    work: &Work<'_>,
-    request: &Request,
-    target: &MemoryTarget,
-) -> Result<FilledMemory> {
-    let Work {
-        plan, meter, log, ..
-    } = *work;
+fn make_and_fill(task: &LoadTask, run: &Run<'_>, pages: Pages) -> Result<FilledMemory> {
+    let (plan, meter) = (&task.plan, &run.meter);
     let start = meter.now();
-    let filling = buffer::make(&target.kind, plan, request.pages, log)?;
+    let filling = buffer::make(&task.kind, plan, pages, run.log)?;
     meter.add_step(Phase::Alloc, start);
     let transfer = LoadTransfer {
-        work: *work,
+        task,
+        run,
         memory: &*filling,
     };
     let outcome = transfer.run()?;
-    if let Kind::Pinned(_) = target.kind {
+    if let Kind::Pinned(_) = task.kind {
         // Where nothing was allocated ahead of the reads.
         filling.populated()?;
     }
@@ -420,36 +290,4 @@ fn make_and_fill(
         .map_err(|errno| buffer::cannot_export(errno, &plan.kind))?;
     meter.add_step(Phase::Export, start);
     Ok((filled, outcome, pages))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_of_sample_reads_are_dropped_if_a_load_ends_early() {
-        const LEN: u64 = 4 << 20;
-        let dir = crate::source::folder_on_disk();
-        let path = dir.path().join("file");
-        std::fs::write(&path, vec![1; LEN as usize]).unwrap();
-        let file = std::fs::File::open(&path).unwrap();
-        file.sync_all().unwrap();
-        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-        let source = Arc::new(Source::open(&path).unwrap());
-        if source.resident(0, LEN) != Ok(0) {
-            eprintln!("SKIP: this file system keeps files in memory, or no cachestat");
-            return;
-        }
-        let peeked = Peeked(Arc::clone(&source));
-        peeked.no_readahead();
-        assert!(!peeked.peek(0, LEN - 1));
-        // Unlike the sample reads, these reads wait for the disk.
-        for at in [0, LEN - 1] {
-            let (fd, at) = source.buffered(at);
-            crate::sys::file::pread_all(fd, &mut [0], at).unwrap();
-        }
-        assert_ne!(source.resident(0, LEN), Ok(0), "no pages came in");
-        drop(peeked);
-        assert_eq!(source.resident(0, LEN), Ok(0));
-    }
 }

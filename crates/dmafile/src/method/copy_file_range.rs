@@ -3,9 +3,10 @@
 //! return EXDEV or EINVAL.
 
 use super::fill::{cut_short, failed};
-use super::{ReadJob, Stop, work};
+use super::{ReadJob, Stop};
 use crate::error::Error;
-use crate::flow::feed::Lane;
+use crate::flow::feed::Queue;
+use crate::pump::{MovedExtent, each};
 use crate::sys::{Errno, file, sandbox};
 
 pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
@@ -14,7 +15,7 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
         None => job.target()?,
     };
     // One call after another: within a call the kernel has many reads in flight.
-    work(job, Lane::Main, 0, |extent| {
+    each(&job.pass, Queue::Method, 0, |extent| {
         let (from, offset) = job.input(extent.file)?;
         let mut done = 0;
         while done < extent.need {
@@ -29,7 +30,7 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
                 }
             }
         }
-        Ok(job.attempt.direct)
+        Ok(MovedExtent::all(extent, job.pass.attempt.direct))
     })
 }
 

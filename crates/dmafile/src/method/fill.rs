@@ -5,53 +5,9 @@ use crate::error::Error;
 use crate::flow::feed::IoExtent;
 use crate::message::{Opt, message};
 use crate::options::Io;
+use crate::pump::Rest;
 use crate::source::Source;
 use crate::sys::{Errno, file, retry};
-
-/// What remains to be done for an extent after reading `got` bytes.
-pub(super) enum Rest {
-    /// All requested bytes have been read.
-    Nothing,
-    /// This remains to be read in the same mode.
-    Again(IoExtent),
-    /// The rest does not start at an offset where a direct read may.
-    Buffered(IoExtent),
-}
-
-/// Evaluates the result of a read. An end of file inside the requested range means that it was
-/// truncated.
-pub(super) fn judge(
-    job: &ReadJob<'_>,
-    extent: &IoExtent,
-    got: u64,
-    direct: bool,
-) -> Result<Rest, Stop> {
-    if got >= extent.need {
-        return Ok(Rest::Nothing);
-    }
-    if got == 0 {
-        return Err(Stop::Failed(cut_short(job.source, extent.file)));
-    }
-    // A short read is legal (a signal, a network file system): continue where it stopped; direct
-    // reads continue from the last aligned offset.
-    let skip = if direct {
-        got - got % job.plan.tuning.align
-    } else {
-        got
-    };
-    let rest = IoExtent {
-        file: extent.file + skip,
-        at: extent.at + skip,
-        len: extent.len - skip,
-        need: extent.need - skip,
-        head: extent.head.saturating_sub(skip),
-        ..*extent
-    };
-    Ok(match skip {
-        0 => Rest::Buffered(rest),
-        _ => Rest::Again(rest),
-    })
-}
 
 /// Reads an extent completely through the page cache.
 pub(super) fn read_buffered(job: &ReadJob<'_>, mut extent: IoExtent) -> Result<(), Stop> {
@@ -64,7 +20,7 @@ pub(super) fn read_buffered(job: &ReadJob<'_>, mut extent: IoExtent) -> Result<(
         let got = job
             .touch(|| retry(|| read(fd, &job.region, extent.at, extent.len, offset)))?
             .map_err(|errno| failed(job.source, extent.file, errno))?;
-        match judge(job, &extent, got, false)? {
+        match check_end(job, &extent, got, None)? {
             Rest::Nothing => return Ok(()),
             Rest::Again(rest) | Rest::Buffered(rest) => extent = rest,
         }
@@ -83,11 +39,24 @@ pub(super) fn read_direct(job: &ReadJob<'_>, extent: IoExtent) -> Result<(), Sto
             Err(errno) if is_refusal(errno) => return Err(refused(job.source, errno)),
             Err(errno) => return Err(failed(job.source, left.file, errno).into()),
         };
-        match judge(job, &left, got, true)? {
+        match check_end(job, &left, got, Some(job.plan.tuning.align))? {
             Rest::Nothing => return Ok(()),
             Rest::Again(rest) => left = rest,
             Rest::Buffered(rest) => return read_buffered(job, rest),
         }
+    }
+}
+
+/// What remains of an extent. An end of file inside the requested range means that it was truncated.
+fn check_end(
+    job: &ReadJob<'_>,
+    extent: &IoExtent,
+    got: u64,
+    direct: Option<u64>,
+) -> Result<Rest, Stop> {
+    match got {
+        0 => Err(cut_short(job.source, extent.file).into()),
+        _ => Ok(Rest::after(extent, got, direct)),
     }
 }
 

@@ -4,34 +4,27 @@
 //! Only a fatal signal ends the call early, and it reports no progress.
 
 use super::fill::{cut_short, is_refusal, refused};
-use super::{Fused, Stop};
-use crate::error::{Error, Verb};
+use super::{Stop, input};
+use crate::error::Error;
 use crate::exporter::cannot_allocate;
 use crate::flow::feed::IoExtent;
 use crate::flow::meter::Phase;
+use crate::flow::run::Run;
 use crate::flow::trace::ROW_READS;
+use crate::plan::Plan;
+use crate::source::Source;
 use crate::sys::{Errno, dmabuf};
 use std::os::fd::{AsFd, OwnedFd};
 
 /// Allocates and reads in one call.
-pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
-    let Fused {
-        plan,
-        source,
-        meter,
-        cancel,
-        ..
-    } = *fused;
+pub(super) fn fused(plan: &Plan, source: &Source, run: &Run<'_>) -> Result<OwnedFd, Stop> {
+    let meter = &run.meter;
     let refuse = |what: &str, errno| Stop::Refused(Error::os(what, errno).at(&plan.kind));
     let name = plan.kind.trim_start_matches("heap:");
     let heap = dmabuf::open_heap(name).map_err(|errno| refuse("cannot open the heap", errno))?;
     let direct = plan.first().direct;
-    let (file, _) = fused.input(0)?;
-    let cancelled = || match cancel.is_set() {
-        true => Err(Stop::Failed(Error::cancelled(Verb::Load, source.whole()))),
-        false => Ok(()),
-    };
-    cancelled()?;
+    let (file, _) = input(plan, source, 0)?;
+    run.check(|| source.whole())?;
     let start = meter.now();
     meter.io_begins();
     let made = dmabuf::allocate_and_read(heap.as_fd(), file);
@@ -47,7 +40,7 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
     })?;
     meter.add(Phase::Wait, start);
     meter.span("heap", ROW_READS, start, 0, plan.bytes);
-    cancelled()?;
+    run.check(|| source.whole())?;
     // The kernel has read up to the end of the file. Nothing may follow the requested bytes.
     let size = source.size_now(0)?;
     if size < plan.bytes {
@@ -65,6 +58,6 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
         head: 0,
         run_end: plan.bytes,
     };
-    meter.landed(&extent, direct);
+    meter.moved(&extent, plan.bytes, direct);
     Ok(fd)
 }

@@ -8,18 +8,15 @@ mod copy_file_range;
 mod fill;
 mod heap_read;
 mod module;
-mod pool;
 mod premap;
+mod threads;
 mod uring;
-mod windows;
 
-use crate::control::CancelToken;
-use crate::error::{Error, Verb};
-use crate::flow::feed::{Feed, IoExtent, Lane, Panics};
-use crate::flow::meter::{Meter, Phase};
-use crate::flow::trace::{ROW_COPIES, ROW_READS};
+use crate::error::Error;
+use crate::flow::run::Run;
 use crate::options::Method;
-use crate::plan::{Attempt, Plan};
+use crate::plan::Plan;
+use crate::pump::{Pass, Stop};
 use crate::source::Source;
 use crate::sys::file;
 use crate::sys::map::Region;
@@ -27,14 +24,13 @@ use crate::sys::turn::Turns;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 pub(crate) use fill::cut_short;
-pub(crate) use pool::{copy_cached, run_workers};
-pub(crate) use windows::{Map, Windows};
+pub(crate) use threads::copy_cached;
 
-/// The input of a method.
+/// One attempt of a load to read what is in the feed.
 #[derive(Clone, Copy)]
 pub(crate) struct ReadJob<'a> {
+    pub pass: Pass<'a>,
     pub plan: &'a Plan,
-    pub attempt: Attempt,
     pub source: &'a Source,
     pub region: Region<'a>,
     /// CPU accesses never raise a signal; otherwise the memory is accessed through its descriptor.
@@ -43,16 +39,13 @@ pub(crate) struct ReadJob<'a> {
     pub descriptor: Option<BorrowedFd<'a>>,
     /// The dma-buf, if the buffer is one, with the lock that controls access to it.
     pub dma_buf: Option<&'a Turns>,
-    pub feed: &'a Feed,
-    pub meter: &'a Meter<'a>,
-    pub cancel: &'a CancelToken,
 }
 
 impl<'a> ReadJob<'a> {
     /// The descriptor through which this method reads a byte of the source, and the byte's offset in
     /// that file.
     fn input(&self, at: u64) -> Result<(BorrowedFd<'a>, u64), Error> {
-        let input = self.source.input(self.attempt.direct, at);
+        let input = self.source.input(self.pass.attempt.direct, at);
         input.map_err(|why| Error::new("no direct I/O", why).at(self.source.place(at)))
     }
 
@@ -79,36 +72,19 @@ impl<'a> ReadJob<'a> {
             return Ok(());
         }
         match file::stat(target) {
-            Ok(stat) if stat.size < self.plan.capacity => Err(fill::vanished(stat.size)),
+            Ok(stat) if stat.size < self.plan.place.writable_to => Err(fill::vanished(stat.size)),
             _ => Ok(()),
         }
     }
 }
 
-/// Why a method ended early.
-#[derive(Debug)]
-pub(crate) enum Stop {
-    /// The transfer has failed.
-    Failed(Error),
-    /// This method does not work here; what was not moved is back in the feed, for the next one.
-    Refused(Error),
-    /// As `Refused`, and no direct read will work.
-    NotDirect(Error),
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
-}
-
-/// Moves the main lane of the feed with one method.
+/// Moves what is in the feed with one method.
 pub(crate) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
-    match job.attempt.method {
+    match job.pass.attempt.method {
         Method::Auto => unreachable!("the plan has decided"),
         Method::Uring => uring::run(job),
         Method::Premap => premap::run(job),
-        Method::Threads => pool::run(job, job.plan.workers(job.attempt)),
+        Method::Threads => threads::run(job, job.plan.workers(job.pass.attempt)),
         Method::Bounce => bounce::run(job),
         Method::Module => module::run(job),
         Method::CopyFileRange => copy_file_range::run(job),
@@ -119,80 +95,19 @@ pub(crate) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     }
 }
 
-/// The input of a fused call, which allocates a buffer and reads a file into it.
-pub(crate) struct Fused<'a> {
-    pub plan: &'a Plan,
-    pub source: &'a Source,
-    pub meter: &'a Meter<'a>,
-    pub cancel: &'a CancelToken,
-    /// Everything must be allocated before the first read.
-    pub in_order: bool,
-}
-
-impl<'a> Fused<'a> {
-    /// The descriptor through which the plan's first method reads a byte of the source, and the
-    /// byte's offset in that file.
-    fn input(&self, at: u64) -> Result<(BorrowedFd<'a>, u64), Stop> {
-        let refused = |why| Error::new("no direct I/O", why).at(self.source.whole());
-        let input = self.source.input(self.plan.first().direct, at);
-        input.map_err(|why| Stop::NotDirect(refused(why)))
+/// Allocates a buffer and reads the file into it, in one call of the plan's first method: each chunk is read while
+/// the next one is allocated.
+pub(crate) fn fused(plan: &Plan, source: &Source, run: &Run<'_>) -> Result<OwnedFd, Stop> {
+    match plan.first().method {
+        Method::HeapRead => heap_read::fused(plan, source, run),
+        _ => module::fused(plan, source, run),
     }
 }
 
-/// Allocates and reads in one call of the plan's first method: each chunk is read while the next one
-/// is allocated.
-pub(crate) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
-    match fused.plan.first().method {
-        Method::HeapRead => heap_read::fused(fused),
-        _ => module::fused(fused),
-    }
-}
-
-/// Takes extents one after another until there are none, or one fails. `step` moves an extent and
-/// returns whether its bytes were read directly.
-fn work(
-    job: &ReadJob<'_>,
-    lane: Lane,
-    row: u64,
-    step: impl Fn(&IoExtent) -> Result<bool, Stop>,
-) -> Result<(), Stop> {
-    let _panics = Panics::of(job.feed);
-    while let Some(extent) = job.feed.wait(lane) {
-        let start = job.meter.now();
-        job.meter.io_begins();
-        let moved = if job.cancel.is_set() {
-            Err(Stop::Failed(Error::cancelled(
-                Verb::Load,
-                job.source.place(extent.file),
-            )))
-        } else {
-            step(&extent)
-        };
-        job.meter.io_ends();
-        match moved {
-            Ok(direct) => {
-                let (phase, name) = match direct {
-                    true => (Phase::Wait, "read"),
-                    false => (Phase::Copy, "copy"),
-                };
-                job.meter.add(phase, start);
-                let rows = match lane {
-                    Lane::Main => ROW_READS,
-                    Lane::Copy => ROW_COPIES,
-                };
-                job.meter
-                    .span(name, rows + row, start, extent.file, extent.need);
-                job.meter.landed(&extent, direct);
-            }
-            Err(stop) => {
-                match &stop {
-                    // The other workers and lanes must stop, too.
-                    Stop::Failed(error) => job.feed.stop(Some(error.clone())),
-                    Stop::Refused(_) | Stop::NotDirect(_) => job.feed.put_back(extent),
-                }
-                return Err(stop);
-            }
-        }
-    }
-    Ok(())
+/// The descriptor through which the plan's first method reads a byte of the source, and the byte's offset in that
+/// file.
+fn input<'a>(plan: &Plan, source: &'a Source, at: u64) -> Result<(BorrowedFd<'a>, u64), Stop> {
+    let refused = |why| Error::new("no direct I/O", why).at(source.whole());
+    let input = source.input(plan.first().direct, at);
+    input.map_err(|why| Stop::NotDirect(refused(why)))
 }

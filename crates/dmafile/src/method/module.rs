@@ -2,13 +2,14 @@
 //! whole run in one call, many chunks in flight, nothing pinned, mapped or copied.
 
 use super::fill::{cut_short, failed, is_refusal, refused};
-use super::{Fused, ReadJob, Stop};
-use crate::control::CancelToken;
+use super::{ReadJob, Stop, input};
 use crate::error::{Error, Verb};
 use crate::exporter::module::{self, ModuleFacts};
-use crate::flow::feed::{Feed, FeedResult, IoExtent, Lane};
+use crate::flow::feed::{Feed, FeedResult, IoExtent, Queue};
 use crate::flow::meter::{Meter, Phase};
+use crate::flow::run::Run;
 use crate::flow::trace::ROW_READS;
+use crate::options::Allocation;
 use crate::plan::Plan;
 use crate::source::Source;
 use crate::sync;
@@ -26,18 +27,18 @@ const SHORT: u64 = 4 << 20;
 /// Size of the module's first chunk (DMAFILE_FIRST_GATHER in kernel/core/io.c).
 const FIRST_CHUNK: u64 = 2 << 20;
 
-/// Moves the main lane into an existing buffer.
+/// Moves what is in the feed into an existing buffer.
 pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let dma_buf = job
         .dma_buf
         .map(Turns::fd)
         .ok_or_else(|| Error::new("no dma-buf", "this method writes into one"))?;
     let (node, module) = module::open().map_err(Stop::Refused)?;
-    let mut next = job.feed.wait(Lane::Main);
+    let mut next = job.pass.feed.wait(Queue::Method);
     while let Some(first) = next.take() {
         let mut run = vec![first];
         // Adjacent extents are moved by the same call.
-        while let FeedResult::Extent(extent) = job.feed.take(Lane::Main) {
+        while let FeedResult::Extent(extent) = job.pass.feed.take(Queue::Method) {
             let last = run[run.len() - 1];
             if (extent.file, extent.at) == (last.file + last.need, last.at + last.need) {
                 run.push(extent);
@@ -58,17 +59,17 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
             done += moved.as_ref().copied().unwrap_or_else(|(bytes, _)| *bytes);
             if let Err((_, stop)) = moved {
                 match &stop {
-                    Stop::Failed(error) => job.feed.stop(Some(error.clone())),
+                    Stop::Failed(error) => job.pass.feed.stop(Some(error.clone())),
                     Stop::Refused(_) | Stop::NotDirect(_) => {
                         run.extend(next);
-                        put_back(job.feed, &run, done);
+                        put_back(job.pass.feed, &run, done);
                     }
                 }
                 return Err(stop);
             }
         }
         if next.is_none() {
-            next = job.feed.wait(Lane::Main);
+            next = job.pass.feed.wait(Queue::Method);
         }
     }
     Ok(())
@@ -85,13 +86,12 @@ fn part(
     let input = job.input(range.file);
     let (file, offset) = input.map_err(|error| (0, Stop::Failed(error)))?;
     let how = how(job.plan, module, strict);
-    let start = job.meter.now();
-    job.meter.io_begins();
+    let start = job.pass.run.meter.now();
+    job.pass.run.meter.io_begins();
     let watch = CallMonitor {
         source: job.source,
-        meter: job.meter,
-        cancel: job.cancel,
-        feed: Some(job.feed),
+        run: job.pass.run,
+        feed: Some(job.pass.feed),
         module,
         range,
     };
@@ -101,8 +101,8 @@ fn part(
     };
     let read = |progress: &_| sys::module::read(node.as_fd(), dma_buf, file, inside, how, progress);
     let (moved, end) = watch.over(read);
-    job.meter.io_ends();
-    account(job.meter, &moved, range, start);
+    job.pass.run.meter.io_ends();
+    account(&job.pass.run.meter, &moved, range, start);
     if moved.bytes > 0 {
         let extent = IoExtent {
             file: range.file,
@@ -112,7 +112,10 @@ fn part(
             head: 0,
             run_end: range.at + range.len,
         };
-        job.meter.landed(&extent, moved.mode != BUFFERED);
+        job.pass
+            .run
+            .meter
+            .moved(&extent, moved.bytes, moved.mode != BUFFERED);
     }
     match end {
         Ok(()) if must_be_direct(job.plan) && moved.mode == BUFFERED => {
@@ -121,35 +124,30 @@ fn part(
         Ok(()) => Ok(moved.bytes),
         Err(errno) => Err((
             moved.bytes,
-            watch.stop(errno, moved.bytes, job.attempt.direct),
+            watch.stop(errno, moved.bytes, job.pass.attempt.direct),
         )),
     }
 }
 
 /// Allocates and reads in one call: each chunk is read while the next one is allocated.
-pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
-    let Fused {
-        plan,
-        source,
-        meter,
-        ..
-    } = *fused;
+pub(super) fn fused(plan: &Plan, source: &Source, run: &Run<'_>) -> Result<OwnedFd, Stop> {
+    let meter = &run.meter;
+    let in_order = plan.allocation == Allocation::Before;
     let (node, module) = module::open().map_err(Stop::Refused)?;
     let range = ModuleRange {
         file: plan.offset,
-        at: plan.lead,
+        at: plan.place.start,
         len: plan.bytes,
     };
     let direct = plan.first().direct;
-    let (file, offset) = fused.input(range.file)?;
+    let (file, offset) = input(plan, source, range.file)?;
     let how = MoveOptions {
-        in_order: fused.in_order,
+        in_order,
         ..how(plan, &module, must_be_direct(plan))
     };
     let watch = CallMonitor {
         source,
-        meter,
-        cancel: fused.cancel,
+        run,
         feed: None,
         module: &module,
         range,
@@ -159,28 +157,28 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
         ..range
     };
     let start = meter.now();
-    let mut told = 0;
+    let mut done = 0;
     let made = watch.over(|progress| {
         let made = sys::module::allocate_and_read(
             node.as_fd(),
             file,
             inside,
-            plan.capacity,
+            plan.place.writable_to,
             how,
             progress,
         );
-        told = progress.bytes();
+        done = progress.bytes();
         made
     });
-    let (fd, moved) = made.map_err(|errno| watch.stop(errno, told, direct))?;
+    let (fd, moved) = made.map_err(|errno| watch.stop(errno, done, direct))?;
     account(meter, &moved, range, start);
-    let first = match fused.in_order {
+    let first = match in_order {
         true => moved.alloc,
         false => moved
             .alloc
-            .mul_f64(FIRST_CHUNK as f64 / plan.capacity.max(FIRST_CHUNK) as f64),
+            .mul_f64(FIRST_CHUNK as f64 / plan.place.writable_to.max(FIRST_CHUNK) as f64),
     };
-    meter.allocated_in_reads(start, moved.alloc, first, plan.capacity);
+    meter.allocated_in_reads(start, moved.alloc, first, plan.place.writable_to);
     let extent = IoExtent {
         file: range.file,
         at: range.at,
@@ -189,7 +187,7 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
         head: 0,
         run_end: range.at + range.len,
     };
-    meter.landed(&extent, moved.mode != BUFFERED);
+    meter.moved(&extent, range.len, moved.mode != BUFFERED);
     Ok(fd)
 }
 
@@ -275,8 +273,7 @@ fn account(meter: &Meter<'_>, moved: &Moved, range: ModuleRange, start: Duration
 /// Monitors a call while it runs.
 struct CallMonitor<'a> {
     source: &'a Source,
-    meter: &'a Meter<'a>,
-    cancel: &'a CancelToken,
+    run: &'a Run<'a>,
     /// Set if the buffer already exists: others may use what is in place, or cancel the call.
     feed: Option<&'a Feed>,
     module: &'a ModuleFacts,
@@ -288,7 +285,7 @@ impl CallMonitor<'_> {
     fn over<T>(&self, call: impl FnOnce(&ModuleProgress) -> T) -> T {
         let progress = ModuleProgress::default();
         if self.range.len <= SHORT {
-            if self.cancel.is_set() {
+            if self.run.cancel.is_set() {
                 progress.stop();
             }
             return call(&progress);
@@ -307,30 +304,31 @@ impl CallMonitor<'_> {
 
     fn look(&self, progress: &ModuleProgress, over: &(Mutex<bool>, Condvar)) {
         let mut seen = 0;
-        let mut since = self.meter.now();
+        let mut since = self.run.meter.now();
         let mut ended = sync::lock(&over.0);
         while !*ended {
-            if self.cancel.is_set() || self.feed.is_some_and(Feed::stopped) {
+            if self.run.cancel.is_set() || self.feed.is_some_and(Feed::stopped) {
                 progress.stop();
             }
             let bytes = progress.bytes().min(self.range.len);
             if bytes > seen {
                 let offset = self.range.file + seen;
-                self.meter
+                self.run
+                    .meter
                     .span("read", ROW_READS + 1, since, offset, bytes - seen);
-                since = self.meter.now();
+                since = self.run.meter.now();
                 if self.feed.is_some() {
                     let at = self.range.at;
-                    self.meter.in_place(at + seen, at + bytes);
+                    self.run.meter.in_place(at + seen, at + bytes);
                 }
-                self.meter.under_way(bytes);
+                self.run.meter.under_way(bytes);
                 seen = bytes;
             }
             ended = sync::wait_for(&over.1, ended, POLL_INTERVAL);
         }
         drop(ended);
         // From here on the bytes are counted as moved.
-        self.meter.under_way(0);
+        self.run.meter.under_way(0);
     }
 
     /// Why a call ended, `bytes` after the start of the range.

@@ -1,25 +1,24 @@
 //! `premap`: the disk writes into memory that is DMA-mapped for it once, on kernels that support that
-//! (kernel/linux-6.12). A dma-buf is mapped as a whole, without access to its pages, so no copy is needed
-//! even if its mapping cannot be pinned. For other memory, windows are mapped.
+//! (kernel/linux-6.12). A dma-buf is mapped as a whole; of other memory, windows are mapped.
 
 use super::{ReadJob, Stop, uring};
 use crate::error::Error;
 use crate::plan::Plan;
+use crate::pump::RingMemory;
 use crate::source::Source;
-use crate::sys::uring::{IoRing, MAP_UNIT, MOST_SLOTS};
-use crate::sys::{Errno, dmabuf};
-use std::os::fd::BorrowedFd;
 
 pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let Some(dma_buf) = job.dma_buf else {
         return uring::run(job);
     };
-    let lent = dma_buf
+    let turn = dma_buf
         .lend()
-        .map_err(|errno| refused("cannot hand the dma-buf to a device", errno))?;
+        .map_err(Stop::refused("cannot hand the dma-buf to a device"))?;
+    let files = job.source.files();
+    let windows = files.map(|(_, start, bytes)| window(job.plan, (start, start + bytes)));
     // Its ring ends here, and with the ring every mapping.
-    let done = uring::mapped(job, dma_buf.fd());
-    match (done, lent.take_back()) {
+    let done = uring::into(job, RingMemory::Mapped(dma_buf.fd(), windows.collect()));
+    match (done, turn.take_back()) {
         (Err(Stop::Failed(error)), _) => Err(Stop::Failed(error)),
         (_, Err(errno)) => {
             Err(Error::os("cannot take the dma-buf back from a device", errno).into())
@@ -28,97 +27,15 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     }
 }
 
-/// Falls back to the next method.
-fn refused(what: &str, errno: Errno) -> Stop {
-    Stop::Refused(Error::os(what, errno))
-}
-
-/// The range of the dma-buf that the blocks of a file are read into, in bytes from the dma-buf's start.
-#[derive(Clone, Copy)]
-struct DmaBufWindow {
-    start: u64,
-    end: u64,
-    mapped: bool,
-    in_flight: u32,
-}
-
-/// A mapped dma-buf. It has a slot for each file, because a mapping is for one.
-pub(super) struct MappedDmaBuf<'a> {
-    dma_buf: BorrowedFd<'a>,
-    slots: Vec<DmaBufWindow>,
-}
-
-impl<'a> MappedDmaBuf<'a> {
-    pub(super) fn open(
-        ring: &mut IoRing<'_>,
-        job: &ReadJob<'_>,
-        dma_buf: BorrowedFd<'a>,
-    ) -> Result<Self, Stop> {
-        let size = dmabuf::size(dma_buf);
-        let size = size.map_err(|errno| refused("cannot query the dma-buf", errno))?;
-        let files = job.source.files();
-        if files.len() > MOST_SLOTS {
-            return Err(refused("too many files to map a dma-buf for", Errno::MFILE));
-        }
-        let windows = files.map(|(_, start, bytes)| window(job.plan, (start, start + bytes), size));
-        let slots: Vec<_> = windows.collect();
-        ring.open_slots(slots.len() as u32)
-            .map_err(|errno| refused("buffers cannot be registered", errno))?;
-        Ok(Self { dma_buf, slots })
-    }
-
-    /// The slot for reads of the file with this number; maps it if necessary.
-    pub(super) fn cover(&mut self, ring: &mut IoRing<'_>, file: usize) -> Result<usize, Errno> {
-        if !self.slots[file].mapped {
-            self.unmap_idle(ring)?;
-            let window = &mut self.slots[file];
-            let range = (window.start, window.end - window.start);
-            ring.map_slot(file as u32, self.dma_buf, range, file)?;
-            window.mapped = true;
-        }
-        self.slots[file].in_flight += 1;
-        Ok(file)
-    }
-
-    /// The offset of a byte of memory in a slot's window.
-    pub(super) fn offset(&self, slot: usize, at: u64) -> u64 {
-        at - self.slots[slot].start
-    }
-
-    /// A read into a slot's window has ended.
-    pub(super) fn landed(&mut self, slot: usize) {
-        self.slots[slot].in_flight -= 1;
-    }
-
-    /// Unmaps windows without reads. A mapping covers all of the dma-buf, however small its window is.
-    /// Files are read in order, so earlier ones are not needed any more.
-    fn unmap_idle(&mut self, ring: &mut IoRing<'_>) -> Result<(), Errno> {
-        for (slot, window) in self.slots.iter_mut().enumerate() {
-            if window.mapped && window.in_flight == 0 {
-                ring.empty_slot(slot as u32)?;
-                window.mapped = false;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The range of a dma-buf of `size` bytes that the blocks of the file `[start, end)` of the source are
-/// read into.
-fn window(plan: &Plan, (start, end): (u64, u64), size: u64) -> DmaBufWindow {
+/// The range of a dma-buf that the blocks of the file `[start, end)` of the source are read into.
+fn window(plan: &Plan, (start, end): (u64, u64)) -> (u64, u64) {
     let align = plan.tuning.align;
     let (first, last) = (plan.offset, plan.offset + plan.bytes);
     // A file of which nothing is requested has a window that is never used.
     let start = start.clamp(first, last);
     let end = end.clamp(start, last);
-    let from = (start - first + plan.lead).saturating_sub(start % align);
-    let to = end.next_multiple_of(align) - first + plan.lead;
-    DmaBufWindow {
-        start: from - from % MAP_UNIT,
-        end: to.next_multiple_of(MAP_UNIT).min(size),
-        mapped: false,
-        in_flight: 0,
-    }
+    let from = (start - first + plan.place.start).saturating_sub(start % align);
+    (from, end.next_multiple_of(align) - first + plan.place.start)
 }
 
 /// Whether `[start, end)` of the source, a part of one file, has a hole: the kernel would have to write
@@ -131,6 +48,7 @@ pub(super) fn has_hole(source: &Source, start: u64, end: u64) -> bool {
 mod tests {
     use super::*;
     use crate::load::Load;
+    use crate::sys::uring::MAP_UNIT;
 
     /// The window for the file `[start, end)` of the source, with a plan for a range of it.
     fn window_of(offset: u64, length: u64, lead: u64, file: (u64, u64), size: u64) -> (u64, u64) {
@@ -138,10 +56,13 @@ mod tests {
         let path = dir.path().join("file");
         std::fs::write(&path, [1; 4096]).unwrap();
         let mut plan = Load::new(&path).plan().unwrap();
-        (plan.offset, plan.bytes, plan.lead) = (offset, length, lead);
+        (plan.offset, plan.bytes, plan.place.start) = (offset, length, lead);
         plan.tuning.align = 512;
-        let window = window(&plan, file, size);
-        (window.start, window.end)
+        let (start, end) = window(&plan, file);
+        (
+            start - start % MAP_UNIT,
+            end.next_multiple_of(MAP_UNIT).min(size),
+        )
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl Digests {
     pub fn finish(self) -> Result<Vec<Verified>> {
         let checks = self.checks.into_iter();
         checks
-            .map(|(check, hasher)| check.judge(hasher.hex()))
+            .map(|(check, hasher)| check.compare(hasher.hex()))
             .collect()
     }
 }

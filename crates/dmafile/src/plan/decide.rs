@@ -1,17 +1,18 @@
 //! Makes the plan, one step for each of its parts.
 
 use super::allocation::{allocation, fuses};
-use super::methods::{self, WantedRange};
+use super::load::{self, WantedRange};
+use super::methods;
 use super::range::{placement, range};
 use super::room::check_memory;
 use super::tuning::LoadTuning;
-use super::{Attempt, Plan, pages};
-use crate::error::Result;
+use super::{Attempt, Plan, Sizes, pages};
+use crate::error::{Result, Verb};
 use crate::exporter::module;
 use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host, Layout};
 use crate::options::{Allocation, Io, Kind, Method};
-use crate::reasons::Reasons;
+use crate::reasons::{About, Reasons};
 use crate::request::Request;
 
 /// Makes the plan. `layout` covers exactly the requested range.
@@ -25,12 +26,12 @@ pub(crate) fn decide(
 ) -> Result<Plan> {
     let (start, end) = range(request, file)?;
     let place = placement(target, file, host, (start, end))?;
-    let capacity = place.capacity;
+    let capacity = place.writable_to;
     let footprint = |page| match target.kind {
         // A driver allocates all pages that it pins, including those of holes.
         Kind::Pinned(_) => capacity,
         _ => layout
-            .footprint(start.wrapping_sub(place.lead), page)
+            .footprint(start.wrapping_sub(place.start), page)
             .min(capacity),
     };
     if let (Kind::Module, Some(found)) = (&target.kind, target.module())
@@ -58,7 +59,7 @@ pub(crate) fn decide(
             && matches!(request.allocation, Allocation::Auto | Allocation::Ahead),
         capacity,
     };
-    let (mut methods, not_mapped) = methods::methods(request, file, host, target, wanted, log)?;
+    let (mut methods, not_mapped) = load::choose(request, file, host, target, wanted, log)?;
     let first = methods[0];
     // One call reads with one I/O mode.
     let (to_copy, to_read) = match first.moves_in_one_call() && first.direct {
@@ -72,14 +73,15 @@ pub(crate) fn decide(
         drop_behind,
         ..
     } = tuning;
-    let window = methods::window(&mut methods, host, target, pages, block, queue_depth, log);
+    let in_flight = block * u64::from(queue_depth);
+    let window = load::window(&mut methods, host, target, pages, in_flight, log);
     let first = methods[0];
     describe_io(request, first, file, layout, log);
     if to_read > 0 {
-        methods::describe_mapping(&methods, not_mapped, file, target, log);
+        load::describe_mapping(&methods, not_mapped, file, target, log);
     }
-    let why = methods::describe(first, request.method, drop_behind);
-    log.add("method", first, why);
+    let why = methods::describe(Verb::Load, (first, request.method), (drop_behind, false));
+    log.add(About::Method, first, why);
     let fuses = fuses(target, first, one_run);
     let (allocation, why) = allocation(
         request,
@@ -90,10 +92,10 @@ pub(crate) fn decide(
         end - start,
         fuses,
     );
-    log.add("allocation", allocation, why);
+    log.add(About::Allocation, allocation, why);
     if let Some(node) = host.node {
         let why = "the NUMA node of the caller; use numactl for another";
-        log.add("node", node, why);
+        log.add(About::Node, node, why);
     }
     if request.check_memory {
         let ring = match first.method {
@@ -109,22 +111,17 @@ pub(crate) fn decide(
         kind: target.kind.to_string(),
         pages,
         methods,
-        block: None,
-        queue_depth: None,
-        chunk: None,
+        sizes: Sizes {
+            window,
+            ..Sizes::default()
+        },
         allocation,
         fused: fuses && matches!(allocation, Allocation::Ahead | Allocation::Before),
-        align: None,
-        lead: place.lead,
-        floor: place.floor,
-        capacity,
+        place,
         to_read,
         to_copy,
         // Small gaps between selected tensors are read along.
         holes: layout.bytes_wanted().saturating_sub(to_copy + to_read),
-        window,
-        threads: None,
-        allocators: None,
         node: host.node,
         reasons: Vec::new(),
         tuning,
@@ -135,8 +132,8 @@ pub(crate) fn decide(
 fn describe_io(request: &Request, first: Attempt, file: &File, layout: &Layout, log: &Reasons) {
     let (cached, read) = (layout.bytes(true), layout.bytes(false));
     match (request.io, &file.direct_refused) {
-        (Io::Direct | Io::Buffered, _) => log.add("io", request.io, "requested"),
-        (Io::Auto, Some(why)) => log.add("io", Io::Buffered, why),
+        (Io::Direct | Io::Buffered, _) => log.add(About::Io, request.io, "requested"),
+        (Io::Auto, Some(why)) => log.add(About::Io, Io::Buffered, why),
         (Io::Auto, None) if first.moves_in_one_call() => {
             let choice = match first.direct {
                 true => Io::Direct,
@@ -147,11 +144,11 @@ fn describe_io(request: &Request, first: Attempt, file: &File, layout: &Layout, 
                 cached + read,
                 layout.learned
             );
-            log.add("io", choice, why);
+            log.add(About::Io, choice, why);
         }
         (Io::Auto, None) if !first.direct && request.method != Method::Auto => {
             log.add(
-                "io",
+                About::Io,
                 Io::Buffered,
                 format!("{} reads through the page cache", first.method),
             );
@@ -162,7 +159,7 @@ fn describe_io(request: &Request, first: Attempt, file: &File, layout: &Layout, 
                 (_, 0) => Io::Buffered,
                 _ => Io::Auto,
             };
-            log.add("io", choice, &layout.learned);
+            log.add(About::Io, choice, &layout.learned);
         }
     }
 }

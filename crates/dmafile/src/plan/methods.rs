@@ -1,284 +1,217 @@
-//! The methods that can work here, in the order in which they are tried.
+//! The methods that can work, in the order in which they are tried: one table for loads and saves.
 
 use super::Attempt;
-use super::tuning::{DIRECT_BLOCK, DIRECT_DEPTH};
-use crate::error::{Error, Result, errno_name};
-use crate::facts::target::MemoryTarget;
-use crate::facts::{File, Host};
+use crate::error::{Error, Result, Verb};
+use crate::facts::Host;
 use crate::message::{Message, Opt, message};
-use crate::options::{Io, Kind, Method, Pages};
-use crate::reasons::Reasons;
-use crate::request::Request;
+use crate::options::{Io, Method};
+use crate::reasons::{About, Reasons};
 
-/// Registered windows in turn: one being read, one being filled, one being emptied.
-pub(crate) const WINDOWS: u64 = 3;
-/// Windows that are pinned at the same time: the kernel pins a new one before it releases the old one.
-const PINNED: u64 = WINDOWS + 1;
-/// The size of a window, unless more is in flight: large enough to be worth a registration.
-const WINDOW: u64 = 64 << 20;
-/// The largest buffer that io_uring registers (io_uring_register(2)).
-const LARGEST_WINDOW: u64 = 1 << 30;
+const URING_REGISTERED: Attempt = Attempt::new(Method::Uring, true, true);
+pub(crate) const URING: Attempt = Attempt::new(Method::Uring, true, false);
+const THREADS: Attempt = Attempt::new(Method::Threads, true, false);
+/// From memory that is mapped once for the disk.
+const PREMAP: Attempt = Attempt::new(Method::Premap, true, true);
+/// Bytes are copied to or from blocks: those of a ring are registered, those of a pool of threads are not.
+const BOUNCE_REGISTERED: Attempt = Attempt::new(Method::Bounce, true, true);
+const BOUNCE: Attempt = Attempt::new(Method::Bounce, true, false);
+/// Works with everything.
+pub(crate) const BUFFERED: Attempt = Attempt::new(Method::Threads, false, false);
 
-/// Bytes that the limit on pinned memory must allow for registered buffers on pages of `page` bytes, with
-/// the default block size and queue depth.
-pub(crate) fn registered_need(page: u64) -> u64 {
-    (DIRECT_BLOCK * u64::from(DIRECT_DEPTH) + 2 * page) * PINNED
+/// What the memory is, as far as it matters for the order.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MemoryFacts {
+    /// It is of dmafile.ko.
+    pub module: bool,
+    /// It will be of a heap that reads a whole file while it allocates.
+    pub heap: bool,
+    /// The kernel copies between it and the file.
+    pub copies: bool,
+    /// It is a dma-buf.
+    pub dma_buf: bool,
+    /// Mapping it for the disk in advance pays.
+    pub premaps: bool,
+    /// It consists of several parts.
+    pub parts: bool,
+    /// The disk can access its bytes by their addresses.
+    pub by_address: bool,
+    /// Most of the bytes are in the page cache, and may come from there.
+    pub cached: bool,
 }
 
-/// Whether direct reads can go to the final addresses of the bytes, the first of which is byte `start`.
-fn landing(target: &MemoryTarget, file: &File, start: u64) -> Result<(), Message> {
-    if let Some(errno) = target.dma_buf.as_ref().and_then(|facts| facts.unpinnable) {
-        let errno = errno_name(errno.raw_os_error());
-        return Err(format!("the mapping of this dma-buf cannot be pinned ({errno})").into());
-    }
-    congruent(target, file, start)
-}
-
-/// Whether whole blocks of the file can be read to the final place of their bytes.
-fn congruent(target: &MemoryTarget, file: &File, start: u64) -> Result<(), Message> {
-    match target.existing {
-        Some(memory)
-            if memory.address.wrapping_add(memory.at.unwrap_or(0)) % file.align
-                != start % file.align =>
-        {
-            Err(message![
-                "the memory's address and ",
-                Opt::Offset,
-                format!(" differ modulo {}", file.align),
-            ])
+/// The methods in order of preference. The only place that prefers.
+pub(crate) fn order(verb: Verb, (asked, io): (Method, Io), memory: MemoryFacts) -> Vec<Attempt> {
+    let MemoryFacts {
+        by_address, cached, ..
+    } = memory;
+    // A call moves everything with one I/O mode: the better one for most of the bytes first.
+    let call = |method| {
+        let buffered = Attempt::new(method, false, false);
+        let direct = Attempt::new(method, true, false);
+        match cached {
+            true => vec![buffered],
+            false => vec![direct, buffered],
         }
-        _ => Ok(()),
-    }
-}
-
-/// What to read from a file.
-#[derive(Clone, Copy)]
-pub(super) struct WantedRange {
-    /// The first byte.
-    pub start: u64,
-    /// Bytes in the page cache.
-    pub to_copy: u64,
-    /// Bytes not in the page cache.
-    pub to_read: u64,
-    /// It is the whole file, without a hole, and memory may be allocated during the read.
-    pub whole: bool,
-    /// Size of the target memory in bytes.
-    pub capacity: u64,
-}
-
-/// The methods to try, in order, with the reasons for those left out; and why memory is not mapped once, if
-/// that would have been one.
-pub(super) fn methods(
-    request: &Request,
-    file: &File,
-    host: &Host,
-    target: &MemoryTarget,
-    wanted: WantedRange,
-    log: &Reasons,
-) -> Result<(Vec<Attempt>, Option<Message>)> {
-    let WantedRange {
-        start,
-        to_copy,
-        to_read,
-        whole,
-        capacity: _,
-    } = wanted;
-    let landing = landing(target, file, start);
-    let attempt = |method, direct, registered| Attempt {
-        method,
-        direct,
-        registered,
     };
-    let uring = [
-        attempt(Method::Uring, true, true),
-        attempt(Method::Uring, true, false),
-    ];
-    // Bytes are copied from where they were read: the blocks of a ring are registered, those of a pool are
-    // not.
-    let bounce = [
-        attempt(Method::Bounce, true, true),
-        attempt(Method::Bounce, true, false),
-    ];
-    let premap = attempt(Method::Premap, true, true);
-    // A dma-buf's pages can be accessed through its mapping, or by a device that it is mapped for. Other
-    // memory is accessed by its pages anyway, and each is read into only once: mapping windows in advance
-    // pays only if an IOMMU makes many small mappings expensive (kernel/docs/series.md).
-    let pays = target.dma_buf.is_some() || (file.translated && file.premap_refused.is_none());
-    let mapped = pays.then_some(premap);
-    // The I/O mode that is better for most of the bytes.
-    let in_one_call = |method| match request.io == Io::Auto && to_copy > to_read {
-        true => vec![attempt(method, false, false)],
-        false => vec![attempt(method, true, false), attempt(method, false, false)],
-    };
-    let asked = request.method;
-    let all: Vec<Attempt> = match asked {
-        Method::Auto if target.module().is_some() => {
-            let last = attempt(Method::Threads, false, false);
-            let module = in_one_call(Method::Module);
-            module.into_iter().chain([last]).collect()
+    let blocks = || vec![BOUNCE_REGISTERED, BOUNCE, BUFFERED];
+    let addresses = || vec![URING_REGISTERED, URING, THREADS, BUFFERED];
+    let premap = |pays: bool| pays.then_some(PREMAP).into_iter().collect::<Vec<_>>();
+    match (asked, verb) {
+        (Method::Auto, Verb::Load) if memory.module => {
+            [call(Method::Module), vec![BUFFERED]].concat()
         }
-        Method::Auto if target.copies => {
-            let last = attempt(Method::Threads, false, false);
-            let copies = in_one_call(Method::CopyFileRange);
-            let mapped = target.dma_buf.is_some() && to_copy <= to_read;
-            let mapped = mapped.then_some(premap);
-            mapped.into_iter().chain(copies).chain([last]).collect()
+        (Method::Auto, Verb::Load) if memory.copies => [
+            premap(memory.dma_buf && !cached),
+            call(Method::CopyFileRange),
+            vec![BUFFERED],
+        ]
+        .concat(),
+        // The others are for a buffer that could not be created that way.
+        (Method::Auto, Verb::Load) if memory.heap => {
+            [call(Method::HeapRead), vec![PREMAP], blocks()].concat()
         }
-        // The fallbacks if the buffer could not be created that way.
-        Method::Auto if target.heap_reads() && whole => {
-            let heap = in_one_call(Method::HeapRead);
-            let direct = [premap, bounce[0], bounce[1]].into_iter();
-            let last = [attempt(Method::Threads, false, false)];
-            heap.into_iter().chain(direct).chain(last).collect()
-        }
-        Method::Module | Method::HeapRead | Method::CopyFileRange => in_one_call(asked),
-        Method::Auto => match (&landing, request.io) {
-            (Err(why), Io::Auto | Io::Direct) if file.direct_refused.is_none() => {
-                log.add("not", uring[1], why.clone());
-                let last = [bounce[0], bounce[1], attempt(Method::Threads, false, false)];
-                mapped.into_iter().chain(last).collect()
+        (Method::Auto, Verb::Load) if by_address => [premap(memory.premaps), addresses()].concat(),
+        (Method::Auto, Verb::Load) => [premap(memory.premaps), blocks()].concat(),
+        (Method::Auto, _) if memory.module => [call(Method::Module), blocks()].concat(),
+        (Method::Auto, _) if memory.dma_buf => {
+            let mut all = vec![PREMAP];
+            if memory.copies {
+                all.extend(call(Method::CopyFileRange));
             }
-            _ => {
-                let last = [
-                    uring[0],
-                    uring[1],
-                    attempt(Method::Threads, true, false),
-                    attempt(Method::Threads, false, false),
-                ];
-                mapped.into_iter().chain(last).collect()
+            if by_address {
+                all.extend([URING_REGISTERED, URING]);
             }
-        },
-        Method::Premap => vec![premap],
-        Method::Uring => vec![uring[0], uring[1], attempt(Method::Uring, false, false)],
-        Method::Threads => vec![attempt(asked, true, false), attempt(asked, false, false)],
-        Method::Bounce if request.io == Io::Buffered => vec![attempt(asked, false, false)],
-        Method::Bounce => vec![bounce[0], bounce[1], attempt(Method::Threads, false, false)],
-    };
-    let by_others = target.module().is_some() || target.copies || (target.heap_reads() && whole);
-    if request.io == Io::Auto && asked == Method::Auto && to_read == 0 && !by_others {
-        // The disk has nothing to do.
-        return Ok((vec![attempt(Method::Threads, false, false)], None));
+            [all, blocks()].concat()
+        }
+        (Method::Auto, _) if memory.parts && by_address => {
+            [vec![URING, THREADS], blocks()].concat()
+        }
+        (Method::Auto, _) if by_address => addresses(),
+        (Method::Auto, _) => blocks(),
+        (Method::Premap, _) => vec![PREMAP],
+        (Method::Uring, _) => {
+            let buffered = Attempt::new(Method::Uring, false, false);
+            vec![URING_REGISTERED, URING, buffered]
+        }
+        (Method::Threads, _) => vec![THREADS, BUFFERED],
+        // Refused: blocks are of no use then.
+        (Method::Bounce, Verb::Load) if io == Io::Buffered => {
+            vec![Attempt::new(Method::Bounce, false, false)]
+        }
+        (Method::Bounce, _) => blocks(),
+        (Method::Module | Method::CopyFileRange | Method::HeapRead, _) => call(asked),
     }
-    let (mut left_out, mut not_mapped) = (None, None);
-    let mut kept = Vec::new();
-    for attempt in all {
-        let why = match (request.io, attempt.direct) {
-            (Io::Direct, false) | (Io::Buffered, true) => continue,
-            (_, true) => match &file.direct_refused {
-                Some(why) => Err(Message::from(why.as_str())),
-                None if attempt.method == Method::Premap => congruent(target, file, start),
-                None if !attempt.lands_whole() => Ok(()),
-                None => landing.clone(),
-            },
-            _ => Ok(()),
-        }
-        .and_then(
-            |()| match no_uring(host, &file.file_system, file.align_told) {
-                Some(why) if attempt.registered || attempt.method == Method::Uring => {
-                    Err(why.into())
-                }
-                _ if attempt.method == Method::HeapRead && target.heap_reads() && !whole => {
-                    Err("a heap reads whole files, without holes, while it allocates".into())
-                }
-                _ if attempt.method == Method::Premap => maps_once(file, target),
-                _ => serves(attempt, target),
-            },
-        );
-        match why {
-            Ok(()) => kept.push(attempt),
-            Err(why) => {
-                // It is reported separately.
-                if attempt.method != Method::Premap {
-                    log.add("not", attempt, why.clone());
-                } else {
-                    not_mapped = Some(why.clone());
-                }
-                left_out.get_or_insert((attempt, why));
-            }
-        }
-    }
-    if kept.is_empty() {
-        let (attempt, why) = left_out.unwrap_or((
-            attempt(asked, false, false),
-            message!["no method supports this I/O mode (", Opt::Io, ")"],
-        ));
-        let first = match attempt.method {
-            Method::Uring if host.uring_refused.is_some() => {
-                format!("{}, or ", host.uring_remedy())
-            }
-            _ => String::new(),
+}
+
+/// What a method needs of file, memory and kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Direct I/O with the file.
+    DirectFile,
+    /// io_uring, with the file.
+    Uring,
+    /// Bytes that the disk can access by their addresses.
+    Addresses,
+    /// Pages that can be registered.
+    RegistrablePages,
+    /// MemoryFacts that can be mapped for the disk once.
+    Premapping,
+    /// A dma-buf of dmafile.ko.
+    ModuleMemory,
+    /// A heap that reads a whole file while it allocates.
+    ReadingHeap,
+    /// A kernel that copies between such memory and files.
+    CopyingKernel,
+    /// A reason to pass through blocks.
+    Blocks,
+}
+
+impl Attempt {
+    /// What it needs, in the order in which that is checked.
+    fn needs(self) -> impl Iterator<Item = Need> {
+        let uring = self.registered || self.method == Method::Uring;
+        let own: &[Need] = match self.method {
+            Method::Uring if self.registered => &[Need::Addresses, Need::RegistrablePages],
+            Method::Uring | Method::Threads => &[Need::Addresses],
+            Method::Premap => &[Need::Premapping],
+            Method::Bounce => &[Need::Blocks],
+            Method::Module => &[Need::ModuleMemory],
+            Method::HeapRead => &[Need::ReadingHeap],
+            Method::CopyFileRange => &[Need::CopyingKernel],
+            Method::Auto => &[],
         };
-        let remedy = message![
+        self.direct
+            .then_some(Need::DirectFile)
+            .into_iter()
+            .chain(uring.then_some(Need::Uring))
+            .chain(own.iter().copied())
+    }
+}
+
+/// A method, and why it is left out.
+pub(crate) type LeftOut = (Attempt, Message);
+
+/// Keeps the methods whose needs `met` does not find unmet, and whose I/O mode is allowed; returns the others with
+/// the reason.
+pub(crate) fn keep(
+    order: Vec<Attempt>,
+    io: Io,
+    met: impl Fn(Need, Attempt) -> Result<(), Message>,
+) -> (Vec<Attempt>, Vec<LeftOut>) {
+    let (mut kept, mut left_out) = (Vec::new(), Vec::new());
+    for attempt in order {
+        if matches!(
+            (io, attempt.direct),
+            (Io::Direct, false) | (Io::Buffered, true)
+        ) {
+            continue;
+        }
+        match attempt.needs().try_for_each(|need| met(need, attempt)) {
+            Ok(()) => kept.push(attempt),
+            Err(why) => left_out.push((attempt, why)),
+        }
+    }
+    (kept, left_out)
+}
+
+/// The error if no method is left. `ends` names the memory, as "to memfd" does.
+pub(crate) fn none_left(
+    verb: Verb,
+    asked: Method,
+    left_out: &[LeftOut],
+    ends: &str,
+    host: &Host,
+) -> Error {
+    let (attempt, why) = left_out.first().cloned().unwrap_or_else(|| {
+        let why = message!["no method supports this I/O mode (", Opt::Io, ")"];
+        (Attempt::new(asked, false, false), why)
+    });
+    let first = match attempt.method {
+        Method::Uring if host.uring_refused.is_some() => format!("{}, or ", host.uring_remedy()),
+        _ => String::new(),
+    };
+    let (what, explain) = match verb {
+        Verb::Load => ("cannot load like this", "dmafile explain"),
+        _ => ("cannot save like this", "dmafile save --explain"),
+    };
+    Error::new(what, why)
+        .at(format!("{attempt} {ends}"))
+        .with_errno(rustix::io::Errno::OPNOTSUPP)
+        .with_remedy(message![
             first,
             "leave ",
             Opt::Method,
             " and ",
             Opt::Io,
-            " to auto, or see `dmafile explain`",
-        ];
-        return Err(Error::new("cannot load like this", why)
-            .at(format!("{attempt} to {}", target.kind))
-            .with_errno(rustix::io::Errno::OPNOTSUPP)
-            .with_remedy(remedy));
+            format!(" to auto, or see `{explain}`"),
+        ])
+}
+
+/// Logs why methods are left out.
+pub(crate) fn log_left_out<'a>(left_out: impl IntoIterator<Item = &'a LeftOut>, log: &Reasons) {
+    for (attempt, why) in left_out {
+        log.add(About::Not, attempt, why.clone());
     }
-    Ok((kept, not_mapped))
-}
-
-/// Whether the memory can be DMA-mapped for the disk once; otherwise why not.
-fn maps_once(file: &File, target: &MemoryTarget) -> Result<(), Message> {
-    let of_dma_buf = target.dma_buf.as_ref();
-    let refused = file.premap_refused.as_ref();
-    let refused = refused.or_else(|| of_dma_buf?.premap_refused.as_ref());
-    refused.map_or(Ok(()), |why| Err(why.as_str().into()))
-}
-
-/// Reports whether memory is mapped once, and why not if that would make a difference.
-pub(super) fn describe_mapping(
-    methods: &[Attempt],
-    refused: Option<Message>,
-    file: &File,
-    target: &MemoryTarget,
-    log: &Reasons,
-) {
-    let first = methods[0];
-    let device = file.device.as_deref().unwrap_or("the disk");
-    let possible = file.premap_refused.is_none();
-    let (choice, why) = match (first.method, refused) {
-        (Method::Premap, _) => {
-            let how = match target.dma_buf {
-                Some(_) => "mapped once",
-                // The memfd under a udmabuf, which is created when all pages are present.
-                None => "mapped a window at a time",
-            };
-            let why = format!(
-                "{} {how} for {device}; reads go into it without a copy",
-                target.kind
-            );
-            ("yes", why.into())
-        }
-        (Method::Bounce, refused) if first.registered && possible => {
-            let why = format!("the ring is mapped once for {device}, and copied from");
-            let why = match refused {
-                Some(refused) => message![refused, "; ", why],
-                None => why.into(),
-            };
-            ("ring", why)
-        }
-        (Method::Bounce, Some(why)) if first.registered => (
-            "no",
-            message![why, "; reading into a registered ring, then copying"],
-        ),
-        (Method::Bounce, Some(why)) => ("no", message![why, "; reading into a ring, then copying"]),
-        (_, Some(why)) => ("no", why),
-        // The driver maps the same pages, and as often.
-        (Method::Uring, None) if first.registered && possible => (
-            "no",
-            "there is no IOMMU to make mappings expensive, and each window is read into once"
-                .into(),
-        ),
-        _ => return,
-    };
-    log.add("pre-mapped", choice, why);
 }
 
 /// Why io_uring cannot read or write a file of this file system here; None if it can.
@@ -301,161 +234,157 @@ pub(crate) fn no_uring(host: &Host, file_system: &str, align_told: bool) -> Opti
     ))
 }
 
-/// The size of a window of registered buffers; removes the registered method if the limit on pinned memory
-/// is too low for windows that hold the reads in flight.
-pub(super) fn window(
-    methods: &mut Vec<Attempt>,
-    host: &Host,
-    target: &MemoryTarget,
-    pages: Pages,
-    block: u64,
-    depth: u32,
-    log: &Reasons,
-) -> u64 {
-    // A mapped dma-buf pins nothing of this process: its exporter has charged it.
-    let pins = |attempt: &&Attempt| {
-        let mapped = attempt.method == Method::Premap && target.dma_buf.is_some();
-        attempt.registered && !mapped
+/// How a method moves bytes. `alone`: it is the only thread that does. `once`: bytes of the origin pass only once.
+pub(crate) fn describe(
+    verb: Verb,
+    (attempt, asked): (Attempt, Method),
+    (alone, once): (bool, bool),
+) -> String {
+    let (load, save) = match (attempt.method, attempt.direct, attempt.registered) {
+        (Method::Uring, true, true) => (
+            "the disk writes into registered buffers, no copy",
+            "the disk reads from registered memory, no copy",
+        ),
+        (Method::Uring, true, false) => (
+            "the disk writes into the buffer, no copy",
+            "the disk reads from the memory, no copy",
+        ),
+        (Method::Uring, false, _) => (
+            "io_uring's workers copy from the page cache",
+            "io_uring's workers copy to the page cache",
+        ),
+        (Method::Threads, true, _) => (
+            "a pool of direct preads, no copy",
+            "a pool of direct pwrites, no copy",
+        ),
+        (Method::Threads, false, _) if alone => (
+            "one pread after another, copied from the page cache",
+            "one pwrite after another, copied to the page cache",
+        ),
+        (Method::Threads, false, _) => (
+            "a pool of preads, copied from the page cache",
+            "a pool of pwrites, copied to the page cache",
+        ),
+        (Method::Premap, ..) => (
+            "the disk writes into memory that is mapped for it once, no copy",
+            "the disk reads from memory that is mapped once for it, no copy",
+        ),
+        (Method::Bounce, _, true) => (
+            "the disk writes into a registered ring, one copy from there",
+            match once {
+                true => "read into a registered ring, from which the disk reads",
+                false => "one copy to a registered ring, from which the disk reads",
+            },
+        ),
+        (Method::Bounce, ..) => (
+            "a pool of direct preads, one copy from there",
+            match once {
+                true => "read into a ring, and a pool of direct pwrites from there",
+                false => "one copy to a ring, and a pool of direct pwrites from there",
+            },
+        ),
+        (Method::Module | Method::CopyFileRange, true, _) => (
+            "the disk writes into the buffer's own pages, in one call",
+            "the kernel lets the disk read from the memory's own pages",
+        ),
+        (Method::HeapRead, true, _) => ("the heap lets the disk write into the buffer's pages", ""),
+        (Method::Module | Method::HeapRead | Method::CopyFileRange, false, _) => (
+            "the kernel copies from the page cache into the buffer's own pages",
+            "the kernel copies to the page cache",
+        ),
+        (Method::Auto, ..) => ("", ""),
     };
-    let Some(registered) = methods.iter().find(pins).copied() else {
-        return 0;
-    };
-    // A page that is partly in a window counts completely, at either end.
-    let (windows, margin) = match (registered.method, pages) {
-        // A separate ring, made of whole pages.
-        (Method::Bounce, _) => (1, 0),
-        (_, Pages::Small) => (PINNED, 2 * host.page),
-        // Existing memory may have them, too.
-        (_, Pages::Thp | Pages::Auto) => (PINNED, 2 * host.thp_size.max(host.page)),
-        (_, Pages::Huge) => (PINNED, 2 * host.pool_page.max(host.page)),
-    };
-    // One window must hold what is in flight; otherwise reads would wait for registrations.
-    let in_flight = block * u64::from(depth);
-    let limit = host.pin_limit();
-    let instead = methods.iter().any(|attempt| !pins(&attempt));
-    let pinned = PinnedBytes {
-        windows,
-        in_flight,
-        margin,
-    };
-    if let (Some(why), true) = (pinned.exceeds(limit), instead) {
-        methods.retain(|attempt| !pins(&attempt));
-        log.add("not", registered.to_string(), why);
-        return 0;
-    }
-    match registered.method {
-        Method::Bounce => in_flight,
-        // If there is no other method, try: the kernel decides.
-        _ => pinned.window(limit),
+    let how = if verb == Verb::Load { load } else { save };
+    match asked {
+        Method::Auto => format!("the first method that works here: {how}"),
+        _ => format!("requested: {how}"),
     }
 }
 
-/// What registered buffers pin. Sizes are in bytes.
-#[derive(Clone, Copy)]
-pub(crate) struct PinnedBytes {
-    /// Number of windows that exist at once.
-    pub windows: u64,
-    /// Bytes in flight, which one window must hold.
-    pub in_flight: u64,
-    /// What partly covered pages add to a window.
-    pub margin: u64,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl PinnedBytes {
-    /// For windows of memory on pages of `page` bytes.
-    pub(crate) fn windows(in_flight: u64, page: u64) -> Self {
-        Self {
-            windows: PINNED,
-            in_flight,
-            margin: 2 * page,
+    /// All combinations of what the memory is.
+    fn memories() -> impl Iterator<Item = MemoryFacts> {
+        (0..256_u32).map(|bits| {
+            let bit = |n: u32| bits >> n & 1 == 1;
+            MemoryFacts {
+                module: bit(0),
+                heap: bit(1),
+                copies: bit(2),
+                dma_buf: bit(3),
+                premaps: bit(4),
+                parts: bit(5),
+                by_address: bit(6),
+                cached: bit(7),
+            }
+        })
+    }
+
+    /// Whatever is not met, what remains is met; and every method that is left out has the reason of its first
+    /// unmet need.
+    #[test]
+    fn only_methods_whose_needs_are_met_are_kept() {
+        const NEEDS: [Need; 9] = [
+            Need::DirectFile,
+            Need::Uring,
+            Need::Addresses,
+            Need::RegistrablePages,
+            Need::Premapping,
+            Need::ModuleMemory,
+            Need::ReadingHeap,
+            Need::CopyingKernel,
+            Need::Blocks,
+        ];
+        for memory in memories() {
+            for verb in [Verb::Load, Verb::Save] {
+                for &method in Method::ALL {
+                    let all = order(verb, (method, Io::Auto), memory);
+                    assert!(!all.is_empty());
+                    let mut once = all.clone();
+                    once.dedup();
+                    assert_eq!(once, all, "{verb:?} {method} {memory:?}");
+                    for unmet in NEEDS {
+                        let met = |need: Need, _| match need == unmet {
+                            true => Err(Message::from(format!("{need:?}"))),
+                            false => Ok(()),
+                        };
+                        let (kept, left_out) = keep(all.clone(), Io::Auto, met);
+                        assert_eq!(kept.len() + left_out.len(), all.len());
+                        assert!(kept.iter().all(|one| one.needs().all(|need| need != unmet)));
+                        for (one, why) in left_out {
+                            assert!(one.needs().any(|need| need == unmet));
+                            assert_eq!(why.to_string(), format!("{unmet:?}"));
+                        }
+                    }
+                }
+            }
         }
     }
 
-    /// For one ring of whole pages.
-    pub(crate) fn ring(in_flight: u64) -> Self {
-        Self {
-            windows: 1,
-            in_flight,
-            margin: 0,
+    /// If nothing but the page cache works, the bytes go through it.
+    #[test]
+    fn every_order_that_is_chosen_ends_in_what_always_works() {
+        for memory in memories() {
+            for verb in [Verb::Load, Verb::Save] {
+                let all = order(verb, (Method::Auto, Io::Auto), memory);
+                assert_eq!(all.last(), Some(&BUFFERED), "{verb:?} {memory:?}");
+            }
         }
     }
 
-    /// The maximum size of a window.
-    fn most(self, limit: u64) -> u64 {
-        (limit / self.windows).saturating_sub(self.margin)
-    }
-
-    /// Why it cannot be pinned under this limit; None if it can.
-    pub(crate) fn exceeds(self, limit: u64) -> Option<String> {
-        if self.in_flight <= self.most(limit) {
-            return None;
-        }
-        let each = (self.in_flight + self.margin) >> 10;
-        let what = match self.windows {
-            1 => format!("a ring of {each} KiB exceeds"),
-            windows => format!("{windows} windows of {each} KiB exceed"),
+    #[test]
+    fn only_the_allowed_io_mode_is_kept() {
+        let memory = MemoryFacts {
+            by_address: true,
+            ..MemoryFacts::default()
         };
-        Some(format!(
-            "{what} the limit on pinned memory, {} KiB (RLIMIT_MEMLOCK)",
-            limit >> 10
-        ))
-    }
-
-    /// The size of a window.
-    pub(crate) fn window(self, limit: u64) -> u64 {
-        let usual = self.in_flight.clamp(WINDOW, LARGEST_WINDOW);
-        self.most(limit).max(self.in_flight).min(usual)
-    }
-}
-
-/// Whether a method works with a kind of memory and an I/O mode at all; otherwise why not.
-fn serves(attempt: Attempt, target: &MemoryTarget) -> Result<(), Message> {
-    match attempt.method {
-        Method::Bounce if !attempt.direct => {
-            Err("reads through the page cache need no bounce ring".into())
+        for (io, direct) in [(Io::Direct, true), (Io::Buffered, false)] {
+            let all = order(Verb::Load, (Method::Auto, io), memory);
+            let (kept, left_out) = keep(all, io, |_, _| Ok(()));
+            assert!(!kept.is_empty() && left_out.is_empty());
+            assert!(kept.iter().all(|one| one.direct == direct));
         }
-        Method::CopyFileRange if matches!(target.kind, Kind::Anon | Kind::Caller) => {
-            Err("there is no descriptor to copy into".into())
-        }
-        Method::Module if target.module().is_none() => Err(message![
-            "dmafile.ko moves bytes into its own dma-bufs only: ",
-            Opt::To.set(Kind::Module)
-        ]),
-        Method::HeapRead if !target.heap_reads() => Err(message![
-            "a heap only reads files into buffers that it allocates, on a kernel that has \
-             DMA_HEAP_ALLOC_AND_READ_FILE: ",
-            Opt::To.set("heap:NAME"),
-        ]),
-        _ => Ok(()),
-    }
-}
-
-/// The reason for choosing a method.
-pub(super) fn describe(attempt: Attempt, asked: Method, alone: bool) -> String {
-    let what = match (attempt.method, attempt.direct, attempt.registered) {
-        (Method::Uring, true, true) => "the disk writes into registered buffers, no copy",
-        (Method::Uring, true, false) => "the disk writes into the buffer, no copy",
-        (Method::Uring, false, _) => "io_uring's workers copy from the page cache",
-        (Method::Threads, true, _) => "a pool of direct preads, no copy",
-        (Method::Threads, false, _) if alone => {
-            "one pread after another, copied from the page cache"
-        }
-        (Method::Threads, false, _) => "a pool of preads, copied from the page cache",
-        (Method::Premap, ..) => "the disk writes into memory that is mapped for it once, no copy",
-        (Method::Bounce, _, true) => "the disk writes into a registered ring, one copy from there",
-        (Method::Bounce, ..) => "a pool of direct preads, one copy from there",
-        (Method::Module | Method::CopyFileRange, true, _) => {
-            "the disk writes into the buffer's own pages, in one call"
-        }
-        (Method::Module | Method::HeapRead | Method::CopyFileRange, false, _) => {
-            "the kernel copies from the page cache into the buffer's own pages"
-        }
-        (Method::HeapRead, true, _) => "the heap lets the disk write into the buffer's pages",
-        (Method::Auto, ..) => "",
-    };
-    if asked == Method::Auto {
-        format!("the first method that works here: {what}")
-    } else {
-        format!("requested: {what}")
     }
 }

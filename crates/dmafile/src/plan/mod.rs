@@ -2,22 +2,23 @@
 
 mod allocation;
 mod decide;
-mod methods;
+mod load;
+pub(crate) mod methods;
 mod pages;
+mod pinned;
 mod range;
 mod room;
 mod tuning;
 mod types;
 
 pub(crate) use decide::decide;
-pub(crate) use methods::registered_need;
-pub(crate) use methods::{PinnedBytes, WINDOWS, no_uring};
+pub(crate) use pinned::{PinnedBytes, WINDOWS, limit_pinned, registered_need};
 pub(crate) use range::range;
 pub(crate) use tuning::{
     BOUNCE_BLOCK, BUFFERED_BLOCK, COPY_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, LARGEST_RING, LoadTuning,
 };
 pub(crate) use types::MOST_WORKERS;
-pub use types::{Attempt, Plan};
+pub use types::{Attempt, Placement, Plan, Sizes};
 
 /// Maximum number of threads that copy, and that allocate: together they exceed the speed
 /// of a memory channel.

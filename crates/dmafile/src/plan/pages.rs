@@ -6,7 +6,7 @@ use crate::facts::Host;
 use crate::facts::target::MemoryTarget;
 use crate::message::Opt;
 use crate::options::{DEFAULT_CHUNK, Kind, Pages};
-use crate::reasons::Reasons;
+use crate::reasons::{About, Reasons};
 use crate::request::Request;
 
 /// Decides on the page size to try. `footprint` returns how many bytes of memory the data needs on
@@ -30,7 +30,7 @@ pub(super) fn pages(
             ));
         }
         log.add(
-            "pages",
+            About::Pages,
             "exporter",
             "the exporter of a dma-buf chooses its pages",
         );
@@ -48,11 +48,15 @@ pub(super) fn pages(
             ));
         }
         if existing.hugetlb {
-            log.add("pages", Pages::Huge, "the page size of the existing memory");
+            log.add(
+                About::Pages,
+                Pages::Huge,
+                "the page size of the existing memory",
+            );
             return Ok(Pages::Huge);
         }
         if !may_choose {
-            log.add("pages", "existing", "existing memory keeps its pages");
+            log.add(About::Pages, "existing", "existing memory keeps its pages");
             return Ok(Pages::Auto);
         }
     }
@@ -62,16 +66,16 @@ pub(super) fn pages(
             true => format!("requested; {VMAPS_WRONG}"),
             false => "requested".to_string(),
         };
-        log.add("pages", request.pages, why);
+        log.add(About::Pages, request.pages, why);
         return Ok(request.pages);
     }
     if vmaps_wrong {
         let why = format!("{VMAPS_WRONG}; huge pages are for importers that do not");
-        log.add("pages", Pages::Small, why);
+        log.add(About::Pages, Pages::Small, why);
         return Ok(Pages::Small);
     }
     let (choice, why) = best_pages(request, host, target, bytes, footprint);
-    log.add("pages", choice, why);
+    log.add(About::Pages, choice, why);
     Ok(choice)
 }
 

@@ -1,5 +1,6 @@
 //! The requested range of a file, and where it is in memory.
 
+use super::Placement;
 use crate::error::{Error, Result, Verb};
 use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
@@ -36,16 +37,6 @@ pub(crate) fn range(request: &Request, file: &File) -> Result<(u64, u64)> {
     }
 }
 
-/// Where the requested range is in memory. Offsets are in bytes from the memory's start.
-pub(super) struct Placement {
-    /// Where writable memory starts.
-    pub(super) floor: u64,
-    /// Where the range starts.
-    pub(super) lead: u64,
-    /// Where writable memory ends.
-    pub(super) capacity: u64,
-}
-
 /// File and memory have the same alignment, so that every block can be read into place; existing
 /// memory has fixed bounds.
 pub(super) fn placement(
@@ -57,11 +48,11 @@ pub(super) fn placement(
     let need = end - start;
     let Some(existing) = target.existing else {
         let grain = file.align.max(host.page);
-        let lead = start % grain;
+        let skip = start % grain;
         return Ok(Placement {
-            floor: 0,
-            lead,
-            capacity: (lead + need).next_multiple_of(grain),
+            start: skip,
+            writable_from: 0,
+            writable_to: (skip + need).next_multiple_of(grain),
         });
     };
     let at = existing.at.unwrap_or(0);
@@ -78,8 +69,8 @@ pub(super) fn placement(
         );
     }
     Ok(Placement {
-        floor: at,
-        lead: at,
-        capacity: existing.at.map_or(existing.bytes, |at| at + need),
+        start: at,
+        writable_from: at,
+        writable_to: existing.at.map_or(existing.bytes, |at| at + need),
     })
 }

@@ -4,9 +4,9 @@ use super::{Plan, range};
 use crate::error::Result;
 use crate::exporter::module::ModuleFacts;
 use crate::facts::target::{DmaBufFacts, ExistingMemory, MemoryTarget};
-use crate::facts::{File, Host, Layout, Run};
+use crate::facts::{DataRun, File, Host, Layout};
 use crate::options::{Allocation, Io, Kind, Method, Pages};
-use crate::reasons::Reasons;
+use crate::reasons::{About, Reasons};
 use crate::request::{Reach, Request};
 
 const MIB: u64 = 1 << 20;
@@ -162,7 +162,7 @@ fn plan_for(asked: &Asked, file: &File, host: &Host, cached: bool) -> Result<Pla
     asked.request().check()?;
     let (start, end) = range(&asked.request(), file)?;
     let layout = Layout {
-        runs: vec![Run { start, end, cached }],
+        runs: vec![DataRun { start, end, cached }],
         learned: "told".to_string(),
         wanted: vec![(start, end)],
     };
@@ -174,7 +174,7 @@ fn methods_of(plan: &Plan) -> Vec<String> {
 }
 
 /// The reason for a choice, or for leaving out a method.
-fn why<'p>(plan: &'p Plan, about: &str, choice: &str) -> &'p str {
+fn why<'p>(plan: &'p Plan, about: About, choice: &str) -> &'p str {
     let found = plan
         .reasons
         .iter()
@@ -216,7 +216,7 @@ fn every_fallback_is_listed_if_everything_works() {
 #[test]
 fn auto_uses_base_pages_if_huge_pages_would_fill_holes() {
     // 4 KiB in every 2 MiB of a GiB.
-    let runs = (0..512).map(|n| Run {
+    let runs = (0..512).map(|n| DataRun {
         start: n * 2 * MIB + 4096,
         end: n * 2 * MIB + 8192,
         cached: false,
@@ -243,7 +243,7 @@ fn auto_uses_base_pages_if_huge_pages_would_fill_holes() {
     };
     let small = plan(Pages::Auto, 2 * MIB).unwrap();
     assert_eq!(small.pages, Pages::Small);
-    assert!(why(&small, "pages", "base").contains("2048 KiB of data between holes"));
+    assert!(why(&small, About::Pages, "base").contains("2048 KiB of data between holes"));
     assert_eq!(plan(Pages::Thp, GIB).unwrap().pages, Pages::Thp);
     // A request for these pages is refused, with what it would need.
     let error = plan(Pages::Thp, GIB - 1).unwrap_err().to_string();
@@ -276,16 +276,19 @@ fn a_dma_buf_is_premapped_if_the_kernel_supports_it() {
         assert_eq!(methods_of(&plan)[0], "premap direct");
         assert_eq!(methods_of(&plan)[1..], bounces);
         assert_eq!(
-            why(&plan, "pre-mapped", "yes"),
+            why(&plan, About::PreMapped, "yes"),
             "heap:system mapped once for nvme0n1; reads go into it without a copy"
         );
-        assert_eq!((plan.block, plan.queue_depth), (Some(4 * MIB), Some(8)));
+        assert_eq!(
+            (plan.sizes.block, plan.sizes.queue_depth),
+            (Some(4 * MIB), Some(8))
+        );
         assert_eq!(plan.allocation, Allocation::InRead);
     }
     let plan = plan_for(&unpinnable(Method::Auto), &file(GIB), &host(), false).unwrap();
     assert_eq!(methods_of(&plan), bounces);
     assert_eq!(
-        why(&plan, "pre-mapped", "no"),
+        why(&plan, About::PreMapped, "no"),
         "this kernel's io_uring has no extended buffer update; reading into a registered ring, \
          then copying"
     );
@@ -309,7 +312,7 @@ fn a_dma_buf_is_premapped_if_the_kernel_supports_it() {
     assert!(
         plan.reasons
             .iter()
-            .all(|reason| reason.about != "pre-mapped")
+            .all(|reason| reason.about != About::PreMapped)
     );
 }
 
@@ -340,7 +343,7 @@ fn memory_that_cannot_be_premapped_is_copied_from_a_premapped_ring() {
     ] {
         let plan = plan_for(&asked, &premapping(GIB, false), &host(), false).unwrap();
         assert_eq!(methods_of(&plan)[0], "bounce direct registered");
-        let why = why(&plan, "pre-mapped", "ring");
+        let why = why(&plan, About::PreMapped, "ring");
         let ring = "the ring is mapped once for nvme0n1, and copied from";
         assert!(why.ends_with(&format!("{reason}{ring}")), "{why}");
     }
@@ -360,12 +363,12 @@ fn windows_of_other_memory_are_premapped_only_with_an_iommu() {
             ["premap direct", "uring direct registered"]
         );
         assert_eq!(
-            (with.window, with.allocation),
-            (without.window, without.allocation)
+            (with.sizes.window, with.allocation),
+            (without.sizes.window, without.allocation)
         );
-        assert!(why(&with, "pre-mapped", "yes").contains("a window at a time for nvme0n1"));
+        assert!(why(&with, About::PreMapped, "yes").contains("a window at a time for nvme0n1"));
         assert_eq!(methods_of(&without)[0], "uring direct registered");
-        assert!(why(&without, "pre-mapped", "no").contains("no IOMMU"));
+        assert!(why(&without, About::PreMapped, "no").contains("no IOMMU"));
         // On other kernels it is not mentioned.
         let stock = File {
             translated: true,
@@ -377,7 +380,7 @@ fn windows_of_other_memory_are_premapped_only_with_an_iommu() {
             stock
                 .reasons
                 .iter()
-                .all(|reason| reason.about != "pre-mapped")
+                .all(|reason| reason.about != About::PreMapped)
         );
     }
     // Windows are pinned, so the limit on pinned memory applies.
@@ -394,7 +397,7 @@ fn windows_of_other_memory_are_premapped_only_with_an_iommu() {
     };
     let plan = plan_for(&insist, &premapping(GIB, false), &poor, false).unwrap();
     assert_eq!(methods_of(&plan), ["premap direct"]);
-    assert!(plan.window >= 32 * MIB);
+    assert!(plan.sizes.window >= 32 * MIB);
 }
 
 #[test]
@@ -424,7 +427,7 @@ fn windows_of_registered_buffers_do_not_exceed_the_kernel_limit() {
             ..Asked::default()
         };
         let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
-        assert_eq!(plan.window, window);
+        assert_eq!(plan.sizes.window, window);
     }
 }
 
@@ -438,7 +441,7 @@ fn each_missing_feature_removes_its_fallbacks() {
         };
         let plan = plan_for(&Asked::default(), &file(GIB), &limited, false).unwrap();
         assert_eq!(
-            (plan.first().registered, plan.window > 0),
+            (plan.first().registered, plan.sizes.window > 0),
             (registered, registered)
         );
     }
@@ -448,7 +451,7 @@ fn each_missing_feature_removes_its_fallbacks() {
     };
     let plan = plan_for(&Asked::default(), &file(GIB), &small_memlock, false).unwrap();
     assert_eq!(methods_of(&plan)[0], "uring direct");
-    assert!(why(&plan, "not", "uring direct registered").contains("RLIMIT_MEMLOCK"));
+    assert!(why(&plan, About::Not, "uring direct registered").contains("RLIMIT_MEMLOCK"));
     let free = Host {
         pins_freely: true,
         ..small_memlock
@@ -462,7 +465,7 @@ fn each_missing_feature_removes_its_fallbacks() {
     };
     let plan = plan_for(&Asked::default(), &file(GIB), &no_uring, false).unwrap();
     assert_eq!(methods_of(&plan), ["threads direct", "threads buffered"]);
-    assert!(why(&plan, "not", "uring direct").contains("EPERM"));
+    assert!(why(&plan, About::Not, "uring direct").contains("EPERM"));
 
     let refused = Some("O_DIRECT is refused at open (EINVAL)".to_string());
     let no_direct = File {
@@ -471,7 +474,7 @@ fn each_missing_feature_removes_its_fallbacks() {
     };
     let plan = plan_for(&Asked::default(), &no_direct, &host(), false).unwrap();
     assert_eq!(methods_of(&plan), ["threads buffered"]);
-    assert!(why(&plan, "io", "buffered").contains("EINVAL"));
+    assert!(why(&plan, About::Io, "buffered").contains("EINVAL"));
     let insist = Asked {
         io: Io::Direct,
         ..Asked::default()
@@ -601,7 +604,7 @@ fn the_pages_of_a_ring_depend_on_its_own_size() {
     assert_eq!(pages(4 * MIB, &host()), Pages::Small);
     // It has no holes.
     let layout = Layout {
-        runs: vec![Run {
+        runs: vec![DataRun {
             start: 0,
             end: 4096,
             cached: false,
@@ -623,9 +626,9 @@ fn memory_has_the_alignment_of_the_file_offset() {
                 ..Asked::default()
             };
             let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
-            assert_eq!(plan.lead % 512, offset % 512);
-            assert!(plan.lead < 4096 && plan.capacity >= plan.lead + length);
-            assert_eq!(plan.capacity % 4096, 0);
+            assert_eq!(plan.place.start % 512, offset % 512);
+            assert!(plan.place.start < 4096 && plan.place.writable_to >= plan.place.start + length);
+            assert_eq!(plan.place.writable_to % 4096, 0);
         }
     }
 }
@@ -763,7 +766,7 @@ fn memory_that_direct_reads_cannot_fill_uses_bounce_buffers() {
     assert_eq!(methods_of(&plan), bounces);
     assert_eq!(plan.allocation, Allocation::InRead);
     assert!(
-        plan.block.unwrap() * u64::from(plan.queue_depth.unwrap()) <= 8 * MIB,
+        plan.sizes.block.unwrap() * u64::from(plan.sizes.queue_depth.unwrap()) <= 8 * MIB,
         "a small ring"
     );
     // If its exporter allows its pages to be pinned, direct reads work.
@@ -811,20 +814,23 @@ fn buffered_reads_by_one_thread_drop_their_pages_if_possible() {
     let auto = small(Io::Auto, None);
     let plan = plan_for(&auto, &refused(true), &host(), false).unwrap();
     assert!(plan.tuning.drop_behind);
-    assert_eq!((plan.block, plan.threads), (Some(4 * MIB), Some(1)));
+    assert_eq!(
+        (plan.sizes.block, plan.sizes.threads),
+        (Some(4 * MIB), Some(1))
+    );
     assert_eq!(plan.allocation, Allocation::Ahead);
     assert_eq!(
-        why(&plan, "cache", "left as it was"),
+        why(&plan, About::Cache, "left as it was"),
         "reads leave nothing in the page cache (RWF_DONTCACHE)"
     );
-    assert!(why(&plan, "method", "threads buffered").contains("one pread after another"));
+    assert!(why(&plan, About::Method, "threads buffered").contains("one pread after another"));
     // A folio is at most a huge page, and no two blocks may share one.
     let large = Host {
         thp_size: 32 * MIB,
         ..host()
     };
     let plan = plan_for(&auto, &refused(true), &large, false).unwrap();
-    assert_eq!(plan.block, Some(32 * MIB));
+    assert_eq!(plan.sizes.block, Some(32 * MIB));
     let larger = Host {
         thp_size: 512 * MIB,
         ..host()
@@ -845,9 +851,9 @@ fn buffered_reads_by_one_thread_drop_their_pages_if_possible() {
     for (asked, file, host) in none {
         let plan = plan_for(&asked, &file, &host, false).unwrap();
         assert!(!plan.tuning.drop_behind, "{plan:?}");
-        assert_eq!((plan.block, plan.threads), (Some(MIB), Some(2)));
+        assert_eq!((plan.sizes.block, plan.sizes.threads), (Some(MIB), Some(2)));
         assert_eq!(plan.allocation, Allocation::InRead);
-        why(&plan, "cache", "filled");
+        why(&plan, About::Cache, "filled");
     }
     // Nothing to drop or to decide.
     let in_memory = File {
@@ -862,7 +868,7 @@ fn buffered_reads_by_one_thread_drop_their_pages_if_possible() {
     ] {
         let plan = plan_for(&asked, &file, &host(), cached).unwrap();
         assert!(!plan.tuning.drop_behind, "{plan:?}");
-        assert!(!plan.reasons.iter().any(|one| one.about == "cache"));
+        assert!(!plan.reasons.iter().any(|one| one.about == About::Cache));
     }
 }
 
@@ -884,7 +890,7 @@ fn a_bounce_ring_fits_into_a_low_pin_limit() {
     assert!(plan.first().registered);
     let plan = plan_for(&request(Some(17)), &file(GIB), &host, false).unwrap();
     assert_eq!(methods_of(&plan)[0], "bounce direct");
-    let why = why(&plan, "not", "bounce direct registered");
+    let why = why(&plan, About::Not, "bounce direct registered");
     assert_eq!(
         why,
         "a ring of 8704 KiB exceeds the limit on pinned memory, 8192 KiB (RLIMIT_MEMLOCK)"
@@ -916,7 +922,7 @@ fn holes_count_for_memory_that_is_allocated_at_once() {
         ..host()
     };
     let sparse = Layout {
-        runs: vec![Run {
+        runs: vec![DataRun {
             start: 0,
             end: MIB,
             cached: false,
@@ -975,9 +981,12 @@ fn a_bounce_ring_is_limited_whatever_is_requested() {
         ..Asked::default()
     };
     let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
-    assert_eq!((plan.queue_depth, plan.window), (Some(1), 64 * MIB));
-    assert!(why(&plan, "depth", "1").contains("64 MiB"));
-    assert!(why(&plan, "not", "uring direct").contains("EFAULT"));
+    assert_eq!(
+        (plan.sizes.queue_depth, plan.sizes.window),
+        (Some(1), 64 * MIB)
+    );
+    assert!(why(&plan, About::Depth, "1").contains("64 MiB"));
+    assert!(why(&plan, About::Not, "uring direct").contains("EFAULT"));
 }
 
 #[test]
@@ -999,7 +1008,7 @@ fn udmabufs_use_base_pages_if_the_kernel_maps_other_pages_wrongly() {
     assert_eq!(pages(Kind::Memfd, Pages::Auto).pages, Pages::Huge);
     let asked = pages(Kind::Udmabuf, Pages::Thp);
     assert_eq!(asked.pages, Pages::Thp);
-    assert!(why(&asked, "pages", "thp").contains("vmap"));
+    assert!(why(&asked, About::Pages, "thp").contains("vmap"));
 }
 
 /// A request for a dma-buf of dmafile.ko.
@@ -1029,9 +1038,12 @@ fn dmafile_ko_fills_only_its_own_dma_bufs() {
     let want = ["module direct", "module buffered", "threads buffered"];
     assert_eq!(methods_of(&plan), want);
     assert!(plan.fused && plan.allocation == Allocation::Ahead);
-    assert_eq!((plan.chunk, plan.queue_depth), (Some(32 * MIB), Some(4)));
-    assert!(why(&plan, "allocation", "ahead").contains("in one call"));
-    assert!(why(&plan, "io", "direct").contains("0 of 1073741824 bytes are cached"));
+    assert_eq!(
+        (plan.sizes.chunk, plan.sizes.queue_depth),
+        (Some(32 * MIB), Some(4))
+    );
+    assert!(why(&plan, About::Allocation, "ahead").contains("in one call"));
+    assert!(why(&plan, About::Io, "direct").contains("0 of 1073741824 bytes are cached"));
 
     let error = plan_for(&request, &file(17 * GIB), &host(), false).unwrap_err();
     assert!(
@@ -1069,7 +1081,7 @@ fn dmafile_ko_reads_directly_unless_most_bytes_are_cached() {
         let runs = runs.into_iter().filter(|run| run.0 < run.1);
         let layout = Layout {
             runs: runs
-                .map(|(start, end, cached)| Run { start, end, cached })
+                .map(|(start, end, cached)| DataRun { start, end, cached })
                 .collect(),
             learned: "told".to_string(),
             wanted: vec![(0, GIB)],
@@ -1082,7 +1094,9 @@ fn dmafile_ko_reads_directly_unless_most_bytes_are_cached() {
     };
     let mostly = plan(600 * MIB, Io::Auto);
     assert_eq!(methods_of(&mostly), ["module buffered", "threads buffered"]);
-    assert!(why(&mostly, "io", "buffered").contains("629145600 of 1073741824 bytes are cached"));
+    assert!(
+        why(&mostly, About::Io, "buffered").contains("629145600 of 1073741824 bytes are cached")
+    );
     let hardly = plan(400 * MIB, Io::Auto);
     assert_eq!(hardly.first().to_string(), "module direct");
     assert!(mostly.fused && hardly.fused);
@@ -1096,7 +1110,7 @@ fn dmafile_ko_reads_directly_unless_most_bytes_are_cached() {
 #[test]
 fn a_file_with_holes_is_allocated_before_it_is_read() {
     let request = of_module(Kind::Module);
-    let run = |start, end| Run {
+    let run = |start, end| DataRun {
         start,
         end,
         cached: false,
@@ -1144,7 +1158,7 @@ fn a_heap_that_supports_it_reads_whole_files() {
     ];
     assert_eq!(methods_of(&plan), want);
     assert!(plan.fused && plan.allocation == Allocation::Ahead);
-    assert!(why(&plan, "allocation", "ahead").contains("the heap allocates and reads"));
+    assert!(why(&plan, About::Allocation, "ahead").contains("the heap allocates and reads"));
     let cached = plan_for(&of_heap(), &file(GIB), &host(), true).unwrap();
     assert_eq!(cached.first().to_string(), "heap-read buffered");
 
@@ -1190,7 +1204,7 @@ fn copy_file_range_is_used_if_the_kernel_supports_it() {
         "threads buffered",
     ];
     assert_eq!(methods_of(&plan), want);
-    assert_eq!(plan.block, Some(64 << 20));
+    assert_eq!(plan.sizes.block, Some(64 << 20));
     let cached = plan_for(&there(true), &file(GIB), &host(), true).unwrap();
     assert_eq!(cached.first().to_string(), "copy-file-range buffered");
     let without = plan_for(&there(false), &file(GIB), &host(), false).unwrap();

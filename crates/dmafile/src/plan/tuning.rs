@@ -3,13 +3,13 @@
 use super::Attempt;
 use super::MOST_THREADS;
 use super::allocation::allocators;
-use super::methods::WantedRange;
+use super::load::WantedRange;
 use crate::error::{Error, Result};
 use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
 use crate::message::Opt;
 use crate::options::{BLOCK_RANGE, DEFAULT_CHUNK, Io, Method};
-use crate::reasons::Reasons;
+use crate::reasons::{About, Reasons};
 use crate::request::Request;
 
 /// Direct reads: 4 MiB blocks keep a disk busy at a queue depth of 8 with the fewest operations (see
@@ -69,7 +69,7 @@ impl LoadTuning {
             .max(1);
         if first.method == Method::Bounce && queue_depth > most {
             let why = format!("a ring has at most {} MiB", LARGEST_RING >> 20);
-            log.add("depth", most, why);
+            log.add(About::Depth, most, why);
             queue_depth = most;
         }
         if first.method == Method::CopyFileRange {
@@ -89,7 +89,7 @@ impl LoadTuning {
         if let Some(module) = module {
             if chunk > module.max_chunk {
                 let why = "the most that dmafile.ko allocates at a time";
-                log.add("chunk", module.max_chunk, why);
+                log.add(About::Chunk, module.max_chunk, why);
                 chunk = module.max_chunk;
             }
             if request
@@ -97,7 +97,7 @@ impl LoadTuning {
                 .is_some_and(|asked| asked != module.depth)
             {
                 let why = "chunks in flight: dmafile.ko's parameter depth";
-                log.add("depth", module.depth, why);
+                log.add(About::Depth, module.depth, why);
             }
             queue_depth = module.depth;
         }
@@ -106,7 +106,7 @@ impl LoadTuning {
         {
             let why =
                 "the kernel decides how much is in flight: /sys/module/dma_heap_read/parameters";
-            log.add("chunk", "auto", why);
+            log.add(About::Chunk, "auto", why);
         }
         Ok(Self {
             block,
@@ -149,10 +149,10 @@ fn drop_behind(
         format!("RWF_DONTCACHE needs blocks in multiples of {folio} bytes, in whole chunks")
     } else {
         let why = "reads leave nothing in the page cache (RWF_DONTCACHE)";
-        log.add("cache", "left as it was", why);
+        log.add(About::Cache, "left as it was", why);
         return Some(block);
     };
-    log.add("cache", "filled", kept);
+    log.add(About::Cache, "filled", kept);
     None
 }
 

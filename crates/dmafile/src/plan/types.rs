@@ -1,10 +1,10 @@
 //! The plan of a load, as data.
 
 use crate::error::{Error, Result};
-use crate::message::{Opt, message};
+use crate::message::{Message, Opt, message};
 use crate::options::{Allocation, Io, Method, Pages};
 use crate::plan::LoadTuning;
-use crate::reasons::Reason;
+use crate::reasons::{About, Reason, Reasons};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -24,14 +24,22 @@ pub struct Attempt {
 }
 
 impl Attempt {
+    pub(crate) const fn new(method: Method, direct: bool, registered: bool) -> Self {
+        Self {
+            method,
+            direct,
+            registered,
+        }
+    }
+
     /// Reads go directly to their final place, in whole units of the file's direct I/O alignment.
-    pub(crate) fn lands_whole(self) -> bool {
+    pub(crate) fn in_whole_blocks(self) -> bool {
         self.direct && self.method != Method::Bounce && !self.moves_in_one_call()
     }
 
     /// Reads go to addresses of the memory's mapping, which the kernel pins.
-    pub(crate) fn lands_by_address(self) -> bool {
-        self.lands_whole() && self.method != Method::Premap
+    pub(crate) fn reads_by_address(self) -> bool {
+        self.in_whole_blocks() && self.method != Method::Premap
     }
 
     /// The kernel moves everything in one call, including parts of blocks, with one I/O mode.
@@ -76,42 +84,22 @@ pub struct Plan {
     pub pages: Pages,
     /// Methods in the order in which they are tried: the first is the choice, the others are fallbacks.
     pub methods: Vec<Attempt>,
-    /// Bytes per operation; `None` if the kernel decides.
-    pub block: Option<u64>,
-    /// Maximum number of operations in flight; for dmafile.ko, of chunks. `None` if the kernel decides.
-    pub queue_depth: Option<u32>,
-    /// Maximum size of a chunk of memory that is allocated before its reads begin; `None` if nothing is
-    /// allocated ahead.
-    pub chunk: Option<u64>,
+    /// How much is moved at once.
+    #[serde(flatten)]
+    pub sizes: Sizes,
     /// When pages are allocated.
     pub allocation: Allocation,
     /// One call of dmafile.ko or a heap allocates the memory and reads into it: a fused load.
-    // The JSON key has an older name.
-    #[serde(rename = "born_full")]
     pub fused: bool,
-    /// Alignment of direct reads; `None` if there are none.
-    pub align: Option<u64>,
-    /// Where the requested bytes start in the buffer, so that file and memory have the same alignment;
-    /// for `fd:N@OFFSET` it is OFFSET.
-    pub lead: u64,
-    /// Where writable memory starts: 0, except for `fd:N@OFFSET`.
-    pub floor: u64,
-    /// Where writable memory ends: the requested range, rounded up to pages and to the file's direct
-    /// I/O alignment; for existing memory all of it; for `fd:N@OFFSET` the requested range.
-    pub capacity: u64,
+    /// Where the bytes go in the buffer.
+    #[serde(flatten)]
+    pub place: Placement,
     /// Bytes that will be read from the disk.
     pub to_read: u64,
     /// Bytes that will be copied from the page cache.
     pub to_copy: u64,
     /// Bytes in holes, which are not read.
     pub holes: u64,
-    /// Size of a window of registered buffers; 0 without.
-    pub window: u64,
-    /// Threads that copy from the page cache; `None` if there are none.
-    pub threads: Option<usize>,
-    /// Maximum number of threads that allocate ahead of the reads: one starts, others join if reads
-    /// wait for it. `None` if nothing is allocated ahead.
-    pub allocators: Option<usize>,
     /// The NUMA node that memory comes from; `None` on a machine with one, or if a memory policy
     /// decides.
     pub node: Option<u32>,
@@ -120,6 +108,41 @@ pub struct Plan {
     /// Parameters of all methods in the list, including the fallbacks.
     #[serde(skip)]
     pub(crate) tuning: LoadTuning,
+}
+
+/// How much the first method moves at once. Sizes are in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Sizes {
+    /// Bytes per operation; `None` if the kernel decides.
+    pub block: Option<u64>,
+    /// Maximum number of operations in flight; for dmafile.ko, of chunks. `None` if the kernel decides.
+    pub queue_depth: Option<u32>,
+    /// Maximum size of a chunk of memory that is allocated before its reads begin; `None` if nothing is
+    /// allocated ahead.
+    pub chunk: Option<u64>,
+    /// Alignment of direct reads; `None` if there are none.
+    pub align: Option<u64>,
+    /// Size of a window of registered buffers; 0 without.
+    pub window: u64,
+    /// Threads that copy from the page cache; `None` if there are none.
+    pub threads: Option<usize>,
+    /// Maximum number of threads that allocate ahead of the reads: one starts, others join if reads
+    /// wait for it. `None` if nothing is allocated ahead.
+    pub allocators: Option<usize>,
+}
+
+/// Where the requested bytes go in a buffer, in bytes from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Placement {
+    /// Where they start, so that file and memory have the same alignment; for `fd:N@OFFSET` it is OFFSET.
+    pub start: u64,
+    /// Where writable memory starts: 0, except for `fd:N@OFFSET`.
+    pub writable_from: u64,
+    /// Where writable memory ends: the requested range, rounded up to pages and to the file's direct
+    /// I/O alignment; for existing memory all of it; for `fd:N@OFFSET` the requested range.
+    pub writable_to: u64,
 }
 
 impl Plan {
@@ -138,28 +161,40 @@ impl Plan {
         let ahead = self.allocation == Allocation::Ahead;
         let by_module = first.method == Method::Module;
         let cuts = !by_module && first.method != Method::HeapRead;
-        self.block = (cuts && (moves || copies)).then_some(tuning.block);
-        self.queue_depth = match first.method {
+        self.sizes.block = (cuts && (moves || copies)).then_some(tuning.block);
+        self.sizes.queue_depth = match first.method {
             Method::HeapRead => None,
             _ if moves => Some(self.concurrency(first)),
             _ if copies => Some(self.workers_for_copies() as u32),
             _ => None,
         };
-        self.chunk = (by_module || (cuts && ahead)).then_some(tuning.chunk);
-        self.align = (first.direct && moves).then_some(tuning.align);
-        self.threads = match (first.method, first.direct) {
+        self.sizes.chunk = (by_module || (cuts && ahead)).then_some(tuning.chunk);
+        self.sizes.align = (first.direct && moves).then_some(tuning.align);
+        self.sizes.threads = match (first.method, first.direct) {
             _ if copies => Some(self.workers_for_copies()),
             (Method::Threads, false) if moves => Some(self.workers(first)),
             _ => None,
         };
         let allocates = !self.fused && self.allocation != Allocation::InRead;
-        self.allocators = allocates.then_some(tuning.allocators);
+        self.sizes.allocators = allocates.then_some(tuning.allocators);
         self
+    }
+
+    /// Adds a choice to the log, and to the plan.
+    pub(crate) fn add(
+        &mut self,
+        log: &Reasons,
+        about: About,
+        choice: impl ToString,
+        why: impl Into<Message>,
+    ) {
+        log.add(about, choice, why);
+        self.reasons.extend(log.list().pop());
     }
 
     /// The file offset of the memory's first byte, wrapping.
     pub(crate) fn base(&self) -> u64 {
-        self.offset.wrapping_sub(self.lead)
+        self.offset.wrapping_sub(self.place.start)
     }
 
     /// How far into a block the memory begins, if blocks begin at multiples of their size or, for direct
@@ -174,12 +209,12 @@ impl Plan {
 
     /// Number of bytes from the beginning of the first block to the end of the wanted bytes.
     pub(crate) fn reach(&self) -> u64 {
-        self.phase() + self.lead + self.bytes
+        self.phase() + self.place.start + self.bytes
     }
 
     /// Number of bytes from there to the end of all reads, which may be rounded up.
     pub(crate) fn end(&self) -> u64 {
-        self.phase() + self.capacity
+        self.phase() + self.place.writable_to
     }
 
     /// Adapts the plan to memory that is filled repeatedly: windows that are registered for reads are for
@@ -195,14 +230,20 @@ impl Plan {
                 .with_errno(rustix::io::Errno::OPNOTSUPP)
                 .with_remedy(message!["use ", Opt::Method.set(Method::Auto)]));
         }
-        (self.window, self.allocation) = (0, Allocation::Ahead);
+        self.allocation = Allocation::Ahead;
         self.kind = "ring".to_string();
         // The ring is allocated once.
-        (self.chunk, self.allocators) = (None, None);
-        self.reasons.retain(|reason| reason.about != "allocation");
+        self.sizes = Sizes {
+            window: 0,
+            chunk: None,
+            allocators: None,
+            ..self.sizes
+        };
+        self.reasons
+            .retain(|reason| reason.about != About::Allocation);
         let first = self.first().to_string();
         for reason in &mut self.reasons {
-            if reason.about == "method" && reason.choice != first {
+            if reason.about == About::Method && reason.choice != first {
                 reason.choice.clone_from(&first);
                 reason.why = "the memory of a ring is pinned for the device, not for reads".into();
             }

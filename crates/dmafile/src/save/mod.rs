@@ -1,6 +1,5 @@
 //! The save request, as a builder.
 
-mod hash;
 mod origin;
 mod overlap;
 pub mod part;

@@ -1,6 +1,5 @@
 //! What is saved: memory behind a descriptor, a file, or the output of a pipe.
 
-use super::hash::Hash;
 use super::overlap::Stored;
 use super::parts::{OpenParts, OriginPart};
 use crate::control::CancelToken;
@@ -522,23 +521,6 @@ pub(super) struct Block<'a> {
     pub(super) ring: &'a Region<'a>,
     pub(super) at: u64,
     pub(super) room: u64,
-}
-
-impl Block<'_> {
-    /// Hashes its first bytes.
-    pub(super) fn hash(&self, hash: &mut Hash<'_>, at: u64, len: u64) -> Result<()> {
-        hash.upto(at)?;
-        let mut scratch = vec![0; 64 << 10];
-        let mut done = 0;
-        while done < len {
-            let step = (len - done).min(scratch.len() as u64);
-            let bytes = &mut scratch[..step as usize];
-            self.ring.copy_out(self.at + done, bytes);
-            hash.bytes(bytes);
-            done += step;
-        }
-        Ok(())
-    }
 }
 
 /// CPU access for reading, until this is dropped (DMA_BUF_IOCTL_SYNC).

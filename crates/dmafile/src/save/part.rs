@@ -1,7 +1,6 @@
 //! Writes parts of memory to a growing file: the basis of recorders.
 
 use super::SaveRequest;
-use super::hash::Hash;
 use super::origin::{Opened, Origin};
 use super::plan::{self, SavePlan};
 use super::run::{ChecksumGuard, SaveTransfer};
@@ -11,6 +10,7 @@ use crate::control::CancelToken;
 use crate::error::{Error, Result, Verb};
 use crate::facts::Host;
 use crate::flow::meter::Meter;
+use crate::flow::run::Run;
 use crate::folder::{Folder, split};
 use crate::options::{Io, Method};
 use crate::plan::Attempt;
@@ -18,7 +18,7 @@ use crate::reasons::Reasons;
 use crate::sync::{self, lock};
 use crate::sys::map::{Borrowed, Mapping, page_size};
 use crate::sys::{Errno, file, memfd, place, retry};
-use crate::verify::Algorithm;
+use crate::verify::{Algorithm, Follower};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -153,19 +153,21 @@ impl PartMemory {
                 done => return done.map_err(|errno| to.to.failed(offset, errno)),
             }
         }
-        let meter = Meter::new(Instant::now(), whole, false, false, None);
-        let log = Reasons::default();
+        let run = Run {
+            verb: Verb::Record,
+            meter: Meter::new(Instant::now(), false, false, None),
+            cancel,
+            log: &Reasons::default(),
+        };
         let runs = [(offset, offset + whole)];
         let transfer = SaveTransfer {
             verify: None,
-            cancel,
             origin,
             to: &to.to,
             at: offset,
             plan: &plan,
             runs: &runs,
-            meter: &meter,
-            log: &log,
+            run: &run,
         };
         let attempt = transfer.walk(runs.to_vec(), to.grain(), None, &EdgeBytes::default())?;
         if attempt != first {
@@ -240,9 +242,9 @@ fn checksum_beside(origin: &Opened, len: u64, write: impl FnOnce() -> Result<()>
 fn checksum(origin: &Opened, len: u64, over: impl Fn() -> bool) -> Result<u32> {
     let end = origin.start + len;
     let runs = [(origin.start, end)];
-    let mut hash = Hash::new(Algorithm::Crc32c, origin, &runs);
-    hash.all(end, over)?;
-    let sum = u32::from_str_radix(&hash.hex(), 16);
+    let mut follower = Follower::new(Algorithm::Crc32c, len, origin.start, &runs);
+    follower.advance(end, |at, into| origin.copy_out(at, into), over)?;
+    let sum = u32::from_str_radix(&follower.hex(), 16);
     Ok(sum.expect("a CRC has eight hexadecimal digits"))
 }
 
@@ -391,24 +393,27 @@ mod tests {
         };
         let plan = memory.plan(&memory.opened, &to, &how).unwrap();
         for at in [0, 1 << 20] {
-            let (runs, log) = ([(at, at + 2 * PART)], Reasons::default());
-            let meter = Meter::new(Instant::now(), 2 * PART, false, false, None);
+            let runs = [(at, at + 2 * PART)];
+            let run = Run {
+                verb: Verb::Record,
+                meter: Meter::new(Instant::now(), false, false, None),
+                cancel: &CancelToken::new(),
+                log: &Reasons::default(),
+            };
             let transfer = SaveTransfer {
                 verify: None,
-                cancel: &CancelToken::new(),
                 origin: &memory.opened,
                 to: &to.to,
                 at,
                 plan: &plan,
                 runs: &runs,
-                meter: &meter,
-                log: &log,
+                run: &run,
             };
             let kept = EdgeBytes::default();
             transfer
                 .walk(runs.to_vec(), to.grain(), None, &kept)
                 .unwrap();
-            assert_eq!(meter.phase(Phase::Copy).as_nanos(), 0, "at {at}");
+            assert_eq!(run.meter.phase(Phase::Copy).as_nanos(), 0, "at {at}");
             let all = std::fs::read(&path).unwrap();
             let (one, two) = all[at as usize..].split_at(PART as usize);
             assert!(one == [1; PART as usize] && two == [2; PART as usize]);

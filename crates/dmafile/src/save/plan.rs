@@ -4,16 +4,17 @@ use super::SaveRequest;
 use super::origin::{DescriptorMemory, Opened};
 use super::parts::Fit;
 use super::to::To;
-use crate::error::{Error, Result, errno_name};
+use crate::error::{Error, Result, Verb, errno_name};
 use crate::facts::{Host, premap};
-use crate::message::{Message, Opt, message};
+use crate::message::{Message, Opt};
 use crate::options::{Io, Method};
+use crate::plan::methods::{self, MemoryFacts, Need};
 use crate::plan::{
     Attempt, BOUNCE_BLOCK, BUFFERED_BLOCK, COPY_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, LARGEST_RING,
-    MOST_THREADS, MOST_WORKERS, PinnedBytes, no_uring,
+    MOST_THREADS, MOST_WORKERS, PinnedBytes, limit_pinned,
 };
-use crate::reasons::{Reason, Reasons};
-use crate::sys::{Errno, file};
+use crate::reasons::{About, Reason, Reasons};
+use crate::sys::file;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -161,7 +162,7 @@ pub(super) fn decide(
         }
         _ => by_address(origin, to, runs, holes > 0),
     };
-    let mut methods = methods(wanted, origin, to, host, &by_address, log)?;
+    let mut methods = choose(wanted, origin, to, host, &by_address, log)?;
     let tuning = SaveTuning {
         block: wanted.block,
         depth: wanted.queue_depth.unwrap_or(DIRECT_DEPTH),
@@ -182,24 +183,30 @@ pub(super) fn decide(
     let window = window(&mut methods, tuning, origin, host, log);
     let first = methods[0];
     match (to.direct(), wanted.io) {
-        (Err(why), Io::Auto) => log.add("io", Io::Buffered, why),
+        (Err(why), Io::Auto) => log.add(About::Io, Io::Buffered, why),
         (_, Io::Auto) if first.direct => {
-            log.add("io", Io::Direct, "nothing of it stays in the page cache");
+            log.add(
+                About::Io,
+                Io::Direct,
+                "nothing of it stays in the page cache",
+            );
         }
-        (_, Io::Auto) => log.add("io", Io::Buffered, "no direct method works here"),
-        (_, asked) => log.add("io", asked, "requested"),
+        (_, Io::Auto) => log.add(About::Io, Io::Buffered, "no direct method works here"),
+        (_, asked) => log.add(About::Io, asked, "requested"),
     }
-    log.add("method", first, describe(first, wanted.method, origin));
+    let once = origin.passes_once();
+    let how = methods::describe(Verb::Save, (first, wanted.method), (false, once));
+    log.add(About::Method, first, how);
     let (how, why) = match to.is_in_place() {
         true => ("in place", "not atomic: a crash leaves old and new bytes"),
         false => ("atomic", "the old file or the new one, never a mixture"),
     };
-    log.add("place", how, why);
+    log.add(About::Place, how, why);
     let (how, why) = match wanted.sync {
         true => ("yes", "it is on the disk when the save has ended"),
         false => ("no", "requested: a crash soon after may lose it"),
     };
-    log.add("sync", how, why);
+    log.add(About::Sync, how, why);
     Ok(SavePlan {
         from: wanted.from.clone(),
         kind: origin.kind.to_string(),
@@ -222,16 +229,8 @@ pub(super) fn decide(
     })
 }
 
-fn attempt(method: Method, direct: bool, registered: bool) -> Attempt {
-    Attempt {
-        method,
-        direct,
-        registered,
-    }
-}
-
 /// The methods to try, in order, with the reasons for those left out.
-fn methods(
+fn choose(
     wanted: &SaveRequest,
     origin: &Opened<'_>,
     to: &To,
@@ -239,133 +238,69 @@ fn methods(
     by_address: &Result<(), Message>,
     log: &Reasons,
 ) -> Result<Vec<Attempt>> {
-    let uring = [
-        attempt(Method::Uring, true, true),
-        attempt(Method::Uring, true, false),
-    ];
-    let bounce = [
-        attempt(Method::Bounce, true, true),
-        attempt(Method::Bounce, true, false),
-    ];
-    let premap = attempt(Method::Premap, true, true);
-    let last = attempt(Method::Threads, false, false);
-    let both = |method| vec![attempt(method, true, false), attempt(method, false, false)];
-    let memory = origin.memory();
-    let dma_buf = memory.and_then(|memory| memory.dma_buf.as_ref());
-    let copies = memory.is_some_and(|memory| copies(memory, to));
-    let through = || bounce.into_iter().chain([last]);
-    let all: Vec<Attempt> = match wanted.method {
-        Method::Auto if module_has_made(origin) => {
-            both(Method::Module).into_iter().chain(through()).collect()
-        }
-        Method::Auto if dma_buf.is_some() => {
-            let mut all = vec![premap];
-            if copies {
-                all.extend(both(Method::CopyFileRange));
-            }
-            match by_address {
-                Ok(()) => all.extend(uring),
-                Err(why) => log.add("not", uring[1], why.clone()),
-            }
-            all.into_iter().chain(through()).collect()
-        }
-        Method::Auto if origin.parts().is_some() => {
-            let direct = [uring[1], attempt(Method::Threads, true, false)];
-            match by_address {
-                Ok(()) => direct.into_iter().chain(through()).collect(),
-                Err(why) => {
-                    log.add("not", uring[1], why.clone());
-                    through().collect()
-                }
-            }
-        }
-        Method::Auto => match by_address {
-            Ok(()) => vec![
-                uring[0],
-                uring[1],
-                attempt(Method::Threads, true, false),
-                last,
-            ],
-            Err(why) => {
-                if memory.is_some() {
-                    log.add("not", uring[1], why.clone());
-                }
-                through().collect()
-            }
-        },
-        Method::Uring => vec![uring[0], uring[1], attempt(Method::Uring, false, false)],
-        Method::Threads => both(Method::Threads),
-        Method::Bounce => through().collect(),
-        Method::Premap => vec![premap],
-        Method::Module | Method::CopyFileRange => both(wanted.method),
-        other => {
-            let words: Vec<_> = METHODS.iter().map(|method| method.word()).collect();
-            let why = format!(
-                "{other} is a load method; saves support {}",
-                words.join(", ")
-            );
-            return Err(Error::usage(Opt::Method, why));
-        }
+    let (asked, io) = (wanted.method, wanted.io);
+    if !METHODS.contains(&asked) {
+        let words: Vec<_> = METHODS.iter().map(|method| method.word()).collect();
+        let why = format!(
+            "{asked} is a load method; saves support {}",
+            words.join(", ")
+        );
+        return Err(Error::usage(Opt::Method, why));
+    }
+    let source = origin.memory();
+    let parts = origin.parts().is_some();
+    let memory = MemoryFacts {
+        module: module_has_made(origin),
+        copies: source.is_some_and(|memory| copies(memory, to)),
+        dma_buf: source.is_some_and(|memory| memory.dma_buf.is_some()),
+        parts,
+        by_address: by_address.is_ok(),
+        ..MemoryFacts::default()
     };
-    let mut left_out = None;
-    let mut kept = Vec::new();
-    for attempt in all {
-        let why = match (wanted.io, attempt.direct) {
-            (Io::Direct, false) | (Io::Buffered, true) => continue,
-            (_, true) => to.direct().map(drop).map_err(Message::from),
-            _ => Ok(()),
-        }
-        .and_then(|()| match no_uring(host, &to.file_system, to.align_told) {
-            Some(why) if attempt.registered || attempt.method == Method::Uring => Err(why.into()),
-            _ => Ok(()),
-        })
-        .and_then(|()| match attempt.method {
-            // Parts that are not aligned go through a ring.
-            Method::Uring | Method::Threads if origin.parts().is_some() => match attempt.registered
-            {
-                true => Err("each part is written only once".into()),
-                false => Ok(()),
-            },
-            Method::Uring => by_address.clone(),
-            Method::Threads if attempt.direct => by_address.clone(),
-            Method::Module if !module_has_made(origin) => {
-                Err("dmafile.ko writes its own dma-bufs only".into())
-            }
-            Method::CopyFileRange if !copies => {
-                Err("this kernel does not copy from such memory to a file".into())
-            }
-            Method::Premap => maps_once(memory, to),
-            _ => Ok(()),
-        })
-        .and_then(|()| match memory.and_then(|memory| memory.unregistrable) {
-            Some(why) if attempt.registered && attempt.method == Method::Uring => Err(why.into()),
-            _ => Ok(()),
-        });
-        match why {
-            Ok(()) => kept.push(attempt),
-            Err(why) => {
-                log.add("not", attempt, why.clone());
-                left_out.get_or_insert((attempt, why));
-            }
-        }
+    if let (Method::Auto, false, Err(why)) = (asked, memory.module, by_address)
+        && (source.is_some() || parts)
+    {
+        log.add(About::Not, methods::URING, why.clone());
     }
-    if kept.is_empty() {
-        let (attempt, why) = left_out.unwrap_or((
-            attempt(wanted.method, false, false),
-            message!["no method supports this I/O mode (", Opt::Io, ")"],
-        ));
-        return Err(Error::new("cannot save this way", why)
-            .at(format!("{attempt} of {}", wanted.from))
-            .with_errno(Errno::OPNOTSUPP)
-            .with_remedy(message![
-                "leave ",
-                Opt::Method,
-                " and ",
-                Opt::Io,
-                " to auto, or see `dmafile save --explain`"
-            ]));
+    let met = |need, attempt: Attempt| match need {
+        Need::DirectFile => to.direct().map(drop).map_err(Message::from),
+        Need::Uring => match methods::no_uring(host, &to.file_system, to.align_told) {
+            Some(why) => Err(why.into()),
+            None => Ok(()),
+        },
+        // Parts that are not aligned go through a ring, and buffered writes copy.
+        Need::Addresses if parts || attempt == methods::BUFFERED => Ok(()),
+        Need::Addresses => by_address.clone(),
+        Need::RegistrablePages if parts => Err("each part is written only once".into()),
+        Need::RegistrablePages => match source.and_then(|memory| memory.unregistrable) {
+            Some(why) => Err(why.into()),
+            None => Ok(()),
+        },
+        Need::Premapping => maps_once(source, to),
+        Need::ModuleMemory if !memory.module => {
+            Err("dmafile.ko writes its own dma-bufs only".into())
+        }
+        Need::CopyingKernel if !memory.copies => {
+            Err("this kernel does not copy from such memory to a file".into())
+        }
+        Need::ModuleMemory | Need::CopyingKernel | Need::ReadingHeap | Need::Blocks => Ok(()),
+    };
+    let order = methods::order(Verb::Save, (asked, io), memory);
+    let (kept, left_out) = methods::keep(order, io, met);
+    methods::log_left_out(&left_out, log);
+    match kept.is_empty() {
+        true => {
+            let ends = format!("of {}", wanted.from);
+            Err(methods::none_left(
+                Verb::Save,
+                asked,
+                &left_out,
+                &ends,
+                host,
+            ))
+        }
+        false => Ok(kept),
     }
-    Ok(kept)
 }
 
 /// Whether the disk can read the bytes from their addresses; otherwise why not.
@@ -428,56 +363,15 @@ fn window(
     host: &Host,
     log: &Reasons,
 ) -> u64 {
-    let limit = host.pin_limit();
-    let pinned = |attempt: &Attempt| {
-        let in_flight = tuning.block_of(*attempt) * u64::from(tuning.depth_of(*attempt));
+    let page = origin.memory().map_or(host.page, |memory| memory.page);
+    let page = page.max(host.thp_size);
+    let pinned = |attempt: Attempt| {
+        let in_flight = tuning.block_of(attempt) * u64::from(tuning.depth_of(attempt));
         match (attempt.registered, attempt.method) {
             (true, Method::Bounce) => Some(PinnedBytes::ring(in_flight)),
-            (true, Method::Uring) => {
-                let page = origin.memory().map_or(host.page, |memory| memory.page);
-                let page = page.max(host.thp_size);
-                Some(PinnedBytes::windows(in_flight, page))
-            }
+            (true, Method::Uring) => Some(PinnedBytes::windows(in_flight, page)),
             _ => None,
         }
     };
-    let exceeds = |attempt: &Attempt| pinned(attempt).and_then(|pinned| pinned.exceeds(limit));
-    let too_large: Vec<_> = methods
-        .iter()
-        .filter_map(|attempt| Some((*attempt, exceeds(attempt)?)))
-        .collect();
-    if too_large.len() < methods.len() {
-        for (attempt, why) in too_large {
-            log.add("not", attempt, why);
-            methods.retain(|other| *other != attempt);
-        }
-    }
-    let by_windows = |attempt: &&Attempt| attempt.registered && attempt.method == Method::Uring;
-    let first = methods.iter().find(by_windows).and_then(pinned);
-    first.map_or(0, |pinned| pinned.window(limit))
-}
-
-/// The reason for choosing a method.
-fn describe(attempt: Attempt, asked: Method, origin: &Opened<'_>) -> String {
-    let what = match (attempt.method, attempt.direct, attempt.registered) {
-        (Method::Uring, true, true) => "the disk reads from registered memory, no copy",
-        (Method::Uring, true, false) => "the disk reads from the memory, no copy",
-        (Method::Uring, false, _) => "io_uring's workers copy to the page cache",
-        (Method::Threads, true, _) => "a pool of direct pwrites, no copy",
-        (Method::Threads, false, _) => "a pool of pwrites, copied to the page cache",
-        (Method::Premap, ..) => "the disk reads from memory that is mapped once for it, no copy",
-        (Method::Bounce, _, registered) => match (origin.passes_once(), registered) {
-            (true, true) => "read into a registered ring, from which the disk reads",
-            (true, false) => "read into a ring, and a pool of direct pwrites from there",
-            (false, true) => "one copy to a registered ring, from which the disk reads",
-            (false, false) => "one copy to a ring, and a pool of direct pwrites from there",
-        },
-        (Method::Module, true, _) => "the disk reads from the buffer's own pages",
-        (Method::CopyFileRange, true, _) => "the kernel lets the disk read from the memory's pages",
-        _ => "the kernel copies to the page cache",
-    };
-    match asked {
-        Method::Auto => format!("the first method that works here: {what}"),
-        _ => format!("requested: {what}"),
-    }
+    limit_pinned(methods, host.pin_limit(), pinned, log)
 }

@@ -10,7 +10,7 @@ use super::target::{ExistingFile, SaveTarget};
 use super::to::{cannot_open, cannot_sync};
 use crate::error::{Error, Result, Verb, errno_name};
 use crate::message::{Message, Opt, message};
-use crate::reasons::Reasons;
+use crate::reasons::{About, Reasons};
 use crate::sys::place::{self, Named, PRIVATE};
 use crate::sys::{Errno, sandbox};
 use rustix::fs::FileType;
@@ -120,11 +120,11 @@ impl Replacement {
         if !left.is_empty() {
             why += &format!("; not {}, which described the old bytes", left.join(", "));
         }
-        log.add("keeps", "mode and owner", why);
+        log.add(About::Keeps, "mode and owner", why);
         if is.links > 1 {
             let others = is.links - 1;
             let why = format!("{others} other hard links keep the old bytes");
-            log.add("links", is.links, why);
+            log.add(About::Links, is.links, why);
         }
         Ok(FilePermissions {
             mode: is.mode,
@@ -230,7 +230,7 @@ impl SaveTarget {
             Ok(file) => match place::can_link(file.as_fd()) {
                 Ok(()) => {
                     log.add(
-                        "file",
+                        About::File,
                         "without a name",
                         "it gets one when it is complete (O_TMPFILE)",
                     );
@@ -251,7 +251,7 @@ impl SaveTarget {
             Err(errno) => return Err(cannot_make(errno)),
         };
         let (called, file) = self.claim_new(PRIVATE)?;
-        log.add("file", called.to_string_lossy(), refused);
+        log.add(About::File, called.to_string_lossy(), refused);
         Ok((file, Some(called)))
     }
 

@@ -6,7 +6,7 @@ use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace;
 use crate::options::{Io, Method};
 use crate::plan::Attempt;
-use crate::reasons::{Reason, Reasons};
+use crate::reasons::{About, Reason, Reasons};
 use crate::sys::module;
 use crate::verify::Verified;
 use serde::Serialize;
@@ -69,9 +69,9 @@ impl SaveReport {
         (attempt, verify): (Attempt, Option<Verified>),
     ) -> Self {
         if let Some((choice, why)) = modes(meter.modes()) {
-            log.add("mode", choice, why);
+            log.add(About::Mode, choice, why);
         }
-        let (direct, buffered) = meter.moved();
+        let (direct, buffered) = meter.totals();
         let mut phases: BTreeMap<_, _> = Phase::OF_SAVES
             .iter()
             .map(|&phase| (phase.name(), meter.phase(phase).as_secs_f64()))

@@ -1,7 +1,6 @@
 //! One save, from request to report: inspect, plan, reserve, write, sync, report.
 
 use super::Save;
-use super::hash::Hash;
 use super::origin::{Block, Opened};
 use super::overlap;
 use super::parts::Fit;
@@ -9,27 +8,26 @@ use super::plan::{self, SavePlan};
 use super::report::SaveReport;
 use super::to::To;
 use super::write::{self, EdgeBytes, Passing, WriteJob};
-use crate::control::CancelToken;
 use crate::error::{Error, Result, Verb};
 use crate::facts::Host;
 use crate::flow::clock::Clock;
 use crate::flow::feed::{Cut, Feed, FileRange};
 use crate::flow::meter::{Meter, Phase};
+use crate::flow::run::Run;
 use crate::flow::trace::ROW_VERIFY;
-use crate::message::message;
-use crate::method::Stop;
 use crate::options::{Io, Method};
 use crate::plan::Attempt;
+use crate::pump::{self, Pass, Stop};
 use crate::reasons::Reasons;
 use crate::sync::{self, lock};
 use crate::sys::file;
-use crate::verify::{DigestCheck, Verified, Verify};
+use crate::verify::{DigestCheck, Follower, Verified, Verify};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What a save is going to do.
-struct SaveDecision<'m> {
+struct SaveTask<'m> {
     origin: Opened<'m>,
     to: To,
     plan: SavePlan,
@@ -44,7 +42,7 @@ struct SaveDecision<'m> {
 /// behind.
 pub struct Staged<'m> {
     save: Save<'m>,
-    decided: SaveDecision<'m>,
+    decided: SaveTask<'m>,
     log: Reasons,
 }
 
@@ -72,7 +70,7 @@ impl Staged<'_> {
     }
 }
 
-impl SaveDecision<'_> {
+impl SaveTask<'_> {
     /// Reserves space for all of it, if the size is known.
     fn reserve(&mut self, log: &Reasons) -> Result<()> {
         let bytes = self.origin.bytes.filter(|_| !self.origin.is_stream());
@@ -126,25 +124,25 @@ impl<'m> Save<'m> {
 
     fn carry_out(
         &self,
-        mut decided: SaveDecision<'m>,
+        mut decided: SaveTask<'m>,
         clock: &Clock,
         log: &Reasons,
     ) -> Result<SaveReport> {
-        let total = decided.runs.iter().map(|run| run.1 - run.0).sum();
-        let meter = Meter::new(
-            clock.begin,
-            total,
-            self.trace,
-            false,
-            self.progress.as_ref(),
-        );
+        let run = Run {
+            verb: Verb::Save,
+            meter: Meter::new(clock.begin, self.trace, false, self.progress.as_ref()),
+            cancel: &self.cancel,
+            log,
+        };
+        let meter = &run.meter;
+        meter.expect(decided.runs.iter().map(|run| run.1 - run.0).sum());
         meter.add_until(Phase::Open, Duration::ZERO, decided.opened);
         meter.add_step(Phase::Plan, decided.opened);
 
         let start = meter.now();
         decided.reserve(log)?;
         meter.add_step(Phase::Reserve, start);
-        let SaveDecision {
+        let SaveTask {
             origin,
             to,
             plan,
@@ -154,14 +152,12 @@ impl<'m> Save<'m> {
         let access = origin.begin(&self.cancel)?;
         let transfer = SaveTransfer {
             verify: self.verify.as_ref(),
-            cancel: &self.cancel,
             origin: &origin,
             to: &to,
             at: to.at,
             plan: &plan,
             runs: &runs,
-            meter: &meter,
-            log,
+            run: &run,
         };
         let (attempt, verified, edges) = transfer.run()?;
         drop(access);
@@ -171,9 +167,7 @@ impl<'m> Save<'m> {
         if self.wanted.sync {
             to.sync()?;
         }
-        if self.cancel.is_set() {
-            return Err(Error::cancelled(Verb::Save, to.place(0)));
-        }
+        run.check(|| to.place(0))?;
         if self.wanted.io != Io::Buffered {
             to.leave_no_cache(&edges);
         }
@@ -184,7 +178,7 @@ impl<'m> Save<'m> {
         Ok(SaveReport::of(
             &plan,
             bytes,
-            &meter,
+            meter,
             clock,
             log,
             (attempt, verified),
@@ -192,7 +186,7 @@ impl<'m> Save<'m> {
     }
 
     /// Inspects, plans, and shows the plan.
-    fn prepare(&mut self, clock: &Clock, log: &Reasons) -> Result<SaveDecision<'m>> {
+    fn prepare(&mut self, clock: &Clock, log: &Reasons) -> Result<SaveTask<'m>> {
         self.check()?;
         let origin = Opened::open(&self.origin, self.wanted.length)?;
         let to = match self.in_place {
@@ -212,7 +206,7 @@ impl<'m> Save<'m> {
         if let Some(show) = self.on_plan.take() {
             show(&plan);
         }
-        Ok(SaveDecision {
+        Ok(SaveTask {
             origin,
             to,
             plan,
@@ -254,72 +248,88 @@ fn middle((start, end): FileRange, grain: u64) -> (FileRange, [FileRange; 2]) {
 /// The bytes to move.
 pub(super) struct SaveTransfer<'a> {
     pub(super) verify: Option<&'a Verify>,
-    pub(super) cancel: &'a CancelToken,
     pub(super) origin: &'a Opened<'a>,
     pub(super) to: &'a To,
     /// Where the first byte goes.
     pub(super) at: u64,
     pub(super) plan: &'a SavePlan,
     pub(super) runs: &'a [FileRange],
-    pub(super) meter: &'a Meter<'a>,
-    pub(super) log: &'a Reasons,
+    pub(super) run: &'a Run<'a>,
 }
 
 impl SaveTransfer<'_> {
     /// Writes every byte, or fails. Either way nothing is in flight when it returns. Returns the last
     /// method, the checksum, and what was written through the page cache at either end of runs.
     fn run(&self) -> Result<(Attempt, Option<Verified>, Vec<FileRange>)> {
-        let data: Vec<FileRange> = self
-            .runs
-            .iter()
-            .map(|run| (self.from(run.0), self.from(run.1)))
-            .collect();
+        let (start, end) = (
+            self.origin.start,
+            self.origin.start + self.origin.bytes.unwrap_or(0),
+        );
+        let data: Vec<FileRange> = match self.origin.is_stream() {
+            true => vec![(start, u64::MAX)],
+            false => {
+                let runs = self.runs.iter();
+                runs.map(|run| (self.from(run.0), self.from(run.1)))
+                    .collect()
+            }
+        };
         let check = self.check();
-        let hash = check
+        let bytes = self.origin.bytes.unwrap_or(0);
+        let follower = check
             .as_ref()
-            .map(|check| Hash::new(check.algorithm, self.origin, &data));
-        let end = self.origin.start + self.origin.bytes.unwrap_or(0);
+            .map(|check| Follower::new(check.algorithm, bytes, start, &data));
+        let copy = |at: u64, into: &mut [u8]| self.origin.copy_out(at, into);
         if self.origin.passes_once() {
-            let hash = hash.map(Mutex::new);
-            let pass = |block: &Block<'_>, at, len| match &hash {
-                Some(hash) => block.hash(&mut lock(hash), at, len),
-                None => Ok(()),
+            let follower = follower.map(Mutex::new);
+            let pass = |block: &Block<'_>, at, len| {
+                let Some(follower) = &follower else {
+                    return Ok(());
+                };
+                let mut follower = lock(follower);
+                follower.advance(at, copy, || false)?;
+                let inside = |from: u64, into: &mut [u8]| {
+                    block.ring.copy_out(block.at + (from - at), into);
+                    Ok(())
+                };
+                follower.advance(at + len, inside, || false).map(drop)
             };
-            let passing: Passing<'_> = match hash.is_some() {
+            let passing: Passing<'_> = match follower.is_some() {
                 true => Some(&pass),
                 false => None,
             };
             let (attempt, edges) = self.write(passing)?;
-            let digest = hash.map(|hash| {
-                let mut hash = hash
+            let digest = follower.map(|follower| {
+                let mut follower = follower
                     .into_inner()
                     .unwrap_or_else(std::sync::PoisonError::into_inner);
                 if !self.origin.is_stream() {
-                    hash.upto(end)?;
+                    follower.advance(end, copy, || false)?;
                 }
-                Ok(hash.hex())
+                Ok(follower.hex())
             });
-            return Ok((attempt, self.judge(check, digest.transpose()?)?, edges));
+            let verified = compare(check, digest.transpose()?)?;
+            return Ok((attempt, verified, edges));
         }
         let over = AtomicBool::new(false);
-        let stopped = || over.load(Ordering::Relaxed) || self.cancel.is_set();
-        let digest = |hash: Option<Hash<'_>>| {
-            hash.map(|mut hash| {
-                let start = self.meter.now();
-                hash.all(end, stopped)?;
-                self.meter.add(Phase::Verify, start);
-                self.meter
-                    .span("verify", ROW_VERIFY, start, 0, end - self.origin.start);
-                Ok(hash.hex())
-            })
-            .transpose()
+        let stopped = || over.load(Ordering::Relaxed) || self.run.cancel.is_set();
+        let meter = &self.run.meter;
+        let digest = |follower: Option<Follower<'_>>| {
+            follower
+                .map(|mut follower| {
+                    let begin = meter.now();
+                    follower.advance(end, copy, stopped)?;
+                    meter.add(Phase::Verify, begin);
+                    meter.span("verify", ROW_VERIFY, begin, 0, end - start);
+                    Ok(follower.hex())
+                })
+                .transpose()
         };
         let (wrote, digest) = std::thread::scope(|scope| {
             let builder = std::thread::Builder::new().name("dmafile-verify".to_string());
-            let hashes = hash.is_some();
+            let hashes = follower.is_some();
             // Also on a panic: the scope waits for the other thread.
             let _over = ChecksumGuard(&over);
-            let spawned = hashes.then(|| builder.spawn_scoped(scope, || digest(hash)));
+            let spawned = hashes.then(|| builder.spawn_scoped(scope, || digest(follower)));
             let wrote = self.write(None);
             if wrote.is_err() {
                 over.store(true, Ordering::Relaxed);
@@ -332,10 +342,8 @@ impl SaveTransfer<'_> {
             (wrote, digest)
         });
         let (attempt, edges) = wrote?;
-        if self.cancel.is_set() {
-            return Err(self.cancelled());
-        }
-        Ok((attempt, self.judge(check, digest?)?, edges))
+        self.run.check(|| self.to.place(0))?;
+        Ok((attempt, compare(check, digest?)?, edges))
     }
 
     /// The offset in the origin of a byte of the target.
@@ -402,7 +410,7 @@ impl SaveTransfer<'_> {
             };
             let got = self
                 .origin
-                .fill(&block, self.origin.start, head, self.cancel)?;
+                .fill(&block, self.origin.start, head, self.run.cancel)?;
             if let Some(hash) = hash {
                 hash(&block, self.origin.start, got)?;
             }
@@ -422,14 +430,12 @@ impl SaveTransfer<'_> {
         hash: Passing<'_>,
         kept: &EdgeBytes,
     ) -> Result<Attempt> {
-        let mut attempts = self.plan.methods.iter().copied().peekable();
-        let mut tried = self.plan.first();
         left.retain(|range| range.0 < range.1);
         if left.is_empty() {
-            return Ok(tried);
+            return Ok(self.plan.first());
         }
-        while let Some(attempt) = attempts.next() {
-            tried = attempt;
+        let place = |at| self.to.place(at);
+        let (attempt, done) = pump::try_in_order(&self.plan.methods, self.run.log, |attempt| {
             let block = self.plan.block_of(attempt);
             let base = self.at.wrapping_sub(self.origin.start);
             let cut = Cut {
@@ -442,52 +448,41 @@ impl SaveTransfer<'_> {
                 capacity: u64::MAX,
             };
             let fit = Fit::of(self.origin, (self.to, self.at), attempt.direct);
+            let mut ranges = std::mem::take(&mut left);
             if let Some(parts) = self
                 .origin
                 .parts()
                 .filter(|_| attempt.method != Method::Bounce)
             {
-                left = parts.split(&left, fit, self.plan.ring_block_of(attempt));
+                ranges = parts.split(&ranges, fit, self.plan.ring_block_of(attempt));
             }
-            let feed = Feed::new(left, [], cut, None);
-            let job = WriteJob {
+            let feed = Feed::new(ranges, [], cut, None);
+            let done = write::run(&WriteJob {
+                pass: Pass {
+                    attempt,
+                    feed: &feed,
+                    run: self.run,
+                    place: &place,
+                    node: self.plan.tuning.node,
+                },
                 plan: self.plan,
-                attempt,
                 origin: self.origin,
                 to: self.to,
                 fit,
-                feed: &feed,
-                meter: self.meter,
-                cancel: self.cancel,
                 hash,
                 kept,
-            };
-            let done = write::run(&job);
+            });
             if let Some(error) = feed.error() {
-                return Err(error);
+                return Err(Stop::Failed(error));
             }
-            let (error, not_direct) = match done {
-                Ok(()) => break,
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Refused(error)) => (error, false),
-                Err(Stop::NotDirect(error)) => (error, true),
-            };
-            if self.origin.is_stream() && feed.stopped() {
+            if self.origin.is_stream() && feed.stopped() && !matches!(done, Err(Stop::Failed(_))) {
                 // The stream has ended, and all of it is written.
-                break;
+                return Ok(());
             }
-            while not_direct && attempts.next_if(|next| next.direct).is_some() {}
-            let Some(next) = attempts.peek() else {
-                return Err(error);
-            };
-            self.log.add(
-                "method",
-                next,
-                message![format!("{attempt} ended: "), &error],
-            );
             left = feed.left();
-        }
-        Ok(tried)
+            done
+        });
+        done.map(|()| attempt)
     }
 
     /// In place, writes zeros where the origin has holes.
@@ -507,14 +502,13 @@ impl SaveTransfer<'_> {
     /// Writes a part of a block, after all whole blocks around it: the page cache and direct writes must
     /// not access one page at the same time.
     fn write_edge(&self, at: u64, bytes: &[u8]) -> Result<()> {
-        if self.cancel.is_set() {
-            return Err(self.cancelled());
-        }
-        let (start, len) = (self.meter.now(), bytes.len() as u64);
+        self.run.check(|| self.to.place(0))?;
+        let meter = &self.run.meter;
+        let (start, len) = (meter.now(), bytes.len() as u64);
         file::pwrite_all(self.to.buffered(), bytes, at)
             .map_err(|errno| self.to.failed(at, errno))?;
-        self.meter.add(Phase::Copy, start);
-        self.meter.copied(len);
+        meter.add(Phase::Copy, start);
+        meter.copied(len);
         Ok(())
     }
 
@@ -529,19 +523,13 @@ impl SaveTransfer<'_> {
             by_name: false,
         })
     }
+}
 
-    fn judge(
-        &self,
-        check: Option<DigestCheck>,
-        digest: Option<String>,
-    ) -> Result<Option<Verified>> {
-        let pair = check.zip(digest);
-        pair.map(|(check, digest)| check.judge(digest)).transpose()
-    }
-
-    fn cancelled(&self) -> Error {
-        Error::cancelled(Verb::Save, self.to.place(0))
-    }
+/// Compares a digest with the expected one.
+fn compare(check: Option<DigestCheck>, digest: Option<String>) -> Result<Option<Verified>> {
+    let pair = check.zip(digest);
+    pair.map(|(check, digest)| check.compare(digest))
+        .transpose()
 }
 
 /// Signals that the checksum is not needed any more.

@@ -5,7 +5,7 @@ use super::target::SaveTarget;
 use crate::error::{Error, Result, Verb, errno_name};
 use crate::folder::Folder;
 use crate::message::{Opt, message};
-use crate::reasons::Reasons;
+use crate::reasons::{About, Reasons};
 use crate::source;
 use crate::sync::lock;
 use crate::sys::block::BlockDevice;
@@ -270,7 +270,7 @@ impl To {
                 None => ("reserved", "before the first write".to_string()),
             };
             if !runs.is_empty() {
-                log.add("space", choice, why);
+                log.add(About::Space, choice, why);
             }
             return self.grow(end);
         };

@@ -5,12 +5,14 @@
 //! is. A single file begins at 0: the offsets are those of the file.
 
 mod file;
+mod sampled;
 
 use crate::error::{Error, Result, Verb};
 use crate::sys::block::BlockDevice;
 use crate::sys::{Errno, host, place};
 use file::Input;
 pub(crate) use file::{file_system, in_memory};
+pub(crate) use sampled::Sampled;
 use serde::Serialize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};

@@ -2,11 +2,12 @@
 //! thread zeroes base pages more slowly than disks read, other threads join, each with a part of a
 //! chunk. Otherwise a second thread would only cost CPU time.
 
-use super::{LoadTransfer, Work};
-use crate::error::{Error, Verb, errno_name};
+use super::LoadTransfer;
+use crate::error::{Error, errno_name};
 use crate::flow::feed::Feed;
 use crate::message::{Opt, message};
 use crate::options::{Allocation, Pages};
+use crate::reasons::About;
 use crate::sync;
 use crate::sys::{Errno, numa, sandbox};
 use std::collections::VecDeque;
@@ -20,7 +21,7 @@ const FIRST_CHUNK: u64 = 8 << 20;
 
 /// What remains to be allocated, handed out in the order of the reads.
 pub(super) struct Steps<'a> {
-    transfer: &'a LoadTransfer<'a>,
+    transfer: LoadTransfer<'a>,
     state: Mutex<AllocationState>,
 }
 
@@ -54,7 +55,7 @@ pub(super) struct AllocationStep {
 }
 
 impl<'a> Steps<'a> {
-    pub(super) fn new(transfer: &'a LoadTransfer<'a>) -> Self {
+    pub(super) fn new(transfer: LoadTransfer<'a>) -> Self {
         let state = AllocationState {
             threads: 1,
             run: 0,
@@ -73,7 +74,7 @@ impl<'a> Steps<'a> {
     /// refuses.
     pub(super) fn run(&self, feed: &Feed) {
         let end = AllocationGuard(feed);
-        let Work { plan, log, .. } = self.transfer.work;
+        let (plan, log) = (&self.transfer.task.plan, self.transfer.run.log);
         let (most, allocation) = (plan.tuning.allocators, plan.allocation);
         let refused = std::thread::scope(|scope| {
             let mut others = Vec::new();
@@ -104,7 +105,7 @@ impl<'a> Steps<'a> {
         if let Some(errno) = refused {
             let name = errno_name(errno.raw_os_error());
             let why = format!("MADV_POPULATE_WRITE is refused ({name})");
-            log.add("allocation", Allocation::InRead, why);
+            log.add(About::Allocation, Allocation::InRead, why);
         } else if !feed.stopped() {
             self.export(feed);
         }
@@ -124,18 +125,18 @@ impl<'a> Steps<'a> {
     /// Takes steps until none is left, and reports after each whether reads were waiting for it.
     /// Returns the errno if the kernel refuses to populate memory.
     fn work(&self, feed: &Feed, mut after: impl FnMut(bool)) -> Option<Errno> {
-        let LoadTransfer { work, memory } = self.transfer;
-        numa::prefer(work.plan.node);
+        let LoadTransfer { task, run, memory } = self.transfer;
+        numa::prefer(task.plan.node);
         while let Some(step) = self.next() {
-            if work.cancel.is_set() {
-                feed.stop(Some(Error::cancelled(Verb::Load, work.source.whole())));
+            if let Err(cancelled) = run.check(|| task.source.whole()) {
+                feed.stop(Some(cancelled));
             }
             if feed.stopped() {
                 return None;
             }
             match memory.populate(step.at, step.len) {
                 Ok(()) => {
-                    let idle = work.meter.idle();
+                    let idle = run.meter.idle();
                     self.done(step, feed);
                     after(idle);
                 }
@@ -145,7 +146,7 @@ impl<'a> Steps<'a> {
                     return Some(errno);
                 }
                 Err(errno) => {
-                    feed.stop(Some(cannot_allocate(self.transfer, errno, step.at)));
+                    feed.stop(Some(cannot_allocate(&self.transfer, errno, step.at)));
                     return None;
                 }
             }
@@ -155,30 +156,25 @@ impl<'a> Steps<'a> {
 
     /// Creates a dma-buf over the present pages, while the last reads are in flight.
     fn export(&self, feed: &Feed) {
-        let LoadTransfer { work, memory } = self.transfer;
-        let Work { plan, meter, .. } = *work;
+        let LoadTransfer { task, run, memory } = self.transfer;
+        let (plan, meter) = (&task.plan, &run.meter);
         let start = meter.now();
         match memory.populated() {
-            Ok(true) => meter.exported(start, plan.capacity),
+            Ok(true) => meter.exported(start, plan.place.writable_to),
             Ok(false) => {}
             Err(error) => feed.stop(Some(error)),
         }
     }
 
     pub(super) fn next(&self) -> Option<AllocationStep> {
-        let LoadTransfer { work, memory } = self.transfer;
-        let Work {
-            plan,
-            layout,
-            meter,
-            ..
-        } = *work;
-        let (grain, end) = (memory.grain(), plan.capacity);
+        let LoadTransfer { task, run, memory } = self.transfer;
+        let (plan, layout, meter) = (&task.plan, &task.layout, &run.meter);
+        let (grain, end) = (memory.grain(), plan.place.writable_to);
         let mut state = self.lock();
         while state.at >= state.stop_at {
             let run = layout.runs.get(state.run)?;
-            let run_end = work.at(run.end).next_multiple_of(grain).min(end);
-            let at = work.at(run.start);
+            let run_end = task.at(run.end).next_multiple_of(grain).min(end);
+            let at = task.at(run.start);
             // What two runs share is handed out once.
             let at = (at - at % grain).max(state.at);
             if at >= run_end {
@@ -207,7 +203,7 @@ impl<'a> Steps<'a> {
 
     /// The pages of a step are present. Memory that is present without a gap may be read into.
     pub(super) fn done(&self, step: AllocationStep, feed: &Feed) {
-        let Work { plan, meter, .. } = self.transfer.work;
+        let (plan, meter) = (&self.transfer.task.plan, &self.transfer.run.meter);
         let mut state = self.lock();
         let chunk = state.open.iter_mut().find(|one| step.at < one.end);
         chunk.expect("its chunk is open").left -= step.len;
@@ -247,9 +243,11 @@ fn chunk(made: u64, end: u64, most: u64, grain: u64) -> u64 {
 }
 
 fn cannot_allocate(transfer: &LoadTransfer<'_>, errno: Errno, at: u64) -> Error {
-    let error = Error::os("cannot allocate the buffer", errno)
-        .at(format!("byte {at} of {}", transfer.work.plan.capacity));
-    match (errno, transfer.work.plan.pages) {
+    let error = Error::os("cannot allocate the buffer", errno).at(format!(
+        "byte {at} of {}",
+        transfer.task.plan.place.writable_to
+    ));
+    match (errno, transfer.task.plan.pages) {
         (Errno::FAULT, _) if !transfer.memory.never_faults() => error
             .with_why("its owner has since truncated it")
             .with_remedy("seal it against that (F_SEAL_SHRINK)"),

@@ -3,39 +3,29 @@
 //! It allocates chunk by chunk and reads each one while it allocates the next, as the pipeline of
 //! [`LoadTransfer::run`] does in user space. Nothing else can access the buffer before it is complete.
 
-use super::{Outcome, Work};
+use super::{LoadTask, Outcome};
 use crate::buffer::{self, Filled};
-use crate::error::{Error, Result, Verb};
+use crate::error::{Error, Result};
 use crate::flow::feed::Feed;
 use crate::flow::meter::Phase;
+use crate::flow::run::Run;
 use crate::message::message;
-use crate::method::{self, Fused, Stop};
+use crate::method;
 use crate::options::Allocation;
+use crate::pump::Stop;
+use crate::reasons::About;
 use crate::verify::Verified;
 
 /// Creates and fills the buffer of a plan for a fused load. None if that is refused, which is logged:
 /// the memory must then be created first and filled afterwards.
-pub(crate) fn fused(work: &Work<'_>) -> Result<Option<(Box<dyn Filled>, Outcome)>> {
-    let Work {
-        plan,
-        source,
-        meter,
-        cancel,
-        ..
-    } = *work;
-    let call = Fused {
-        plan,
-        source,
-        meter,
-        cancel,
-        in_order: plan.allocation == Allocation::Before,
-    };
-    let fd = match method::fused(&call) {
+pub(crate) fn fused(task: &LoadTask, run: &Run<'_>) -> Result<Option<(Box<dyn Filled>, Outcome)>> {
+    let (plan, meter) = (&task.plan, &run.meter);
+    let fd = match method::fused(plan, &task.source, run) {
         Ok(fd) => fd,
         Err(Stop::Failed(error)) => return Err(error),
         Err(Stop::Refused(error) | Stop::NotDirect(error)) => {
             let why = message!["cannot allocate and read in one call: ", &error];
-            work.log.add("allocation", Allocation::InRead, why);
+            run.log.add(About::Allocation, Allocation::InRead, why);
             return Ok(None);
         }
     };
@@ -44,26 +34,24 @@ pub(crate) fn fused(work: &Work<'_>) -> Result<Option<(Box<dyn Filled>, Outcome)
     meter.add_step(Phase::Export, start);
     let outcome = Outcome {
         attempt: plan.first(),
-        verified: work.verify(&*filled)?,
+        verified: task.verify(run, &*filled)?,
     };
     meter.tell_progress(true);
     Ok(Some((filled, outcome)))
 }
 
-impl Work<'_> {
+impl LoadTask {
     /// Hashes memory that is already filled, as devices see it.
-    fn verify(&self, filled: &dyn Filled) -> Result<Vec<Verified>> {
+    fn verify(&self, run: &Run<'_>, filled: &dyn Filled) -> Result<Vec<Verified>> {
         if self.checks.is_empty() {
             return Ok(Vec::new());
         }
         let cannot = |errno| Error::os("cannot verify the buffer", errno);
-        self.meter.in_place(0, self.at(self.plan.offset));
+        run.meter.in_place(0, self.at(self.plan.offset));
         filled.begin(false).map_err(cannot)?;
-        let digests = self.hash(filled, &Feed::new([], [], self.cut(), None));
+        let digests = self.hash(run, filled, &Feed::new([], [], self.cut(), None));
         filled.end(false);
-        if self.cancel.is_set() {
-            return Err(Error::cancelled(Verb::Load, self.source.whole()));
-        }
-        self.judge(digests?)
+        run.check(|| self.source.whole())?;
+        self.check_digests(digests?)
     }
 }

@@ -2,48 +2,57 @@
 
 use super::*;
 use crate::buffer::{self, Finish};
+use crate::control::CancelToken;
+use crate::error::Verb;
+use crate::flow::meter::Meter;
 use crate::load::Load;
 use crate::options::{Kind, Method};
+use crate::reasons::Reasons;
+use crate::source::Source;
 use std::path::Path;
 use std::time::Instant;
 
-/// What a transfer borrows.
+/// A load into a new memfd, before its transfer.
 struct Parts {
-    source: Source,
-    layout: Layout,
-    plan: Plan,
+    task: LoadTask,
     memory: Box<dyn Finish>,
-    meter: Meter<'static>,
     cancel: CancelToken,
     log: Reasons,
 }
 
 impl Parts {
-    /// For all of a file, into a new memfd.
+    /// For all of a file.
     fn of(path: &Path, plan: Plan, pages: Pages) -> Self {
         let source = Source::open(path).unwrap();
-        Self {
+        let task = LoadTask {
             layout: Layout::of(&source, 0, source.size(), false, None),
-            memory: buffer::make(&Kind::Memfd, &plan, pages, &Reasons::default()).unwrap(),
-            meter: Meter::new(Instant::now(), source.size(), false, false, None),
+            source: Sampled(source.into()),
+            kind: Kind::Memfd,
+            checks: Vec::new(),
+            shards: Vec::new(),
+            plan,
+        };
+        Self {
+            memory: buffer::make(&task.kind, &task.plan, pages, &Reasons::default()).unwrap(),
             cancel: CancelToken::new(),
             log: Reasons::default(),
-            source,
-            plan,
+            task,
         }
     }
 
-    fn transfer(&self) -> LoadTransfer<'_> {
+    fn run(&self) -> Run<'_> {
+        Run {
+            verb: Verb::Load,
+            meter: Meter::new(Instant::now(), false, false, None),
+            cancel: &self.cancel,
+            log: &self.log,
+        }
+    }
+
+    fn transfer<'a>(&'a self, run: &'a Run<'a>) -> LoadTransfer<'a> {
         LoadTransfer {
-            work: Work {
-                plan: &self.plan,
-                layout: &self.layout,
-                source: &self.source,
-                checks: &[],
-                meter: &self.meter,
-                cancel: &self.cancel,
-                log: &self.log,
-            },
+            task: &self.task,
+            run,
             memory: &*self.memory,
         }
     }
@@ -72,7 +81,8 @@ fn a_refused_direct_read_falls_back_to_buffered() {
         plan.tuning.align = 1;
         plan.tuning.block = 100_001;
         let parts = Parts::of(&path, plan, Pages::Small);
-        let outcome = parts.transfer().run().unwrap();
+        let run = parts.run();
+        let outcome = parts.transfer(&run).run().unwrap();
         assert!(!outcome.attempt.direct, "{method}");
         let whys: Vec<_> = parts.log.list().iter().map(ToString::to_string).collect();
         // Once: no other direct fallback is tried after it.
@@ -107,13 +117,14 @@ fn memory_is_published_without_gaps() {
     let mut plan = Load::new(&path).pages(Pages::Thp).plan().unwrap();
     plan.allocation = Allocation::Ahead;
     let parts = Parts::of(&path, plan, Pages::Thp);
-    let transfer = parts.transfer();
-    let feed = Feed::new([], [], transfer.work.cut(), None);
+    let run = parts.run();
+    let transfer = parts.transfer(&run);
+    let feed = Feed::new([], [], transfer.task.cut(), None);
     feed.hold();
-    let steps = Steps::new(&transfer);
+    let steps = Steps::new(transfer);
     steps.shared_by(3);
     let mut taken: Vec<_> = std::iter::from_fn(|| steps.next()).collect();
-    let (grain, end) = (parts.memory.grain(), parts.plan.capacity);
+    let (grain, end) = (parts.memory.grain(), parts.task.plan.place.writable_to);
     let merged = |ranges: &mut dyn Iterator<Item = (u64, u64)>| {
         let mut whole: Vec<(u64, u64)> = Vec::new();
         for (start, end) in ranges {
@@ -124,7 +135,7 @@ fn memory_is_published_without_gaps() {
         }
         whole
     };
-    let mut runs = parts.layout.runs.iter().map(|run| {
+    let mut runs = parts.task.layout.runs.iter().map(|run| {
         let start = run.start - run.start % grain;
         (start, run.end.next_multiple_of(grain).min(end))
     });
@@ -160,20 +171,22 @@ fn a_panic_in_a_thread_that_reads_ends_the_waits_of_the_others() {
         .unwrap();
     plan.tuning.threads = 3;
     let parts = Parts::of(&path, plan, Pages::Small);
-    let transfer = parts.transfer();
+    let run = parts.run();
+    let transfer = parts.transfer(&run);
     // As if there were memory for the whole file.
     let cut = Cut {
         capacity: 20 * BLOCK,
-        ..transfer.work.cut()
+        ..transfer.task.cut()
     };
     let feed = Feed::new([(0, 20 * BLOCK)], [], cut, None);
     feed.hold();
     feed.publish(9 * BLOCK);
-    let job = transfer.job(&feed, parts.plan.first());
     let (ended, end) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let read = std::panic::AssertUnwindSafe(|| method::run(&job));
+            let read = std::panic::AssertUnwindSafe(|| {
+                transfer.attempt(&feed, parts.task.plan.first(), method::run)
+            });
             ended.send(std::panic::catch_unwind(read)).unwrap();
         });
         let end = end.recv_timeout(std::time::Duration::from_secs(60));
@@ -203,8 +216,9 @@ fn more_threads_allocate_only_while_reads_wait() {
         let mut plan = Load::new(&path).pages(Pages::Small).plan().unwrap();
         (plan.tuning.allocators, plan.allocation) = (3, allocation);
         let parts = Parts::of(&path, plan, Pages::Small);
-        let (transfer, meter) = (parts.transfer(), &parts.meter);
-        let feed = Feed::new([], [], transfer.work.cut(), None);
+        let run = parts.run();
+        let (transfer, meter) = (parts.transfer(&run), &run.meter);
+        let feed = Feed::new([], [], transfer.task.cut(), None);
         feed.hold();
         if !matches!(reads, Reads::NotBegun) {
             meter.io_begins();
@@ -213,7 +227,7 @@ fn more_threads_allocate_only_while_reads_wait() {
         if matches!(reads, Reads::Lasting) {
             meter.io_begins();
         }
-        let steps = Steps::new(&transfer);
+        let steps = Steps::new(transfer);
         steps.run(&feed);
         assert!(parts.log.list().is_empty());
         steps.threads()

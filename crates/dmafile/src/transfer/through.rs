@@ -3,22 +3,22 @@
 //! To the readers, the ring looks like memory as long as the file. More of it becomes available whenever
 //! the sink has finished with a slot.
 
-use super::lanes::Lanes;
-use super::{LoadTransfer, Outcome, TransferGuard, Work};
+use super::{LoadTask, LoadTransfer, Outcome, TransferGuard};
 use crate::buffer::{self, CopyOut, Filling};
-use crate::error::{Error, Result, Verb};
+use crate::error::{Error, Result};
 use crate::flow::feed::Feed;
-use crate::flow::landed::{self, Landed};
+use crate::flow::prefix::{Prefix, PrefixGuard};
+use crate::flow::run::Run;
 use crate::options::Pages;
 use crate::sink::{Memory, Piece, Ring, Sink, Slot};
 use crate::sync;
-use crate::sys::notifier::Notifier;
 use crate::sys::{Errno, numa, sandbox};
 use std::collections::VecDeque;
 
-/// The work, and the ring that it goes through.
+/// The task, and the ring that its bytes go through.
 pub(crate) struct Through<'a> {
-    work: Work<'a>,
+    task: &'a LoadTask,
+    run: &'a Run<'a>,
     ring: buffer::RingBuffer,
     /// Size of a slot in bytes, and number of slots in the ring, of which the last one may be smaller.
     slot: u64,
@@ -38,12 +38,18 @@ struct SlotInSink {
 
 impl<'a> Through<'a> {
     /// `asked` is the requested page size.
-    pub(crate) fn new(work: Work<'a>, ring: Ring, asked: Pages) -> Result<Self> {
-        let plan = work.plan;
+    pub(crate) fn new(
+        task: &'a LoadTask,
+        run: &'a Run<'a>,
+        ring: Ring,
+        asked: Pages,
+    ) -> Result<Self> {
+        let plan = &task.plan;
         let shape = ring.shape(plan.tuning.block, plan.reach(), plan.end())?;
         Ok(Self {
-            work,
-            ring: buffer::make_ring(shape.bytes, plan, asked, work.log)?,
+            task,
+            run,
+            ring: buffer::make_ring(shape.bytes, plan, asked, run.log)?,
             slot: shape.slot,
             slots: shape.slots,
             phase: plan.phase(),
@@ -57,30 +63,25 @@ impl<'a> Through<'a> {
 
     /// Moves every byte into the sink, or fails. Either way nothing is in flight when it returns.
     pub(crate) fn run(&self, sink: &mut dyn Sink) -> Result<Outcome> {
-        let work = self.work;
+        let (task, run) = (self.task, self.run);
         let transfer = LoadTransfer {
-            work,
+            task,
+            run,
             memory: &self.ring,
         };
-        let (main, copy) = transfer.lanes();
-        let lanes = Lanes {
-            main: !main.is_empty(),
-            copy: !copy.is_empty(),
-        };
-        let feed = Feed::new(main, copy, work.cut(), Notifier::new().ok());
-        feed.hold();
-        let hashed = (!work.checks.is_empty()).then(Landed::default);
+        let (feed, work) = transfer.feed(true);
+        let hashed = (!task.checks.is_empty()).then(Prefix::default);
         let (attempt, digests) = std::thread::scope(|scope| {
             let spawn = |name: &str| std::thread::Builder::new().name(name.to_string());
             let reader = spawn("dmafile-read").spawn_scoped(scope, || {
-                let _over = TransferGuard(&transfer, &feed);
-                numa::prefer(work.plan.node);
-                transfer.read(&feed, lanes)
+                let _over = TransferGuard(run, &feed);
+                numa::prefer(task.plan.node);
+                transfer.read(&feed, work)
             });
             let hasher = hashed.as_ref().map(|hashed| {
                 spawn("dmafile-verify").spawn_scoped(scope, || {
-                    let _over = landed::LandedGuard(hashed);
-                    work.hash(&WatchedRing(&self.ring, hashed), &feed)
+                    let _over = PrefixGuard(hashed);
+                    task.hash(run, &WatchedRing(&self.ring, hashed), &feed)
                 })
             });
             let refused = [
@@ -98,8 +99,8 @@ impl<'a> Through<'a> {
             let attempt = match reader {
                 Ok(thread) => sync::join(thread),
                 Err(_) => {
-                    drop(TransferGuard(&transfer, &feed));
-                    work.plan.first()
+                    drop(TransferGuard(run, &feed));
+                    task.plan.first()
                 }
             };
             let digests = match hasher {
@@ -109,13 +110,13 @@ impl<'a> Through<'a> {
             (attempt, digests)
         });
         transfer.check(&feed)?;
-        let verified = work.judge(digests?)?;
-        work.meter.tell_progress(true);
+        let verified = task.check_digests(digests?)?;
+        run.meter.tell_progress(true);
         Ok(Outcome { attempt, verified })
     }
 
     /// Hands filled slots to the sink, and returns them to the readers when the sink has finished with them.
-    fn drive(&self, feed: &Feed, hashed: Option<&Landed>, sink: &mut dyn Sink) -> Result<()> {
+    fn drive(&self, feed: &Feed, hashed: Option<&Prefix>, sink: &mut dyn Sink) -> Result<()> {
         // However this ends, the readers must not keep waiting for a slot.
         let _end = SinkGuard(feed);
         self.populate(feed)?;
@@ -125,7 +126,7 @@ impl<'a> Through<'a> {
         };
         sink.sink.begin(Memory::of(self.ring.memory()))?;
         let mut taken = VecDeque::<SlotInSink>::new();
-        let end = self.work.plan.reach().div_ceil(self.slot);
+        let end = self.task.plan.reach().div_ceil(self.slot);
         for number in 0..end {
             // Half of the ring is for the readers, unless the rest of the file has its slots.
             while taken.len() as u64 > self.slots / 2 && taken[0].number + self.slots < end {
@@ -145,10 +146,10 @@ impl<'a> Through<'a> {
 
     /// Allocates the ring's pages slot by slot, while the first slots are already being filled.
     fn populate(&self, feed: &Feed) -> Result<()> {
-        numa::prefer(self.work.plan.node);
+        numa::prefer(self.task.plan.node);
         for number in 0..self.slots {
-            self.look()?;
-            let start = self.work.meter.now();
+            self.check()?;
+            let start = self.run.meter.now();
             let at = number * self.slot;
             let len = self.slot.min(self.ring.memory().len() - at);
             match self.ring.populate(at, len) {
@@ -160,7 +161,7 @@ impl<'a> Through<'a> {
                         .at(format!("a ring of {} bytes", self.ring.memory().len())));
                 }
             }
-            self.work.meter.allocated(start, at, len);
+            self.run.meter.allocated(start, at, len);
             feed.publish(self.start(number + 1));
         }
         Ok(())
@@ -171,32 +172,24 @@ impl<'a> Through<'a> {
         (number * self.slot).saturating_sub(self.phase)
     }
 
-    fn look(&self) -> Result<()> {
-        match self.work.cancel.is_set() {
-            true => Err(Error::cancelled(Verb::Load, self.work.source.whole())),
-            false => Ok(()),
-        }
+    fn check(&self) -> Result<()> {
+        self.run.check(|| self.task.source.whole())
     }
 
     /// Waits until a slot is filled, and hands it to the sink. None if reading has ended before that.
     fn deliver(&self, number: u64, sink: &mut dyn Sink) -> Result<Option<SlotInSink>> {
-        let Work {
-            plan,
-            layout,
-            meter,
-            ..
-        } = self.work;
-        let at = |file: u64| self.work.at(file);
-        let end = plan.lead + plan.bytes;
+        let (plan, layout) = (&self.task.plan, &self.task.layout);
+        let at = |file: u64| self.task.at(file);
+        let end = plan.place.start + plan.bytes;
         let (start, stop) = (self.start(number).min(end), self.start(number + 1).min(end));
-        let mut landed = 0;
-        while landed < stop {
-            match meter.wait_landed(landed) {
-                Some(more) => landed = more,
+        let mut filled = 0;
+        while filled < stop {
+            match self.run.meter.wait_in_place(filled) {
+                Some(more) => filled = more,
                 None => return Ok(None),
             }
         }
-        self.look()?;
+        self.check()?;
         let clip = |range: (u64, u64)| {
             let (from, to) = (at(range.0).max(start), at(range.1).min(stop));
             (from < to).then_some((from, to))
@@ -223,7 +216,7 @@ impl<'a> Through<'a> {
                 self.ring.region().zero(done, to - done);
             }
             pieces.push(Piece {
-                at: from - plan.lead + plan.offset,
+                at: self.task.file(from),
                 memory: Memory::of(self.ring.region().part(from, to - from)),
             });
         }
@@ -246,7 +239,7 @@ impl<'a> Through<'a> {
     fn give_back(
         &self,
         feed: &Feed,
-        hashed: Option<&Landed>,
+        hashed: Option<&Prefix>,
         taken: &mut VecDeque<SlotInSink>,
         sink: &mut dyn Sink,
         wait: bool,
@@ -254,7 +247,7 @@ impl<'a> Through<'a> {
         let Some(oldest) = taken.front_mut() else {
             return Ok(false);
         };
-        self.look()?;
+        self.check()?;
         if oldest.full {
             if !sink.done(wait)? {
                 return Ok(false);
@@ -283,7 +276,7 @@ fn no_thread(error: &std::io::Error) -> Error {
 }
 
 /// The ring, recording how far the hasher has read.
-struct WatchedRing<'a>(&'a buffer::RingBuffer, &'a Landed);
+struct WatchedRing<'a>(&'a buffer::RingBuffer, &'a Prefix);
 
 impl CopyOut for WatchedRing<'_> {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {

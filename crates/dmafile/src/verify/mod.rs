@@ -1,7 +1,9 @@
 //! Checksums, computed in file order while later extents are still being read.
 
+mod follower;
 mod hasher;
 
+pub use follower::Follower;
 pub use hasher::Hasher;
 
 use crate::error::{Error, Result};
@@ -206,7 +208,7 @@ impl DigestCheck {
     }
 
     /// Compares a computed digest with the expected one, if there is one.
-    pub fn judge(&self, digest: String) -> Result<Verified> {
+    pub fn compare(&self, digest: String) -> Result<Verified> {
         if let Some(expected) = self.expected.as_ref().filter(|wanted| **wanted != digest) {
             return Err(Error::new(
                 "wrong digest",

@@ -6,7 +6,9 @@ use super::manifest::{self, Manifest, SourceEntry};
 use super::report::{SavedSource, SnapshotPlan, SnapshotReport, SourcePlan};
 use super::tally::Tally;
 use dmafile::internal::{Builder, Clock, ProgressFn, Reasons, Staged, Verb};
-use dmafile::{Algorithm, CancelToken, Error, Names, Opt, Origin, Progress, Result, Save, Verify};
+use dmafile::{
+    About, Algorithm, CancelToken, Error, Names, Opt, Origin, Progress, Result, Save, Verify,
+};
 use dmafile_sys::{Errno, file, memfd};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -203,11 +205,11 @@ impl Snapshot {
         let stay = folder.remove(folder.others(Some(&manifest)).unwrap_or_default());
         if !stay.is_empty() {
             let why = "cannot remove them now; the next save will";
-            log.add("left", format!("{} old files", stay.len()), why);
+            log.add(About::Left, format!("{} old files", stay.len()), why);
         }
         if !folder.is_in_place() {
             let why = "its path leads elsewhere now; the snapshot is in the folder that was opened";
-            log.add("folder", "moved", why);
+            log.add(About::Folder, "moved", why);
         }
         drop(lock);
         let sum = |of: fn(&SavedSource) -> u64| sources.iter().map(of).sum();
@@ -255,7 +257,7 @@ impl Snapshot {
         }
         let stay = folder.remove(left);
         let why = "left by an interrupted save";
-        log.add("removed", format!("{} files", found - stay.len()), why);
+        log.add(About::Removed, format!("{} files", found - stay.len()), why);
         Ok(stay)
     }
 

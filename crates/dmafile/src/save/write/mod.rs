@@ -3,25 +3,22 @@
 //! A method takes extents from the feed until it is drained, and writes their bytes to their place. In an
 //! extent, `at` is the offset in what is saved.
 
-mod pool;
 mod ring;
+mod threads;
 mod whole;
 
 use super::origin::{Block, DescriptorMemory, Opened};
 use super::parts::Fit;
 use super::plan::SavePlan;
 use super::to::To;
-use crate::control::CancelToken;
-use crate::error::{Error, Result, Verb};
-use crate::flow::feed::{Feed, IoExtent, Lane};
-use crate::flow::meter::{Meter, Phase};
-use crate::flow::trace::ROW_READS;
+use crate::error::{Error, Result};
+use crate::flow::feed::IoExtent;
+use crate::flow::meter::Phase;
 use crate::message::{Opt, message};
-use crate::method::Stop;
 use crate::options::{Io, Method};
-use crate::plan::Attempt;
+use crate::pump::{Blocks, Pass, Stop};
 use crate::sync::lock;
-use crate::sys::map::{Mapping, Region, page_size};
+use crate::sys::map::Region;
 use crate::sys::{Errno, file, retry};
 use std::sync::Mutex;
 
@@ -33,18 +30,15 @@ pub(super) type EdgeBytes = Mutex<Vec<(u64, Vec<u8>)>>;
 /// the number of bytes.
 pub(super) type Passing<'a> = Option<&'a (dyn Fn(&Block<'_>, u64, u64) -> Result<()> + Sync + 'a)>;
 
-/// The input of a method.
+/// One attempt of a save to write what is in the feed.
 #[derive(Clone, Copy)]
 pub(super) struct WriteJob<'a> {
+    pub pass: Pass<'a>,
     pub plan: &'a SavePlan,
-    pub attempt: Attempt,
     pub origin: &'a Opened<'a>,
     pub to: &'a To,
     /// What memory must fulfil for parts to be written directly from there.
     pub fit: Fit,
-    pub feed: &'a Feed,
-    pub meter: &'a Meter<'a>,
-    pub cancel: &'a CancelToken,
     /// The checksum of a stream.
     pub hash: Passing<'a>,
     pub kept: &'a EdgeBytes,
@@ -52,85 +46,37 @@ pub(super) struct WriteJob<'a> {
 
 /// Writes everything in the feed with one method.
 pub(super) fn run(job: &WriteJob<'_>) -> Result<(), Stop> {
-    let through = match job.attempt.method {
-        Method::Bounce => true,
-        Method::Uring => job.origin.parts().is_some(),
-        Method::Threads => job.region().is_err() || !job.plan.by_address,
-        _ => false,
+    let attempt = job.pass.attempt;
+    let in_blocks = |by_ring: bool| match by_ring {
+        true => in_blocks(job, |blocks| ring::through(job, blocks)),
+        false => in_blocks(job, |blocks| threads::through(job, blocks)),
     };
-    match job.attempt.method {
+    match attempt.method {
         Method::Module => whole::module(job),
         Method::CopyFileRange => whole::copy_range(job),
-        Method::Threads if !through => pool::by_address(job),
         Method::Premap => ring::by_address(job),
-        Method::Uring if !through => ring::by_address(job),
-        Method::Uring => in_blocks(job, |blocks| ring::through(job, blocks)),
-        _ if job.attempt.registered => in_blocks(job, |blocks| ring::through(job, blocks)),
-        _ => in_blocks(job, |blocks| pool::through(job, blocks)),
+        Method::Uring if job.origin.parts().is_none() => ring::by_address(job),
+        Method::Uring => in_blocks(true),
+        Method::Threads if job.region().is_ok() && job.plan.by_address => threads::by_address(job),
+        _ => in_blocks(attempt.registered),
     }
 }
 
-/// A ring of blocks, through which bytes pass that the disk cannot read from where they are.
-#[derive(Clone, Copy)]
-struct Blocks<'m> {
-    ring: Region<'m>,
-    block: u64,
-    count: u64,
-}
-
-impl Blocks<'_> {
-    fn block(&self, index: u64) -> Block<'_> {
-        Block {
-            ring: &self.ring,
-            at: index * self.block,
-            room: self.block,
-        }
-    }
-}
-
-/// Creates a ring for the duration of `write`.
+/// Creates blocks for the duration of `write`.
 fn in_blocks(
     job: &WriteJob<'_>,
     write: impl FnOnce(&Blocks<'_>) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
-    /// Alignment of the start and size of a ring, so that it consists only of transparent huge pages.
-    const HUGE: u64 = 2 << 20;
-    let cannot = |errno| Stop::Refused(Error::os("cannot create a ring to write from", errno));
+    let attempt = job.pass.attempt;
     // Extents of parts are cut to this size.
-    let block = match job.origin.parts() {
-        Some(_) => job.plan.ring_block_of(job.attempt),
-        None => job.plan.block_of(job.attempt),
+    let size = match job.origin.parts() {
+        Some(_) => job.plan.ring_block_of(attempt),
+        None => job.plan.block_of(attempt),
     };
-    let count = match job.origin.bytes {
-        Some(bytes) => u64::from(job.plan.depth_of(job.attempt)).min(bytes.div_ceil(block).max(1)),
-        None => job.plan.depth_of(job.attempt).into(),
-    };
-    let (bytes, align) = (count * block, job.to.grain.max(page_size()));
-    let ring = match bytes >= HUGE {
-        true => Mapping::anon(
-            bytes.next_multiple_of(HUGE) as usize,
-            align.max(HUGE) as usize,
-        ),
-        false => Mapping::anon(bytes as usize, align as usize),
-    };
-    let ring = ring.map_err(cannot)?;
-    // Only advice: the ring works without huge pages.
-    let _ = ring.region().want_huge();
-    // Before Linux 6.5 a fork could separate a page from the write that reads it.
-    ring.region().leave_out_of_forks(true);
-    write(&Blocks {
-        ring: ring.region(),
-        block,
-        count,
-    })
-}
-
-/// What has been written of an extent.
-struct WrittenExtent {
-    bytes: u64,
-    direct: bool,
-    /// It is written, but this method must not write more.
-    end: Option<Stop>,
+    let depth = u64::from(job.plan.depth_of(attempt));
+    let extents = job.origin.bytes.map(|bytes| bytes.div_ceil(size).max(1));
+    let count = extents.map_or(depth, |extents| depth.min(extents));
+    Blocks::with((count, size), job.to.grain, write)
 }
 
 impl<'a> WriteJob<'a> {
@@ -142,7 +88,7 @@ impl<'a> WriteJob<'a> {
     /// Where an extent of several parts is, if it can be written directly from there: in one of them,
     /// aligned.
     fn in_place(&self, extent: &IoExtent) -> Option<Region<'a>> {
-        if self.attempt.method == Method::Bounce {
+        if self.pass.attempt.method == Method::Bounce {
             return None;
         }
         self.origin.parts()?.find(extent.at, extent.need, self.fit)
@@ -156,37 +102,34 @@ impl<'a> WriteJob<'a> {
         }
     }
 
-    /// The next extent; None if there are no more.
-    fn next(&self) -> Result<Option<IoExtent>, Stop> {
-        if self.cancel.is_set() {
-            return Err(self.cancelled().into());
-        }
-        Ok(self.feed.wait(Lane::Main))
-    }
-
     /// Fills a block with an extent; returns how many bytes of it to write from there. Fewer than all if
     /// a stream ends; its last bytes that no direct write reaches are kept.
-    fn fill(&self, block: &Block<'_>, extent: &IoExtent) -> Result<u64, Stop> {
-        let start = self.meter.now();
-        let got = self
-            .origin
-            .fill(block, extent.at, extent.need, self.cancel)?;
-        self.meter.add(Phase::Copy, start);
+    fn fill(&self, blocks: &Blocks<'_>, index: u64, extent: &IoExtent) -> Result<u64, Stop> {
+        let block = Block {
+            ring: &blocks.region,
+            at: blocks.at(index),
+            room: blocks.size,
+        };
+        let meter = &self.pass.run.meter;
+        let start = meter.now();
+        let cancel = self.pass.run.cancel;
+        let got = self.origin.fill(&block, extent.at, extent.need, cancel)?;
+        meter.add(Phase::Copy, start);
         if let Some(hash) = self.hash {
-            let start = self.meter.now();
-            hash(block, extent.at, got)?;
-            self.meter.add(Phase::Verify, start);
+            let start = meter.now();
+            hash(&block, extent.at, got)?;
+            meter.add(Phase::Verify, start);
         }
         let mut whole = got;
         if self.origin.is_stream() {
             if got < extent.need {
-                self.feed.stop(None);
+                self.pass.feed.stop(None);
             }
             let end = extent.file + got;
             if got > 0 {
                 self.to.reserve_ahead(end)?;
             }
-            if self.attempt.direct {
+            if self.pass.attempt.direct {
                 whole = got - got % self.to.grain;
             }
             if whole < got {
@@ -257,61 +200,5 @@ impl<'a> WriteJob<'a> {
             Stop::NotDirect(error) => Stop::Refused(error),
             stop => stop,
         }
-    }
-
-    /// This many bytes have been written with the method's I/O mode.
-    fn done(&self, bytes: u64) -> WrittenExtent {
-        WrittenExtent {
-            bytes,
-            direct: self.attempt.direct,
-            end: None,
-        }
-    }
-
-    fn cancelled(&self) -> Error {
-        Error::cancelled(Verb::Save, self.to.place(0))
-    }
-
-    /// Bytes of an extent have been written.
-    fn written(&self, extent: &IoExtent, bytes: u64, direct: bool) {
-        let extent = IoExtent {
-            need: extent.head + bytes,
-            ..*extent
-        };
-        self.meter.landed(&extent, direct);
-    }
-
-    /// Takes extents one after another until there are none, or one fails. `step` writes an extent.
-    fn each(
-        &self,
-        row: u64,
-        step: impl Fn(&IoExtent) -> Result<WrittenExtent, Stop>,
-    ) -> Result<(), Stop> {
-        while let Some(extent) = self.next()? {
-            let start = self.meter.now();
-            self.meter.io_begins();
-            let moved = step(&extent);
-            self.meter.io_ends();
-            match moved {
-                Ok(WrittenExtent { bytes, direct, end }) => {
-                    self.meter.add(Phase::Wait, start);
-                    self.meter
-                        .span("write", ROW_READS + row, start, extent.file, bytes);
-                    self.written(&extent, bytes, direct);
-                    if let Some(stop) = end {
-                        return Err(stop);
-                    }
-                }
-                Err(stop) => {
-                    match &stop {
-                        // The others must stop, too.
-                        Stop::Failed(error) => self.feed.stop(Some(error.clone())),
-                        Stop::Refused(_) | Stop::NotDirect(_) => self.feed.put_back(extent),
-                    }
-                    return Err(stop);
-                }
-            }
-        }
-        Ok(())
     }
 }

@@ -1,404 +1,184 @@
-//! `uring` and `premap`: one ring, one thread, writes in flight up to the queue depth, directly from
-//! the origin's memory; and `bounce`, from registered blocks.
+//! `uring` and `premap`: writes in flight up to the queue depth, directly from the origin's memory; and `bounce`, from
+//! registered blocks.
 
-use super::{Blocks, WriteJob};
+use super::WriteJob;
 use crate::error::{Error, Verb};
-use crate::flow::feed::{FeedResult, IoExtent, Lane};
-use crate::flow::meter::Phase;
-use crate::flow::trace::ROW_READS;
-use crate::method::{Map, Stop, Windows, run_workers};
+use crate::flow::feed::IoExtent;
 use crate::options::Method;
+use crate::pump::{self, Blocks, Direction, Flight, Map, RingMemory, Stop, run_workers};
+use crate::sys::Errno;
 use crate::sys::map::Region;
-use crate::sys::uring::{Completion, IoMemory, IoRing, MAP_UNIT};
-use crate::sys::{Errno, dmabuf};
-use std::time::Duration;
 
 /// A shorter run is not worth a registration.
 const SMALL_RUN: u64 = 1 << 20;
-/// How often a write from mapped memory is retried after EAGAIN, which the kernel returns occasionally
-/// while a device is being reset.
-const MOST_TRIES: u32 = 100;
 
-/// A write in flight.
-#[derive(Clone, Copy)]
-struct WriteInFlight<'a> {
-    /// The extent as taken from the feed, and how much of it is written from here.
-    whole: IoExtent,
-    bytes: u64,
-    /// What remains to be written after short writes: source, destination, and length.
-    at: u64,
-    offset: u64,
-    left: u64,
-    /// The memory to write from, which `at` counts from; None is the ring's region.
-    part: Option<Region<'a>>,
-    window: Option<usize>,
-    tries: u32,
-    start: Duration,
-}
-
-/// What is registered to be written from.
-enum WriteSlots {
-    Nothing,
-    Windows(Windows),
-    /// The saved part of a dma-buf, from this byte on.
-    DmaBuf(u64),
-}
-
-/// Writes directly from the origin's memory.
+/// RingWrites directly from the origin's memory.
 pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
-    let depth = job.plan.depth_of(job.attempt);
-    if job.attempt.method != Method::Premap {
+    let attempt = job.pass.attempt;
+    let depth = job.plan.depth_of(attempt);
+    if attempt.method != Method::Premap {
         let region = job.region().map_err(|why| Error::new(Verb::Write, why))?;
-        return pump(job, region, None, depth, 0);
+        let memory = match attempt.registered {
+            true => RingMemory::Registered(job.plan.window, Map::No),
+            false => RingMemory::Plain,
+        };
+        return write(job, region, None, memory, (depth, 0));
     }
-    // A mapped dma-buf is not accessed by address, so any region will do.
-    super::in_blocks(job, |blocks| pump(job, blocks.ring, None, depth, 0))
-}
-
-/// Writes from blocks, which several threads fill one after another, each its own.
-pub(super) fn through(job: &WriteJob<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
-    // With fewer than two blocks the disk would be idle during a copy.
-    let workers = job.fillers((blocks.count / 2).min(2)) as u64;
-    run_workers(job.plan.tuning.node, workers as usize, |row| {
-        let own = (blocks.count + workers - 1 - row) / workers;
-        let first = row * blocks.count.div_ceil(workers);
-        pump(job, blocks.ring, Some((blocks, first)), own as u32, first)
-    })
-}
-
-fn pump<'a>(
-    job: &'a WriteJob<'a>,
-    region: Region<'a>,
-    blocks: Option<(&'a Blocks<'a>, u64)>,
-    depth: u32,
-    row: u64,
-) -> Result<(), Stop> {
-    if depth == 0 {
-        return Ok(());
-    }
-    let refused = |what: &'static str| move |errno| Stop::Refused(Error::os(what, errno));
-    let not_registered = "buffers cannot be registered";
-    let file = job.to.output(job.attempt.direct)?;
-    let mut ring = IoRing::new(vec![file], region, depth).map_err(refused("no io_uring"))?;
-    let slots = match (job.attempt.method, job.attempt.registered) {
-        (Method::Premap, _) => map_dma_buf(job, &mut ring)?,
-        (_, true) => {
-            let largest = match blocks {
-                Some(_) => region.len(),
-                None => job.plan.window,
-            };
-            let windows = Windows::open(&mut ring, largest, Map::No);
-            WriteSlots::Windows(windows.map_err(refused(not_registered))?)
-        }
-        (_, false) => WriteSlots::Nothing,
-    };
-    let depth = depth as usize;
-    let mut pump = WritePump {
-        job,
-        region,
-        blocks,
-        row,
-        ring,
-        slots,
-        flights: vec![None; depth],
-        free: (0..depth).rev().collect(),
-        stop: None,
-    };
-    pump.run();
-    pump.stop.map_or(Ok(()), Err)
-}
-
-/// Maps the saved part of a dma-buf for the disk.
-fn map_dma_buf(job: &WriteJob<'_>, ring: &mut IoRing<'_>) -> Result<WriteSlots, Stop> {
     let memory = job
         .origin
         .memory()
         .filter(|memory| memory.dma_buf.is_some());
     let none = || Error::new("no dma-buf", "this method writes from one");
-    let memory = memory.ok_or_else(none)?;
-    let first = job.origin.start - job.origin.start % MAP_UNIT;
-    let end = job.origin.start + job.origin.bytes.unwrap_or(0);
-    let mapped = dmabuf::size(memory.fd()).and_then(|size| {
-        let end = end.next_multiple_of(MAP_UNIT).min(size);
-        ring.open_slots(1)?;
-        ring.map_slot(0, memory.fd(), (first, end - first), 0)
-    });
-    mapped.map_err(|errno| {
-        let error = Error::os("the dma-buf cannot be mapped", errno);
-        Stop::Refused(match errno {
-            Errno::NOSPC => error.with_remedy("raise the parameter nvme.premap_max_mb"),
-            _ => error,
-        })
-    })?;
-    Ok(WriteSlots::DmaBuf(first))
+    let dma_buf = memory.ok_or_else(none)?.fd();
+    let start = job.origin.start;
+    let ranges = vec![(start, start + job.origin.bytes.unwrap_or(0))];
+    // A mapped dma-buf is not accessed by address, so any region will do.
+    super::in_blocks(job, |blocks| {
+        let memory = RingMemory::Mapped(dma_buf, ranges);
+        write(job, blocks.region, None, memory, (depth, 0))
+    })
 }
 
-struct WritePump<'a> {
+/// RingWrites from blocks, which several threads fill one after another, each its own.
+pub(super) fn through(job: &WriteJob<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
+    // With fewer than two blocks the disk would be idle during a copy.
+    let workers = job.fillers((blocks.count / 2).min(2)) as u64;
+    run_workers(job.pass.node, workers as usize, |row| {
+        let own = (blocks.count + workers - 1 - row) / workers;
+        let first = row * blocks.count.div_ceil(workers);
+        let memory = match job.pass.attempt.registered {
+            true => RingMemory::Registered(blocks.region.len(), Map::No),
+            false => RingMemory::Plain,
+        };
+        let own_blocks = OwnBlocks {
+            blocks,
+            first,
+            end: first + own,
+        };
+        match own {
+            0 => Ok(()),
+            _ => write(
+                job,
+                blocks.region,
+                Some(own_blocks),
+                memory,
+                (own as u32, first),
+            ),
+        }
+    })
+}
+
+fn write<'a>(
     job: &'a WriteJob<'a>,
     region: Region<'a>,
-    /// The blocks that bytes pass through, and the index of the first one that belongs to it.
-    blocks: Option<(&'a Blocks<'a>, u64)>,
-    /// The first of its rows in the trace.
-    row: u64,
-    ring: IoRing<'a>,
-    slots: WriteSlots,
-    flights: Vec<Option<WriteInFlight<'a>>>,
-    free: Vec<usize>,
-    /// Why no more writes are started; writes in flight are still waited for.
-    stop: Option<Stop>,
+    blocks: Option<OwnBlocks<'a>>,
+    memory: RingMemory<'a>,
+    queue: (u32, u64),
+) -> Result<(), Stop> {
+    let file = job.to.output(job.pass.attempt.direct)?;
+    let writes = RingWrites {
+        job,
+        region,
+        blocks,
+    };
+    pump::move_all(&job.pass, &writes, (vec![file], region), memory, queue)
 }
 
-impl<'a> WritePump<'a> {
-    fn run(&mut self) {
-        let mut done = Vec::new();
-        loop {
-            self.fill();
-            if self.free.len() == self.flights.len() {
-                return;
-            }
-            let start = self.job.meter.now();
-            let waited = self.ring.submit_and_wait();
-            self.job.meter.add(Phase::Wait, start);
-            if let Err(errno) = waited
-                && !matches!(errno, Errno::INTR | Errno::AGAIN | Errno::BUSY)
-            {
-                return self.end(Stop::Failed(Error::os("io_uring failed", errno)));
-            }
-            self.ring.completed(&mut done);
-            for done in &done {
-                self.land(*done);
-            }
+/// The blocks that belong to a thread.
+#[derive(Clone, Copy)]
+struct OwnBlocks<'a> {
+    blocks: &'a Blocks<'a>,
+    first: u64,
+    end: u64,
+}
+
+/// How a ring writes.
+struct RingWrites<'a> {
+    job: &'a WriteJob<'a>,
+    region: Region<'a>,
+    /// The blocks that bytes pass through.
+    blocks: Option<OwnBlocks<'a>>,
+}
+
+impl<'a> Direction<'a> for RingWrites<'a> {
+    const MAPPED: &'static str = "writes from mapped memory are refused";
+
+    fn grain(&self) -> u64 {
+        self.job.to.grain
+    }
+
+    fn locate(&self, at: u64) -> (usize, u64) {
+        (0, at)
+    }
+
+    fn place(&self, index: usize, extent: &IoExtent) -> (IoExtent, Option<Region<'a>>) {
+        let part = self.job.in_place(extent);
+        let at = match (part, self.blocks) {
+            (Some(_), _) => 0,
+            (None, Some(own)) => own.blocks.at(own.first + index as u64),
+            (None, None) => extent.at,
+        };
+        let len = extent.need;
+        (IoExtent { at, len, ..*extent }, part)
+    }
+
+    fn window(&self, _: usize, place: &IoExtent) -> Option<(IoExtent, u64)> {
+        let place = match self.blocks {
+            Some(own) => IoExtent {
+                len: own.blocks.size,
+                run_end: own.blocks.at(own.end),
+                ..*place
+            },
+            None if place.run_end - place.at < SMALL_RUN => return None,
+            None => *place,
+        };
+        Some((place, u64::MAX))
+    }
+
+    fn fill(&self, index: usize, extent: &IoExtent) -> Result<u64, Stop> {
+        match self.blocks {
+            Some(own) => self.job.fill(own.blocks, own.first + index as u64, extent),
+            None => Ok(extent.need),
         }
     }
 
-    /// Starts writes up to the queue depth.
-    fn fill(&mut self) {
-        while let (Some(&index), None) = (self.free.last(), &self.stop) {
-            if self.job.cancel.is_set() {
-                return self.end(self.job.cancelled().into());
-            }
-            let FeedResult::Extent(extent) = self.job.feed.take(Lane::Main) else {
-                return;
-            };
-            if let Err(stop) = self.launch(index, extent) {
-                if !matches!(stop, Stop::Failed(_)) {
-                    self.job.feed.put_back(extent);
-                }
-                return self.end(stop);
-            }
-        }
-    }
-
-    fn launch(&mut self, index: usize, extent: IoExtent) -> Result<(), Stop> {
-        let part = self.job.in_place(&extent);
-        let window = match part {
-            Some(_) => None,
-            None => self.cover(index, &extent)?,
-        };
-        let (at, bytes) = match (self.blocks, part) {
-            (_, Some(_)) => (0, extent.need),
-            (None, None) => (extent.at, extent.need),
-            (Some((blocks, first)), None) => {
-                let block = blocks.block(first + index as u64);
-                match self.job.fill(&block, &extent) {
-                    Ok(bytes) => (block.at, bytes),
-                    Err(stop) => {
-                        self.uncover(window);
-                        return Err(stop);
-                    }
-                }
-            }
-        };
-        if bytes == 0 {
-            self.uncover(window);
-            return Ok(());
-        }
-        self.free.pop();
-        self.job.meter.io_begins();
-        let flight = WriteInFlight {
-            whole: extent,
-            bytes,
-            at,
-            offset: extent.file,
-            left: bytes,
-            part,
-            window,
-            tries: 0,
-            start: self.job.meter.now(),
-        };
-        self.queue(index, flight);
-        // Immediately, so that the disk works while the next block is filled.
-        let start = self.job.meter.now();
-        let _ = self.ring.submit();
-        self.job.meter.add(Phase::Submit, start);
+    fn empty(&self, _: usize, _: &IoExtent) -> Result<(), Stop> {
         Ok(())
     }
 
-    /// The window for a write, registered now if necessary.
-    fn cover(&mut self, index: usize, extent: &IoExtent) -> Result<Option<usize>, Stop> {
-        let WriteSlots::Windows(windows) = &mut self.slots else {
-            return Ok(None);
-        };
-        let extent = match self.blocks {
-            Some((blocks, first)) => IoExtent {
-                at: (first + index as u64) * blocks.block,
-                len: blocks.block,
-                run_end: (first + self.flights.len() as u64) * blocks.block,
-                ..*extent
-            },
-            None if extent.run_end - extent.at < SMALL_RUN => return Ok(None),
-            None => *extent,
-        };
-        let slot = windows.cover(&mut self.ring, u64::MAX, &extent, 0);
-        slot.map_err(|errno| {
-            // The limit is shared with the user's other processes, so it may be exhausted at any time.
-            // The fallback writes without registered buffers.
-            let error = Error::os("buffers cannot be registered", errno);
-            Stop::Refused(match errno {
-                Errno::NOMEM => error.with_remedy("raise the limit on locked memory: ulimit -l"),
-                _ => error,
-            })
-        })
+    fn has_blocks(&self) -> bool {
+        self.blocks.is_some()
     }
 
-    fn uncover(&mut self, window: Option<usize>) {
-        if let (WriteSlots::Windows(windows), Some(window)) = (&mut self.slots, window) {
-            windows.landed(window);
+    fn move_now(&self, flight: &Flight<'a>, direct: bool) -> Result<(), Stop> {
+        if self.job.pass.attempt.method == Method::Premap {
+            // The region is not the memory.
+            return Err(self.failed(flight, Errno::INVAL));
         }
-    }
-
-    fn queue(&mut self, index: usize, flight: WriteInFlight<'a>) {
-        let from = match (flight.part, &self.slots, flight.window) {
-            (Some(part), ..) => IoMemory::Memory(part.part(flight.at, flight.left)),
-            (_, WriteSlots::DmaBuf(first), _) => IoMemory::Window(flight.at - first, 0),
-            (_, _, Some(window)) => IoMemory::Registered(flight.at, window as u32),
-            (_, _, None) => IoMemory::Region(flight.at),
-        };
-        self.ring
-            .write(index as u64, from, flight.left, (0, flight.offset));
-        self.flights[index] = Some(flight);
-    }
-
-    fn land(&mut self, done: Completion) {
-        let (job, index) = (self.job, done.token as usize);
-        let mut flight = self.flights[index].expect("a completion belongs to a write in flight");
-        let direct = job.attempt.direct;
         let memory = flight.part.unwrap_or(self.region);
-        let passes = self.blocks.is_some() && flight.part.is_none();
-        let is_mapped = matches!(self.slots, WriteSlots::DmaBuf(_));
-        let again = match done.result {
-            Ok(0) => Err(job.to.failed(flight.offset, Errno::IO).into()),
-            Ok(wrote) => {
-                // A direct write continues at the next block.
-                let whole = match direct && wrote < flight.left {
-                    true => wrote - wrote % job.to.grain,
-                    false => wrote.min(flight.left),
-                };
-                flight.at += whole;
-                flight.offset += whole;
-                flight.left -= whole;
-                match (flight.left, whole) {
-                    (0, _) => Ok(false),
-                    (_, 0) => Err(job.stop(Errno::INVAL, flight.offset, direct)),
-                    _ => Ok(true),
-                }
-            }
-            Err(Errno::INTR) => Ok(true),
-            Err(Errno::AGAIN | Errno::CANCELED) if is_mapped && flight.tries < MOST_TRIES => {
-                flight.tries += 1;
-                Ok(true)
-            }
-            Err(errno) if is_mapped => Err(turned_away(job, &flight, errno)),
-            // The ring does not wait for this write, or signals have kept the kernel from starting the thread that
-            // would (ECANCELED: nothing here cancels writes). So do it here.
-            Err(Errno::AGAIN | Errno::CANCELED) => job
-                .write_all(&memory, direct, flight.at, flight.left, flight.offset)
-                .map(|()| false),
-            Err(errno) => Err(job.stop(errno, flight.offset, direct)),
-        };
-        let again = match flight.part {
-            Some(_) => again.map_err(WriteJob::stop_of_part),
-            None => again,
-        };
-        let again = match again {
-            Ok(true) if self.stop.is_none() => return self.queue(index, flight),
-            again => again,
-        };
-        self.flights[index] = None;
-        self.free.push(index);
-        self.uncover(flight.window);
-        job.meter.io_ends();
-        let (written, stop) = match (again, passes) {
-            (Ok(false), _) => (Some(direct), None),
-            // Bytes of a stream cannot be read again: write the rest from here.
-            (Ok(true), true) => self.rescue(&flight, None),
-            (Err(stop @ (Stop::NotDirect(_) | Stop::Refused(_))), true) => {
-                self.rescue(&flight, Some(stop))
-            }
-            (Ok(true), false) => (None, None),
-            (Err(stop), _) => (None, Some(stop)),
-        };
-        match written {
-            Some(direct) => {
-                let IoExtent { file, .. } = flight.whole;
-                let row = ROW_READS + self.row + index as u64;
-                job.meter
-                    .span("write", row, flight.start, file, flight.bytes);
-                job.written(&flight.whole, flight.bytes, direct);
-            }
-            None if !matches!(stop, Some(Stop::Failed(_))) => job.feed.put_back(flight.whole),
-            None => {}
-        }
-        if let Some(stop) = stop {
-            self.end(stop);
-        }
+        let IoExtent { file, at, need, .. } = flight.left;
+        let done = self.job.write_all(&memory, direct, at, need, file);
+        done.map_err(|stop| of_flight(flight, stop))
     }
 
-    /// Writes the rest of a block through the page cache. Returns whether that succeeded, and why the
-    /// method ends.
-    fn rescue(
-        &self,
-        flight: &WriteInFlight<'_>,
-        stop: Option<Stop>,
-    ) -> (Option<bool>, Option<Stop>) {
-        let job = self.job;
-        match job.write_all(&self.region, false, flight.at, flight.left, flight.offset) {
-            Ok(()) => (Some(false), stop),
-            Err(Stop::Failed(error) | Stop::Refused(error) | Stop::NotDirect(error)) => {
-                (None, Some(Stop::Failed(error)))
-            }
-        }
+    fn nothing_moved(&self, flight: &Flight<'a>) -> Stop {
+        self.job.to.failed(flight.left.file, Errno::IO).into()
     }
 
-    /// A failure takes precedence over a refusal, and only the first of each is kept.
-    fn end(&mut self, stop: Stop) {
-        if let Stop::Failed(error) = &stop {
-            // The other rings must stop, too.
-            self.job.feed.stop(Some(error.clone()));
-        }
-        match (&self.stop, &stop) {
-            (None, _) | (Some(Stop::Refused(_) | Stop::NotDirect(_)), Stop::Failed(_)) => {
-                self.stop = Some(stop);
-            }
-            _ => {}
-        }
+    fn failed(&self, flight: &Flight<'a>, errno: Errno) -> Stop {
+        let direct = self.job.pass.attempt.direct;
+        let stop = self.job.stop(errno, flight.left.file, direct);
+        of_flight(flight, stop)
+    }
+
+    fn without_pages(&self, _: &Flight<'a>) -> Option<Result<(), Stop>> {
+        None
     }
 }
 
-/// A write from a mapped dma-buf that the kernel refused.
-fn turned_away(job: &WriteJob<'_>, flight: &WriteInFlight<'_>, errno: Errno) -> Stop {
-    match errno {
-        // The device or the mapping is gone; or the file cannot be written directly any more.
-        Errno::AGAIN
-        | Errno::CANCELED
-        | Errno::FAULT
-        | Errno::BADF
-        | Errno::NODEV
-        | Errno::INVAL
-        | Errno::OPNOTSUPP => {
-            let error = Error::os("writes from mapped memory are refused", errno);
-            Stop::Refused(error.at(job.to.place(flight.offset)))
-        }
-        errno => job.to.failed(flight.offset, errno).into(),
+fn of_flight(flight: &Flight<'_>, stop: Stop) -> Stop {
+    match flight.part {
+        Some(_) => WriteJob::stop_of_part(stop),
+        None => stop,
     }
 }

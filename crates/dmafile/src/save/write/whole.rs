@@ -1,11 +1,12 @@
 //! Methods in which the kernel moves the bytes by itself: dmafile.ko, and copy_file_range(2) on
 //! kernels that can copy from memory (kernel/linux-6.12).
 
-use super::{DescriptorMemory, WriteJob, WrittenExtent};
+use super::{DescriptorMemory, WriteJob};
 use crate::error::Error;
 use crate::exporter::module;
+use crate::flow::feed::Queue;
 use crate::flow::meter::Phase;
-use crate::method::Stop;
+use crate::pump::{MovedExtent, Stop, each};
 use crate::sys::module::{BUFFERED, ModuleProgress, ModuleRange, MoveOptions};
 use crate::sys::{self, Errno, file};
 use std::os::fd::AsFd;
@@ -14,14 +15,14 @@ use std::os::fd::AsFd;
 pub(super) fn module(job: &WriteJob<'_>) -> Result<(), Stop> {
     let (node, _) = module::open().map_err(Stop::Refused)?;
     let memory = memory(job)?;
-    let fd = job.to.output(job.attempt.direct)?;
+    let fd = job.to.output(job.pass.attempt.direct)?;
     let how = MoveOptions {
         chunk: 0,
         // Only direct I/O is left.
         strict: job.plan.methods.iter().all(|attempt| attempt.direct),
         in_order: false,
     };
-    job.each(0, |extent| {
+    each(&job.pass, Queue::Method, 0, |extent| {
         let range = ModuleRange {
             file: extent.file,
             at: extent.at,
@@ -29,22 +30,19 @@ pub(super) fn module(job: &WriteJob<'_>) -> Result<(), Stop> {
         };
         let progress = ModuleProgress::default();
         let (moved, end) = sys::module::write(node.as_fd(), memory.fd(), fd, range, how, &progress);
-        job.meter.add_time(Phase::Submit, moved.submit);
-        job.meter.add_time(Phase::Copy, moved.copy);
-        job.meter.add_mode(moved.mode);
+        job.pass.run.meter.add_time(Phase::Submit, moved.submit);
+        job.pass.run.meter.add_time(Phase::Copy, moved.copy);
+        job.pass.run.meter.add_mode(moved.mode);
         match end {
-            Ok(()) if job.attempt.direct && how.strict && moved.mode & BUFFERED != 0 => {
+            Ok(()) if job.pass.attempt.direct && how.strict && moved.mode & BUFFERED != 0 => {
                 Err(job.stop(Errno::OPNOTSUPP, extent.file, true))
             }
-            Ok(()) => Ok(WrittenExtent {
-                direct: moved.mode & BUFFERED == 0,
-                ..job.done(extent.need)
-            }),
+            Ok(()) => Ok(MovedExtent::all(extent, moved.mode & BUFFERED == 0)),
             // Another exporter's dma-buf after all, or a security policy.
             Err(errno @ (Errno::NOTTY | Errno::XDEV | Errno::PERM | Errno::ACCESS)) => Err(
                 Stop::Refused(Error::os("dmafile.ko refuses", errno).at(job.to.place(0))),
             ),
-            Err(errno) => Err(job.stop(errno, extent.file + moved.bytes, job.attempt.direct)),
+            Err(errno) => Err(job.stop(errno, extent.file + moved.bytes, job.pass.attempt.direct)),
         }
     })
 }
@@ -52,9 +50,9 @@ pub(super) fn module(job: &WriteJob<'_>) -> Result<(), Stop> {
 /// `copy-file-range`: from a memfd or a dma-buf.
 pub(super) fn copy_range(job: &WriteJob<'_>) -> Result<(), Stop> {
     let memory = memory(job)?;
-    let fd = job.to.output(job.attempt.direct)?;
+    let fd = job.to.output(job.pass.attempt.direct)?;
     // One call after another: within a call the kernel has many writes in flight.
-    job.each(0, |extent| {
+    each(&job.pass, Queue::Method, 0, |extent| {
         let mut done = 0;
         while done < extent.need {
             let (at, offset) = (extent.at + done, extent.file + done);
@@ -69,10 +67,10 @@ pub(super) fn copy_range(job: &WriteJob<'_>) -> Result<(), Stop> {
                     let error = Error::os("copy_file_range is refused", errno);
                     return Err(Stop::Refused(error.at(job.to.place(0))));
                 }
-                Err(errno) => return Err(job.stop(errno, offset, job.attempt.direct)),
+                Err(errno) => return Err(job.stop(errno, offset, job.pass.attempt.direct)),
             }
         }
-        Ok(job.done(done))
+        Ok(MovedExtent::all(extent, job.pass.attempt.direct))
     })
 }
 

@@ -6,19 +6,19 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// Ranges of memory whose bytes are in place.
 #[derive(Default)]
-pub(crate) struct Landed {
-    state: Mutex<LandedState>,
+pub(crate) struct Prefix {
+    state: Mutex<PrefixState>,
     more: Condvar,
 }
 
 #[derive(Default)]
-struct LandedState {
+struct PrefixState {
     upto: u64,
     beyond: BTreeMap<u64, u64>,
     over: bool,
 }
 
-impl Landed {
+impl Prefix {
     /// The bytes of `[at, end)` are in place.
     pub(crate) fn add(&self, at: u64, end: u64) {
         let mut state = self.lock();
@@ -49,15 +49,15 @@ impl Landed {
         (state.upto > have).then_some(state.upto)
     }
 
-    fn lock(&self) -> MutexGuard<'_, LandedState> {
+    fn lock(&self) -> MutexGuard<'_, PrefixState> {
         sync::lock(&self.state)
     }
 }
 
-/// Calls [`Landed::over`] when dropped, so also if the thread panics that reports bytes.
-pub(crate) struct LandedGuard<'a>(pub(crate) &'a Landed);
+/// Calls [`Prefix::over`] when dropped, so also if the thread panics that reports bytes.
+pub(crate) struct PrefixGuard<'a>(pub(crate) &'a Prefix);
 
-impl Drop for LandedGuard<'_> {
+impl Drop for PrefixGuard<'_> {
     fn drop(&mut self) {
         self.0.over();
     }
@@ -69,23 +69,23 @@ mod tests {
 
     #[test]
     fn only_bytes_before_the_first_gap_count() {
-        let landed = Landed::default();
-        landed.add(10, 20);
-        landed.add(0, 5);
-        assert_eq!(landed.wait(0), Some(5));
-        landed.add(5, 10);
-        assert_eq!(landed.wait(5), Some(20));
-        landed.over();
-        assert_eq!(landed.wait(20), None);
+        let prefix = Prefix::default();
+        prefix.add(10, 20);
+        prefix.add(0, 5);
+        assert_eq!(prefix.wait(0), Some(5));
+        prefix.add(5, 10);
+        assert_eq!(prefix.wait(5), Some(20));
+        prefix.over();
+        assert_eq!(prefix.wait(20), None);
     }
 
     #[test]
     fn a_wait_ends_if_the_thread_that_reports_bytes_panics() {
-        let landed = Landed::default();
+        let prefix = Prefix::default();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| landed.wait(0));
+            let waiting = scope.spawn(|| prefix.wait(0));
             let broken = scope.spawn(|| {
-                let _over = LandedGuard(&landed);
+                let _over = PrefixGuard(&prefix);
                 panic!("on purpose");
             });
             assert!(broken.join().is_err());

@@ -73,7 +73,7 @@ impl Windows {
     }
 
     /// An operation in a slot's window has ended.
-    pub(crate) fn landed(&mut self, slot: usize) {
+    pub(crate) fn release(&mut self, slot: usize) {
         self.slots[slot].in_flight -= 1;
     }
 
