@@ -101,7 +101,7 @@ fn text(held: &Held) -> String {
             "{}\t{}\t{}\t{}\t{}\t{}",
             one_line(&info.name),
             BinaryBytes(info.bytes),
-            one_line(&info.kind),
+            one_line(&info.kind.to_string()),
             one_line(&info.pages),
             if info.sealed { "yes" } else { "no" },
             one_line(&info.file.to_string_lossy()),

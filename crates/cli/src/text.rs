@@ -29,7 +29,7 @@ pub(crate) fn plan(plan: &Plan) -> String {
             plan.place.start
         ),
     };
-    line("to", &plan.kind, &place);
+    line("to", &plan.kind.to_string(), &place);
     for reason in &plan.reasons {
         line(reason.about.word(), &reason.choice, &reason.why);
     }

@@ -11,7 +11,7 @@ pub use crate::request::Reach;
 pub use crate::save::part;
 pub use crate::save::{Staged, cannot_make};
 pub use crate::source::Source;
-pub use crate::verify::{DigestCheck, Hasher};
+pub use crate::verify::{DigestCheck, Follower, Hasher};
 
 /// Folders that are held open.
 pub mod folder {

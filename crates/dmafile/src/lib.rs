@@ -42,6 +42,7 @@ mod folder;
 pub mod format;
 #[doc(hidden)]
 pub mod internal;
+mod kind;
 mod load;
 mod message;
 mod method;
@@ -67,6 +68,7 @@ pub use device::Device;
 pub use doctor::{Check, Health, doctor, verdict};
 pub use error::{Error, ErrorKind, Result, errno_name};
 pub use flow::clock::Cpu;
+pub use kind::MemoryKind;
 pub use load::{Extent, Load, Loaded, Report};
 pub use message::{Message, Names, Opt, Part};
 pub use model::Digests;
@@ -76,7 +78,7 @@ pub use options::{
 };
 pub use plan::{Attempt, Placement, Plan, Sizes};
 pub use reasons::{About, Reason};
-pub use save::{Origin, OriginPart, Save, SavePlan, SaveReport};
+pub use save::{Origin, OriginKind, OriginPart, Save, SavePlan, SaveReport};
 pub use sink::{
     CopyTo, Delivered, Memory, Piece, Place, Ring, Sink, Slot, SlotReceiver, ToDevice, deliver,
 };

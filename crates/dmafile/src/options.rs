@@ -5,7 +5,6 @@ use crate::error::{Error, Result};
 use crate::message::Opt;
 use crate::sys;
 use serde::Serialize;
-use std::fmt;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::str::FromStr;
@@ -73,29 +72,6 @@ impl Kind {
         let number = fd.as_raw_fd();
         let fd = Arc::new(fd);
         Self::Fd { fd, number, at }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Anon => f.write_str("anon"),
-            Self::Memfd => f.write_str("memfd"),
-            Self::Fd {
-                number, at: None, ..
-            } => write!(f, "fd:{number}"),
-            Self::Fd {
-                number,
-                at: Some(at),
-                ..
-            } => write!(f, "fd:{number}@{at}"),
-            Self::Udmabuf => f.write_str("udmabuf"),
-            Self::Heap(name) => write!(f, "heap:{name}"),
-            Self::Module => f.write_str("module"),
-            Self::DmaBuf => f.write_str("dma-buf"),
-            Self::Pinned(device) => f.write_str(&device.host_word()),
-            Self::Caller => f.write_str("caller"),
-        }
     }
 }
 

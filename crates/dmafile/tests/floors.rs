@@ -19,6 +19,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("device", &["error", "message"]),
     // The request and its source.
     ("options", &["device", "error", "message"]),
+    ("kind", &["device", "options"]),
     ("request", &["error", "message", "options"]),
     ("source", &["error", "sync"]),
     ("format", &["error"]),
@@ -37,7 +38,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "plan",
         &[
-            "error", "exporter", "facts", "message", "options", "reasons", "request",
+            "error", "exporter", "facts", "kind", "message", "options", "reasons", "request",
         ],
     ),
     // Move, in either direction.
@@ -49,13 +50,14 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "buffer",
         &[
-            "device", "error", "exporter", "message", "options", "plan", "reasons", "sync",
+            "device", "error", "exporter", "kind", "message", "options", "plan", "reasons", "sync",
         ],
     ),
     (
         "method",
         &[
-            "error", "exporter", "flow", "message", "options", "plan", "pump", "source", "sync",
+            "error", "exporter", "flow", "kind", "message", "options", "plan", "pump", "source",
+            "sync",
         ],
     ),
     // The destination of bytes that do not stay in memory.
@@ -71,7 +73,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "load",
         &[
-            "buffer", "control", "device", "error", "exporter", "facts", "flow", "message",
+            "buffer", "control", "device", "error", "exporter", "facts", "flow", "kind", "message",
             "options", "plan", "reasons", "request", "sink", "source", "transfer", "verify",
         ],
     ),

@@ -1,7 +1,7 @@
 //! Memory that is pinned for a device, with a double of its driver or a real one: exactly the needed pages are
 //! pinned, and only as long as the memory exists.
 
-use dmafile::{Allocation, Buffer, Device, Kind, Load, Model, Pages};
+use dmafile::{Allocation, Buffer, Device, Kind, Load, MemoryKind, Model, Pages};
 use dmafile_testkit::double::{Double, Left, both, both_doubles};
 use dmafile_testkit::{buffer_digest, cold, dir, file_digest, noise, sparse};
 use std::os::unix::net::UnixStream;
@@ -29,8 +29,8 @@ fn exactly_its_pages(double: &Double, device: Device) {
             let load = load(&path, kind.clone()).offset(offset).length(len);
             let loaded = load.allocation(allocation).run().unwrap();
             let buffer = loaded.buffer;
-            assert_eq!(loaded.report.kind, kind.to_string());
-            assert_eq!(buffer.kind(), "memfd");
+            assert_eq!(loaded.report.kind, kind.memory());
+            assert_eq!(*buffer.kind(), MemoryKind::Memfd);
             assert_eq!(buffer.pinned(), Some(device));
             assert_eq!(buffer_digest(&buffer), file_digest(&path, offset, len));
             if dmafile_testkit::double::is_real() {

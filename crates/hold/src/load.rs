@@ -3,10 +3,12 @@
 use super::identity::FileIdentity;
 use super::protocol::{Digest, HeldInfo, LONGEST_NAMES, MOST_FILES};
 use super::set::{Member, Set, now};
-use dmafile::internal::{Builder, DigestCheck, Hasher, ProgressFn, Reach, Source, Verb, unlisted};
+use dmafile::internal::{
+    Builder, DigestCheck, Follower, ProgressFn, Reach, Source, Verb, unlisted,
+};
 use dmafile::{
-    Buffer, CancelToken, Error, Kind, Load, Model, Names, Opt, Pages, Progress, Result, Verify,
-    message,
+    Buffer, CancelToken, Error, Kind, Load, MemoryKind, Model, Names, Opt, Pages, Progress, Result,
+    Verify, message,
 };
 use dmafile_sys::{Errno, file, host};
 use std::collections::BTreeMap;
@@ -224,8 +226,7 @@ impl HoldOptions {
             } = file;
             let failed = |errno| Error::os("cannot share", errno).at(path.display().to_string());
             let own: Vec<_> = memory.next().into_iter().collect();
-            let kind = Kind::Memfd.to_string();
-            let mut buffer = Buffer::of_peer_to_seal(own, &kind, (0, identity.size))
+            let mut buffer = Buffer::of_peer_to_seal(own, &MemoryKind::Memfd, (0, identity.size))
                 .map_err(|why| failed(Errno::PROTO).with_why(why))?;
             if FileIdentity::at(&path) != Ok(identity) {
                 return Err(changed("cannot share", &path));
@@ -249,21 +250,15 @@ impl HoldOptions {
         };
         let checks = DigestCheck::all(verify, source, 0, source.size())?;
         let check = checks.first().expect("it has bytes");
-        let mut hasher = Hasher::new(check.algorithm, source.size());
-        let access = buffer.access()?;
-        let mut piece = vec![0; 64 << 10];
-        for at in (0..source.size()).step_by(piece.len()) {
-            if self.cancel.is_set() {
-                return Err(Error::cancelled(
-                    Verb::Load,
-                    check.file.display().to_string(),
-                ));
-            }
-            let some = (source.size() - at).min(piece.len() as u64) as usize;
-            access.read_at(at, &mut piece[..some])?;
-            hasher.update(&piece[..some]);
+        let (size, access) = (source.size(), buffer.access()?);
+        let data = [(0, size)];
+        let mut follower = Follower::new(check.algorithm, size, 0, &data);
+        let copy = |at, into: &mut [u8]| access.read_at(at, into);
+        if !follower.advance(size, copy, || self.cancel.is_set())? {
+            let place = check.file.display().to_string();
+            return Err(Error::cancelled(Verb::Load, place));
         }
-        Ok(Some(Digest::of(&check.compare(hasher.hex())?)))
+        Ok(Some(Digest::of(&check.compare(follower.hex())?)))
     }
 
     /// Loads the files as a set.

@@ -5,7 +5,7 @@
 
 use super::identity::FileIdentity;
 use super::name;
-use dmafile::Verified;
+use dmafile::{MemoryKind, Verified};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -146,8 +146,8 @@ pub struct HeldInfo {
     /// All bytes of that path, if it is not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_bytes: Option<Vec<u8>>,
-    /// The kind of memory, as the command line names it.
-    pub kind: String,
+    /// The kind of memory.
+    pub kind: MemoryKind,
     /// Its page size, as in [`Report::pages`](dmafile::Report::pages).
     pub pages: String,
     /// The size of the file in bytes.

@@ -2,7 +2,7 @@
 
 use super::identity::FileIdentity;
 use super::protocol::{Digest, HeldInfo, MOST_DESCRIPTORS};
-use dmafile::{Buffer, Error, Kind, Result};
+use dmafile::{Buffer, Error, MemoryKind, Result};
 use dmafile_sys::{Errno, file, memfd, socket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -54,7 +54,7 @@ impl Member {
         digest: Option<Digest>,
         writable: bool,
     ) -> Result<Self> {
-        let is_memfd = buffer.kind() == Kind::Memfd.to_string();
+        let is_memfd = *buffer.kind() == MemoryKind::Memfd;
         let sealed = is_memfd && !writable;
         match sealed {
             true => buffer.seal()?,
@@ -64,7 +64,7 @@ impl Member {
         let info = HeldInfo {
             name: name.into_owned(),
             file_bytes: HeldInfo::bytes_of(&path),
-            kind: buffer.kind().to_string(),
+            kind: buffer.kind().clone(),
             pages: pages.to_string(),
             bytes: buffer.len(),
             offset: buffer.offset(),
@@ -95,7 +95,7 @@ impl Member {
                 .with_why(why)
                 .with_remedy("raise size_limit_mb of udmabuf"));
         }
-        let own = |fd: BorrowedFd<'_>| match info.kind == Kind::Memfd.to_string() {
+        let own = |fd: BorrowedFd<'_>| match info.kind == MemoryKind::Memfd {
             true => seal_seals(fd, info.sealed),
             false => file::dup(fd),
         };

@@ -182,7 +182,7 @@ fn read(fd: BorrowedFd<'_>) -> Option<StoreTable> {
 /// A kept file, if it is the one that was loaded, and its memory matches the table.
 fn again(info: HeldInfo, fds: Vec<OwnedFd>, wanted: &HoldOptions) -> Option<Member> {
     let same = FileIdentity::at(&info.file) == Ok(info.identity);
-    let kind = info.kind == wanted.kind.to_string();
+    let kind = info.kind == wanted.kind.memory();
     let digest = match (&wanted.verify, &info.digest) {
         (None, _) => true,
         (Some(_), None) => false,

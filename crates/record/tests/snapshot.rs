@@ -1,7 +1,7 @@
 //! A loaded snapshot has the bytes that sha256sum reads. However a save ends, the previous snapshot stays whole
 //! until the new one is valid. Everything in a manifest is checked.
 
-use dmafile::{About, Algorithm, CancelToken, ErrorKind, Io, Kind, Method, Origin};
+use dmafile::{About, Algorithm, CancelToken, ErrorKind, Io, Kind, MemoryKind, Method, Origin};
 use dmafile_record::{LoadedSnapshot, Snapshot, SnapshotLoad, SnapshotReport};
 use dmafile_testkit::{Forked, buffer_digest, bytes_digest, dir, file_digest, memfd, names, noise};
 use rustix::fs::{FlockOperation, SealFlags};
@@ -169,12 +169,11 @@ fn every_source_of_every_size_is_loaded_again() {
             assert_eq!((&source.name, source.buffer.len()), (name, *size));
             assert_eq!(source.buffer.is_empty(), *size == 0);
             assert_eq!(&buffer_digest(&source.buffer), digest, "{name} in {wanted}");
-            let is = if *size == 0 {
-                "memfd"
-            } else {
-                &wanted.to_string()
+            let is = match size {
+                0 => MemoryKind::Memfd,
+                _ => wanted.memory(),
             };
-            assert_eq!(source.buffer.kind(), is, "{name}");
+            assert_eq!(*source.buffer.kind(), is, "{name}");
         }
         assert_eq!(loaded.sources.len(), all.len());
     }

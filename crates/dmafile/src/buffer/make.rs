@@ -5,6 +5,7 @@ use super::memfd::Memfd;
 use super::udmabuf::Udmabuf;
 use super::{Filling, Finish, RingBuffer, fd, heap, module};
 use crate::error::{Error, Result};
+use crate::kind::MemoryKind;
 use crate::message::{Opt, message};
 use crate::options::{Kind, Pages};
 use crate::plan::Plan;
@@ -83,11 +84,11 @@ fn take_from_pool(made: &(impl Filling + ?Sized)) -> Result<()> {
 }
 
 /// The error for a filled buffer that could not be converted to its final form.
-pub(crate) fn cannot_export(errno: Errno, kind: &str) -> Error {
-    let error = Error::os("cannot finish the buffer", errno).at(kind);
+pub(crate) fn cannot_export(errno: Errno, kind: &MemoryKind) -> Error {
+    let error = Error::os("cannot finish the buffer", errno).at(kind.to_string());
     match errno {
         Errno::MFILE => error.with_remedy("raise the limit on open files: ulimit -n"),
-        Errno::NOMEM if kind == "udmabuf" => {
+        Errno::NOMEM if *kind == MemoryKind::Udmabuf => {
             error.with_remedy("free memory: a udmabuf pins its pages")
         }
         _ => error,

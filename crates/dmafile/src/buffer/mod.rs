@@ -18,6 +18,7 @@ mod udmabuf;
 
 use crate::device::{Device, PinnedMemory};
 use crate::error::{Error, Result};
+use crate::kind::MemoryKind;
 use crate::message::{Opt, message};
 use crate::options::Kind;
 use crate::sync;
@@ -43,13 +44,13 @@ pub struct Buffer {
     // Dropped before the memory, which must be unpinned before it is unmapped.
     pinned: Mutex<Option<PinnedMemory>>,
     memory: Box<dyn Filled>,
-    kind: String,
+    kind: MemoryKind,
     offset: u64,
     len: u64,
 }
 
 impl Buffer {
-    pub(crate) fn new(memory: Box<dyn Filled>, kind: String, offset: u64, len: u64) -> Self {
+    pub(crate) fn new(memory: Box<dyn Filled>, kind: MemoryKind, offset: u64, len: u64) -> Self {
         let made = Self::unforked(memory, kind, offset, len);
         made.enter_forks();
         made
@@ -59,7 +60,7 @@ impl Buffer {
     /// writing, which forbids the seal.
     pub(crate) fn unforked(
         mut memory: Box<dyn Filled>,
-        kind: String,
+        kind: MemoryKind,
         offset: u64,
         len: u64,
     ) -> Self {
@@ -82,13 +83,13 @@ impl Buffer {
     #[doc(hidden)]
     pub fn empty() -> Result<Self> {
         let memory = empty::Empty::new().map_err(|errno| {
-            Error::os("cannot allocate memory", errno).at(Kind::Memfd.to_string())
+            Error::os("cannot allocate memory", errno).at(MemoryKind::Memfd.to_string())
         })?;
-        Ok(Self::new(Box::new(memory), Kind::Memfd.to_string(), 0, 0))
+        Ok(Self::new(Box::new(memory), MemoryKind::Memfd, 0, 0))
     }
 
-    /// The kind of memory, as the command line names it.
-    pub fn kind(&self) -> &str {
+    /// The kind of memory.
+    pub fn kind(&self) -> &MemoryKind {
         &self.kind
     }
 
@@ -131,7 +132,7 @@ impl Buffer {
         match (all.pop(), all.is_empty()) {
             (Some(one), true) => Ok(one),
             _ => Err(Error::os("cannot pass the buffer on", Errno::FBIG)
-                .at(kind)
+                .at(kind.to_string())
                 .with_why("it consists of several dma-bufs")
                 .with_remedy("take all of them, or raise size_limit_mb of udmabuf")),
         }
@@ -145,7 +146,7 @@ impl Buffer {
         let kind = self.kind;
         drop(self.pinned);
         self.memory.into_descriptors().map_err(|errno| {
-            let error = Error::os("cannot pass the buffer on", errno).at(kind);
+            let error = Error::os("cannot pass the buffer on", errno).at(kind.to_string());
             match errno {
                 Errno::OPNOTSUPP => error
                     .with_why("private memory has no descriptor")
@@ -176,11 +177,8 @@ impl Buffer {
     /// EPERM if others can change the bytes, which is true for everything but a sealed memfd
     /// ([`Buffer::seal`]); ENOMEM.
     pub fn copy_on_write(&self) -> Result<Self> {
-        let failed = |errno| Error::os("cannot map the buffer", errno).at(&self.kind);
-        let Some(fd) = self
-            .as_fd()
-            .filter(|_| self.kind == Kind::Memfd.to_string())
-        else {
+        let failed = |errno| Error::os("cannot map the buffer", errno).at(self.kind.to_string());
+        let Some(fd) = self.as_fd().filter(|_| self.kind == MemoryKind::Memfd) else {
             return Err(failed(Errno::PERM).with_why("it is not a sealed memfd"));
         };
         let stat = file::stat(fd).map_err(failed)?;
@@ -189,8 +187,7 @@ impl Buffer {
             .inspect(View::want_huge)
             .map_err(failed)?;
         let memory = Box::new(anon::Private::copied(view));
-        let kind = Kind::Anon.to_string();
-        Ok(Self::new(memory, kind, self.offset, self.len))
+        Ok(Self::new(memory, MemoryKind::Anon, self.offset, self.len))
     }
 
     /// As [`Buffer::into_fds`], but without close-on-exec: for programs that this process executes.
@@ -249,7 +246,8 @@ impl Buffer {
     /// sealed buffer is), if the memory has no address ([`Buffer::as_ptr`]) or no bytes, and for a copy-on-write
     /// buffer; ENODEV if the device cannot be used; otherwise the driver's error.
     pub fn pin(&self, device: Device) -> Result<()> {
-        let refuse = |errno| Error::os("cannot pin memory for the device", errno).at(&self.kind);
+        let refuse =
+            |errno| Error::os("cannot pin memory for the device", errno).at(self.kind.to_string());
         let mut pinned = sync::lock(&self.pinned);
         if let Some(pinned) = &*pinned {
             let why = format!("it is already pinned for {}", pinned.device());
@@ -296,12 +294,12 @@ impl Buffer {
     pub fn seal(&mut self) -> Result<()> {
         if let Some(device) = self.pinned() {
             return Err(Error::os("cannot seal the buffer", Errno::BUSY)
-                .at(&self.kind)
+                .at(self.kind.to_string())
                 .with_why(format!("it is pinned for {device}"))
                 .with_remedy("seal it before it is pinned, or unpin it first"));
         }
         self.memory.seal().map_err(|errno| {
-            let error = Error::os("cannot seal the buffer", errno).at(&self.kind);
+            let error = Error::os("cannot seal the buffer", errno).at(self.kind.to_string());
             match errno {
                 Errno::OPNOTSUPP if self.dma_bufs().is_empty() => {
                     error.with_why("no other process can change private memory")

@@ -4,6 +4,7 @@ use super::dmabuf::DmaBufs;
 use super::memfd::FilledMemfd;
 use super::{Buffer, Filled};
 use crate::error::{Error, Result};
+use crate::kind::MemoryKind;
 use crate::message::{Opt, message};
 use crate::options::Kind;
 use crate::sys::{Errno, dmabuf, memfd, socket};
@@ -36,7 +37,7 @@ impl Buffer {
     }
 
     fn send_to(&self, socket: &UnixStream, wait: bool) -> Result<()> {
-        let refuse = |errno| Error::os("cannot send the buffer", errno).at(&self.kind);
+        let refuse = |errno| Error::os("cannot send the buffer", errno).at(self.kind.to_string());
         let mut fds: Vec<_> = self.dma_bufs().iter().map(|one| one.fd).collect();
         if fds.is_empty() {
             fds.extend(self.as_fd());
@@ -110,7 +111,7 @@ impl Buffer {
         let end = offset.checked_add(len).filter(|_| len > 0);
         let end = end.ok_or_else(|| refuse("its range is empty or overflows"))?;
         let (memory, kind) = adopt(fds, end).map_err(|why| refuse(&why))?;
-        Ok(Self::new(memory, kind.to_string(), offset, len))
+        Ok(Self::new(memory, kind, offset, len))
     }
 }
 
@@ -120,7 +121,7 @@ impl Buffer {
     #[doc(hidden)]
     pub fn of_peer(
         fds: Vec<OwnedFd>,
-        kind: &str,
+        kind: &MemoryKind,
         (offset, len): (u64, u64),
         sealed: bool,
     ) -> Result<Self, String> {
@@ -136,40 +137,40 @@ impl Buffer {
     #[doc(hidden)]
     pub fn of_peer_to_seal(
         fds: Vec<OwnedFd>,
-        kind: &str,
+        kind: &MemoryKind,
         (offset, len): (u64, u64),
     ) -> Result<Self, String> {
         let end = offset.checked_add(len).filter(|_| len > 0);
         let end = end.ok_or("its range is empty or overflows")?;
-        let is_memfd = kind == Kind::Memfd.to_string();
+        let is_memfd = *kind == MemoryKind::Memfd;
         if is_memfd && fds.len() != 1 {
             return Err(format!("{} descriptors for a memfd", fds.len()));
         }
         let (memory, found) = adopt(fds, end)?;
-        if is_memfd != (found == Kind::Memfd.to_string()) {
+        if is_memfd != (found == MemoryKind::Memfd) {
             return Err(format!(
                 "the holder says it is a {kind}, but it is a {found}"
             ));
         }
-        Ok(Self::unforked(memory, found.to_string(), offset, len))
+        Ok(Self::unforked(memory, found, offset, len))
     }
 }
 
 /// Takes over what a peer sent, and returns its kind; or the reason, if it does not contain `end` bytes
 /// that cannot disappear. Other descriptors are closed.
-fn adopt(mut fds: Vec<OwnedFd>, end: u64) -> Result<(Box<dyn Filled>, &'static str), String> {
+fn adopt(mut fds: Vec<OwnedFd>, end: u64) -> Result<(Box<dyn Filled>, MemoryKind), String> {
     let all = fds.iter().all(|fd| dmabuf::is_one(fd.as_fd()));
     if fds.is_empty() {
         return Err("the message carries no descriptor".to_string());
     }
     if !all {
         let memory = FilledMemfd::adopt(fds.swap_remove(0), end)?;
-        return Ok((Box::new(memory), "memfd"));
+        return Ok((Box::new(memory), MemoryKind::Memfd));
     }
     let memory = DmaBufs::whole(fds.into_iter().map(Arc::new).collect());
     let memory = memory.map_err(|errno| format!("its dma-bufs cannot be mapped ({errno:?})"))?;
     if end > memory.len() {
         return Err("its range is outside its dma-bufs".to_string());
     }
-    Ok((Box::new(memory), "dma-buf"))
+    Ok((Box::new(memory), MemoryKind::DmaBuf))
 }

@@ -5,6 +5,7 @@ use super::memory::{CopyOut, Filled, Filling, Finish};
 use super::{DmaBuf, cannot_export};
 use crate::error::{Error, Result};
 use crate::exporter::udmabuf;
+use crate::kind::MemoryKind;
 use crate::options::Pages;
 use crate::plan::Plan;
 use crate::sys::map::{Region, View};
@@ -107,7 +108,7 @@ impl Filling for Udmabuf {
 
     fn populated(&self) -> Result<bool, Error> {
         self.complete()
-            .map_err(|errno| cannot_export(errno, "udmabuf"))
+            .map_err(|errno| cannot_export(errno, &MemoryKind::Udmabuf))
     }
 }
 

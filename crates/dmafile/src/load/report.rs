@@ -6,6 +6,7 @@ use crate::flow::clock::{Clock, Cpu};
 use crate::flow::meter::Phase;
 use crate::flow::run::Run;
 use crate::flow::trace;
+use crate::kind::MemoryKind;
 use crate::options::{Io, Method};
 use crate::reasons::{About, Reason};
 use crate::source::Shard;
@@ -57,7 +58,7 @@ pub struct Report {
     /// Direct, buffered, or auto if some bytes were read each way.
     pub io: Io,
     /// Kind of memory.
-    pub kind: String,
+    pub kind: MemoryKind,
     /// The page size it got: `base`, `thp`, `huge`, or `thp+base` if memory was too fragmented;
     /// `exporter` if the exporter of a dma-buf chose it; `existing` for memory that existed before.
     pub pages: String,

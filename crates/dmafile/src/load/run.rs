@@ -10,6 +10,7 @@ use crate::facts::{File, Host, Layout};
 use crate::flow::clock::Clock;
 use crate::flow::meter::{Meter, Phase};
 use crate::flow::run::Run;
+use crate::kind::MemoryKind;
 use crate::message::{Opt, message};
 use crate::options::{Io, Kind, Pages};
 use crate::plan::{self, Plan};
@@ -51,7 +52,7 @@ impl Load {
         self.request = self.request.through();
         let run = self.start(&Clock::start(), &log, true);
         let mut plan = self.prepare_through(ring, &run)?.plan;
-        plan.kind = device.to_string();
+        plan.kind = MemoryKind::Device(device);
         add_device(&mut plan, device, &log);
         Ok(plan)
     }
@@ -95,7 +96,7 @@ impl Load {
         };
         let report = Report::of(&task, &run, &clock, outcome, pages, &filled.dma_bufs());
         let kind = match &task.kind {
-            Kind::Pinned(_) => Kind::Memfd.to_string(),
+            Kind::Pinned(_) => MemoryKind::Memfd,
             _ => plan.kind.clone(),
         };
         Ok(Loaded {

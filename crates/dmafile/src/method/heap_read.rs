@@ -11,6 +11,7 @@ use crate::flow::feed::IoExtent;
 use crate::flow::meter::Phase;
 use crate::flow::run::Run;
 use crate::flow::trace::ROW_READS;
+use crate::kind::MemoryKind;
 use crate::plan::Plan;
 use crate::source::Source;
 use crate::sys::{Errno, dmabuf};
@@ -19,8 +20,11 @@ use std::os::fd::{AsFd, OwnedFd};
 /// Allocates and reads in one call.
 pub(super) fn fused(plan: &Plan, source: &Source, run: &Run<'_>) -> Result<OwnedFd, Stop> {
     let meter = &run.meter;
-    let refuse = |what: &str, errno| Stop::Refused(Error::os(what, errno).at(&plan.kind));
-    let name = plan.kind.trim_start_matches("heap:");
+    let refuse =
+        |what: &str, errno| Stop::Refused(Error::os(what, errno).at(plan.kind.to_string()));
+    let MemoryKind::Heap(name) = &plan.kind else {
+        return Err(refuse("no heap", Errno::OPNOTSUPP));
+    };
     let heap = dmabuf::open_heap(name).map_err(|errno| refuse("cannot open the heap", errno))?;
     let direct = plan.first().direct;
     let (file, _) = input(plan, source, 0)?;

@@ -108,7 +108,7 @@ pub(crate) fn decide(
         file: file.path.clone(),
         offset: start,
         bytes: end - start,
-        kind: target.kind.to_string(),
+        kind: target.kind.memory(),
         pages,
         methods,
         sizes: Sizes {

@@ -1,6 +1,7 @@
 //! The plan of a load, as data.
 
 use crate::error::{Error, Result};
+use crate::kind::MemoryKind;
 use crate::message::{Message, Opt, message};
 use crate::options::{Allocation, Io, Method, Pages};
 use crate::plan::LoadTuning;
@@ -79,7 +80,7 @@ pub struct Plan {
     /// Bytes from the first to the last requested one; for selected tensors, those of the whole model.
     pub bytes: u64,
     /// Kind of memory.
-    pub kind: String,
+    pub kind: MemoryKind,
     /// The page size that will be tried.
     pub pages: Pages,
     /// Methods in the order in which they are tried: the first is the choice, the others are fallbacks.
@@ -231,7 +232,7 @@ impl Plan {
                 .with_remedy(message!["use ", Opt::Method.set(Method::Auto)]));
         }
         self.allocation = Allocation::Ahead;
-        self.kind = "ring".to_string();
+        self.kind = MemoryKind::Ring;
         // The ring is allocated once.
         self.sizes = Sizes {
             window: 0,

@@ -21,7 +21,7 @@ use crate::request::in_range;
 use crate::verify::{Algorithm, Verify};
 use std::path::PathBuf;
 
-pub use origin::Origin;
+pub use origin::{Origin, OriginKind};
 pub use parts::OriginPart;
 pub use plan::SavePlan;
 pub use replacement::cannot_make;

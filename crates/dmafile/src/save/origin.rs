@@ -12,6 +12,7 @@ use crate::sys::map::{Borrowed, Mapping, Region, page_size};
 use crate::sys::pagemap::mapped_from;
 use crate::sys::{self, Errno, dmabuf, file, memfd, retry};
 use rustix::fs::FileType;
+use serde::Serialize;
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
+use strum::{Display, IntoStaticStr};
 
 /// Where the bytes of a save come from.
 ///
@@ -43,6 +45,30 @@ pub enum Origin<'m> {
     Stream(Arc<OwnedFd>),
     /// Several ranges of memory, back to back; they are not copied together first.
     Parts(Vec<OriginPart<'m>>),
+}
+
+/// What is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, IntoStaticStr)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "lowercase")]
+#[non_exhaustive]
+pub enum OriginKind {
+    /// A memfd.
+    Memfd,
+    /// A dma-buf.
+    #[strum(serialize = "dma-buf")]
+    DmaBuf,
+    /// A regular file.
+    File,
+    /// A block device.
+    #[strum(serialize = "block device")]
+    BlockDevice,
+    /// A pipe or a socket, whose bytes pass once.
+    Pipe,
+    /// The caller's memory.
+    Memory,
+    /// Several ranges of memory and files.
+    Parts,
 }
 
 impl<'m> Origin<'m> {
@@ -119,7 +145,7 @@ impl Origin<'_> {
 pub(super) struct Opened<'m> {
     name: String,
     /// Its type.
-    pub(super) kind: &'static str,
+    pub(super) kind: OriginKind,
     /// Offset of the first byte to save.
     pub(super) start: u64,
     /// Number of bytes; None for a stream, which is saved up to its end.
@@ -188,7 +214,7 @@ impl<'m> Opened<'m> {
                 let (body, size, kind) = of_file(path)?;
                 (0, body, size, kind)
             }
-            Origin::Stream(fd) => (0, Body::stream(fd), None, "pipe"),
+            Origin::Stream(fd) => (0, Body::stream(fd), None, OriginKind::Pipe),
             Origin::Parts(parts) => {
                 let (parts, size, kind) = OpenParts::open(parts)?;
                 (0, Body::Parts(parts), Some(size), kind)
@@ -218,7 +244,7 @@ impl<'m> Opened<'m> {
     pub(super) fn lent(memory: Borrowed<'m>) -> Self {
         Self {
             name: "the caller's memory".to_string(),
-            kind: "memory",
+            kind: OriginKind::Memory,
             start: 0,
             bytes: Some(memory.region().len()),
             body: Arc::new(Body::Lent(memory)),
@@ -646,7 +672,7 @@ fn range(origin: &Origin<'_>, size: u64, start: u64, length: Option<u64>) -> Res
 fn of_descriptor(
     fd: &Arc<OwnedFd>,
     number: i32,
-) -> Result<(Body<'static>, Option<u64>, &'static str)> {
+) -> Result<(Body<'static>, Option<u64>, OriginKind)> {
     if !sys::file::is_readable(fd.as_fd()).unwrap_or(false) {
         return Err(Error::os(Verb::Save, Errno::BADF)
             .with_why("the descriptor is not open for reading")
@@ -670,13 +696,13 @@ fn of_descriptor(
                         page: page_size(),
                         dma_buf: None,
                     };
-                    Ok((Body::Memory(memory), Some(stat.size), "file"))
+                    Ok((Body::Memory(memory), Some(stat.size), OriginKind::File))
                 }
                 done => done,
             }
         }
         FileType::Fifo | FileType::Socket | FileType::CharacterDevice => {
-            Ok((Body::stream(fd), None, "pipe"))
+            Ok((Body::stream(fd), None, OriginKind::Pipe))
         }
         _ => Err(Error::os(Verb::Save, Errno::INVAL)
             .with_why("it is neither memory, a file nor a pipe")
@@ -684,7 +710,7 @@ fn of_descriptor(
     }
 }
 
-fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body<'static>, Option<u64>, &'static str)> {
+fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body<'static>, Option<u64>, OriginKind)> {
     let ask = |errno| Error::os("cannot query the dma-buf", errno);
     let bytes = dmabuf::size(fd.as_fd()).map_err(ask)?;
     let module = module::behind(fd.as_fd());
@@ -700,17 +726,17 @@ fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body<'static>, Option<u64>, &'static
             module,
         }),
     };
-    Ok((Body::Memory(memory), Some(bytes), "dma-buf"))
+    Ok((Body::Memory(memory), Some(bytes), OriginKind::DmaBuf))
 }
 
 /// A memfd, or a file of a file system in memory, which can only be read from memory.
 fn of_memory(
     fd: &Arc<OwnedFd>,
     stat: &file::Stat,
-) -> Result<(Body<'static>, Option<u64>, &'static str)> {
+) -> Result<(Body<'static>, Option<u64>, OriginKind)> {
     let kind = match memfd::seals(fd.as_fd()) {
-        Ok(_) => "memfd",
-        Err(_) => "file",
+        Ok(_) => OriginKind::Memfd,
+        Err(_) => OriginKind::File,
     };
     let huge = stat.is_hugetlb();
     let (map, unregistrable) = if huge && stat.allocated < stat.size {
@@ -747,12 +773,12 @@ fn of_memory(
     Ok((Body::Memory(memory), Some(stat.size), kind))
 }
 
-fn of_file(path: &Path) -> Result<(Body<'static>, Option<u64>, &'static str)> {
+fn of_file(path: &Path) -> Result<(Body<'static>, Option<u64>, OriginKind)> {
     let source = match Source::open(path) {
         Ok(source) => source,
         // An empty origin has nothing to read.
         Err(error) if error.raw_os_error() == Some(Errno::NODATA.raw_os_error()) => {
-            return Ok((Body::Nothing, Some(0), "file"));
+            return Ok((Body::Nothing, Some(0), OriginKind::File));
         }
         Err(error) => return Err(error.of(Verb::Save)),
     };
@@ -765,8 +791,8 @@ fn of_file(path: &Path) -> Result<(Body<'static>, Option<u64>, &'static str)> {
         return of_memory(&dup, &stat);
     }
     let kind = match source.file_system() == Source::BLOCK_DEVICE {
-        true => "block device",
-        false => "file",
+        true => OriginKind::BlockDevice,
+        false => OriginKind::File,
     };
     Ok((Body::File(source), Some(size), kind))
 }

@@ -1,6 +1,6 @@
 //! Several ranges of memory that are saved back to back, without copying them together first.
 
-use super::origin::{Block, Opened, Origin, ReadAccess};
+use super::origin::{Block, Opened, Origin, OriginKind, ReadAccess};
 use super::overlap::Stored;
 use super::to::To;
 use crate::control::CancelToken;
@@ -121,7 +121,7 @@ impl Fit {
 
 impl<'m> OpenParts<'m> {
     /// Opens the parts; returns them with their total size and a description.
-    pub(super) fn open(parts: &[OriginPart<'m>]) -> Result<(Self, u64, &'static str)> {
+    pub(super) fn open(parts: &[OriginPart<'m>]) -> Result<(Self, u64, OriginKind)> {
         let (mut all, mut start) = (Vec::new(), 0_u64);
         for part in parts {
             let opened = match &part.0 {
@@ -149,7 +149,11 @@ impl<'m> OpenParts<'m> {
             start = end;
         }
         let in_memory = all.iter().all(|one| one.opened.is_lent());
-        let kind = if in_memory { "memory" } else { "parts" };
+        let kind = if in_memory {
+            OriginKind::Memory
+        } else {
+            OriginKind::Parts
+        };
         Ok((Self(all), start, kind))
     }
 

@@ -1,7 +1,7 @@
 //! What a save will do and why.
 
 use super::SaveRequest;
-use super::origin::{DescriptorMemory, Opened};
+use super::origin::{DescriptorMemory, Opened, OriginKind};
 use super::parts::Fit;
 use super::to::To;
 use crate::error::{Error, Result, Verb, errno_name};
@@ -35,8 +35,8 @@ pub(super) const METHODS: [Method; 7] = [
 pub struct SavePlan {
     /// What is saved, as the caller named it.
     pub from: String,
-    /// Its type: `memfd`, `dma-buf`, `file`, `block device`, `pipe`, `memory`, `parts`.
-    pub kind: String,
+    /// What it is.
+    pub kind: OriginKind,
     /// Offset of the first byte to save.
     pub from_offset: u64,
     /// Number of bytes to save; `None` for a stream, which is saved up to its end.
@@ -209,7 +209,7 @@ pub(super) fn decide(
     log.add(About::Sync, how, why);
     Ok(SavePlan {
         from: wanted.from.clone(),
-        kind: origin.kind.to_string(),
+        kind: origin.kind,
         from_offset: origin.start,
         bytes: origin.bytes,
         to: to.path().to_path_buf(),

@@ -1,5 +1,6 @@
 //! The report of a save.
 
+use super::origin::OriginKind;
 use super::plan::SavePlan;
 use crate::flow::clock::{Clock, Cpu};
 use crate::flow::meter::{Meter, Phase};
@@ -30,7 +31,7 @@ pub struct SaveReport {
     /// either end.
     pub io: Io,
     /// What was saved: `memfd`, `dma-buf`, `file`, `block device`, `pipe`, `memory`, `parts`.
-    pub kind: String,
+    pub kind: OriginKind,
     /// The file; in JSON, parts of its path that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub to: PathBuf,
@@ -89,7 +90,7 @@ impl SaveReport {
                 (_, 0) => Io::Direct,
                 _ => Io::Auto,
             },
-            kind: plan.kind.clone(),
+            kind: plan.kind,
             to: plan.to.clone(),
             atomic: plan.atomic,
             sync: plan.sync,

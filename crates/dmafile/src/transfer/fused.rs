@@ -30,7 +30,7 @@ pub(crate) fn fused(task: &LoadTask, run: &Run<'_>) -> Result<Option<(Box<dyn Fi
         }
     };
     let start = meter.now();
-    let filled = buffer::adopt_fused(fd, plan).map_err(|error| error.at(&plan.kind))?;
+    let filled = buffer::adopt_fused(fd, plan).map_err(|error| error.at(plan.kind.to_string()))?;
     meter.add_step(Phase::Export, start);
     let outcome = Outcome {
         attempt: plan.first(),

@@ -370,7 +370,7 @@ fn save_one(
         file,
         bytes: report.bytes,
         digest: digest.expect("it was asked for").clone(),
-        kind: report.kind.clone(),
+        kind: report.kind.to_string(),
         page,
     };
     let saved = SavedSource {
