@@ -210,7 +210,7 @@ pub struct Tuning {
 
     /// Load even if the file exceeds available memory or a cgroup's limit
     #[arg(long, help_heading = TUNING, hide_short_help = true)]
-    pub no_memory_check: bool,
+    pub no_check_memory: bool,
 }
 
 impl LoadOptions {
@@ -223,7 +223,7 @@ impl LoadOptions {
         let model = Model::open(&self.file)?;
         match &self.tensor[..] {
             [] => Ok(model.load()),
-            chosen => model.load_only(chosen),
+            chosen => model.load_tensors(chosen),
         }
     }
 
@@ -270,7 +270,7 @@ impl LoadOptions {
             return Ok(None);
         }
         let refused = [
-            (!self.tensor.is_empty(), Opt::Patterns),
+            (!self.tensor.is_empty(), Opt::Tensors),
             (self.offset.is_some(), Opt::Offset),
             (self.length.is_some(), Opt::Length),
             (self.verify.is_some(), Opt::Verify),
@@ -306,7 +306,7 @@ impl Tuning {
             .method(self.method)
             .io(self.io)
             .allocation(self.allocation)
-            .check_memory(!self.no_memory_check);
+            .check_memory(!self.no_check_memory);
         if let Some(chunk) = self.chunk {
             load = load.chunk(chunk);
         }
@@ -394,7 +394,7 @@ pub struct HoldArgs {
 
     /// The path of the socket, in a folder that other users can't write to
     #[arg(long, value_name = "SOCKET", help_heading = SOCKET)]
-    pub at: Option<PathBuf>,
+    pub socket: Option<PathBuf>,
 
     /// The permissions of the socket, in octal [default: 0600; with --group 0660]
     #[arg(long, value_name = "MODE", value_parser = mode, help_heading = SOCKET)]
@@ -459,8 +459,8 @@ impl HoldArgs {
         if let Some(name) = &self.name {
             hold = hold.name(name);
         }
-        if let Some(at) = &self.at {
-            hold = hold.at(at);
+        if let Some(socket) = &self.socket {
+            hold = hold.socket(socket);
         }
         if let Some(mode) = self.mode {
             hold = hold.mode(mode);
@@ -517,7 +517,7 @@ pub struct TakeArgs {
 
     /// The path of the socket [default: that of this user, or else of root]
     #[arg(long, value_name = "SOCKET")]
-    pub at: Option<PathBuf>,
+    pub socket: Option<PathBuf>,
 
     /// How long to wait for the hold to appear [default: not at all]
     #[arg(long, value_name = "TIME", value_parser = time)]
@@ -541,7 +541,7 @@ pub struct TakeArgs {
 pub struct HoldsArgs {
     /// The path of a socket [default: all of this user and of root]
     #[arg(long, value_name = "SOCKET")]
-    pub at: Option<PathBuf>,
+    pub socket: Option<PathBuf>,
 
     /// Print it as one JSON array
     #[arg(long)]
@@ -556,7 +556,7 @@ pub struct ReleaseArgs {
 
     /// The path of the socket [default: that of this user, or else of root]
     #[arg(long, value_name = "SOCKET")]
-    pub at: Option<PathBuf>,
+    pub socket: Option<PathBuf>,
 }
 
 /// `dmafile save`
@@ -658,7 +658,7 @@ impl SaveArgs {
         let save = Save::new(Origin::parse(from)?, to);
         let mut save = self.tune(save).sync(!self.no_sync);
         if let Some(offset) = self.offset {
-            save = save.in_place(offset);
+            save = save.offset(offset);
         }
         if let Some(length) = self.length {
             save = save.length(length);
@@ -883,10 +883,9 @@ fn words<T>(all: &'static [T]) -> impl TypedValueParser<Value = T>
 where
     T: Copy + Display + FromStr<Err = Error> + Send + Sync,
 {
-    let listed = all.iter().map(|value| match value.to_string() {
-        base if base == Pages::Small.word() => PossibleValue::new(base).alias("4k"),
-        word => PossibleValue::new(word),
-    });
+    let listed = all
+        .iter()
+        .map(|value| PossibleValue::new(value.to_string()));
     PossibleValuesParser::new(listed).map(|word| word.parse().expect("one of the possible values"))
 }
 

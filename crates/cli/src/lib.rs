@@ -124,9 +124,8 @@ struct Options;
 impl Names for Options {
     fn option(&self, option: Opt) -> String {
         let name = match option {
-            Opt::Patterns => "tensor",
-            Opt::CheckMemory => "no-memory-check",
-            Opt::InPlace => "offset",
+            Opt::Tensors => "tensor",
+            Opt::CheckMemory => "no-check-memory",
             Opt::From => return "SRC".to_string(),
             _ => option.name(),
         };
@@ -255,6 +254,8 @@ fn renamed(error: &clap::Error, args: &[OsString]) -> Option<&'static str> {
             Some("write fd:0=NAME for standard input in a snapshot")
         }
         (_, "--gather") => Some("it is --chunk"),
+        (_, "--no-memory-check") => Some("it is --no-check-memory"),
+        (_, "--at") => Some("it is --socket"),
         _ => None,
     }
 }

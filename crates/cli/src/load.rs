@@ -67,7 +67,7 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let Loaded { buffer, report, .. } = one(args, load.exact_size(by_path), out, &token)?;
     write_files(args, &report)?;
     match (deliver, by_path) {
-        (true, _) if token.is_set() => Err(interrupted()),
+        (true, _) if token.is_cancelled() => Err(interrupted()),
         (true, false) => Err(exec(args, buffer)?),
         (true, true) => {
             let name = command::name_of(&args.options.file);

@@ -59,7 +59,7 @@ pub(crate) fn load(
         });
     }
     write_wanted_json(&args.json, &Reports { files })?;
-    match token.is_set() {
+    match token.is_cancelled() {
         true => Err(interrupted()),
         false => {
             let command = &args.command;

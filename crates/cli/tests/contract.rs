@@ -244,7 +244,7 @@ fn usage_errors_are_one_line_and_exit_2() {
         ),
         (
             "file --to floppy",
-            "--to: 'floppy' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf, \
+            "--to: 'floppy' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, module, dma-buf, \
              cuda-host, hip-host",
         ),
     ] {
@@ -283,6 +283,12 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
         ("load file --method cufile", "'cufile' is refused: "),
         ("save file to --method cufile", "'cufile' is refused: "),
         ("load file --gather 1M", "tip: it is --chunk"),
+        ("take model --at run/socket", "tip: it is --socket"),
+        (
+            "load file --no-memory-check",
+            "tip: it is --no-check-memory",
+        ),
+        ("load file --pages 4k", "auto, base, thp, huge"),
         ("load file --pages 1g", "auto, base, thp, huge"),
         ("load file --io twice", "auto, direct, buffered"),
         ("load file --verify md5", "crc32c, xxh3, blake3, sha256"),
@@ -437,7 +443,7 @@ fn dma_buf_selects_an_available_kind_or_says_why_there_is_none() {
     }
     let line = dir.refuses("file --to dma-buf", 1);
     for part in [
-        "cannot create a dma-buf: dma-buf: dmafile: ",
+        "cannot create a dma-buf: dma-buf: module: ",
         "there is no /dev/dmafile (ENOENT)",
         "; and udmabuf: ",
         "there is no /dev/udmabuf (ENOENT)",

@@ -29,13 +29,13 @@ pub enum Opt {
     Allocation,
     /// `Load::verify`.
     Verify,
-    /// The patterns of `Model::load_only`.
-    Patterns,
+    /// The patterns of `Model::load_tensors`.
+    Tensors,
     /// [`Load::check_memory`](crate::Load::check_memory).
     CheckMemory,
     /// The [`Origin`](crate::Origin) of a save.
     From,
-    /// [`Save::in_place`](crate::Save::in_place).
+    /// [`Save::offset`](crate::Save::offset).
     InPlace,
     /// The [`Ring`](crate::Ring) of [`Load::run_through`](crate::Load::run_through).
     Ring,
@@ -59,10 +59,10 @@ impl Opt {
             Self::QueueDepth => "queue_depth",
             Self::Allocation => "allocation",
             Self::Verify => "verify",
-            Self::Patterns => "patterns",
+            Self::Tensors => "tensors",
             Self::CheckMemory => "check_memory",
             Self::From => "from",
-            Self::InPlace => "in_place",
+            Self::InPlace => "offset",
             Self::Ring => "ring",
             Self::Device => "device",
         }

@@ -161,9 +161,8 @@ impl FromStr for Kind {
 pub enum Pages {
     /// Huge pages if an unprivileged user gets them.
     Auto,
-    /// Base pages: 4, 16 or 64 KiB, depending on the machine. `4k` is an older word for them.
-    #[strum(to_string = "base", serialize = "4k")]
-    Small,
+    /// Base pages: 4, 16 or 64 KiB, depending on the machine.
+    Base,
     /// Transparent huge pages: `MADV_HUGEPAGE` for private memory, `MADV_COLLAPSE` for memfd.
     Thp,
     /// Pages of the hugetlb pool.
@@ -321,10 +320,6 @@ mod tests {
             assert_eq!(method.word().parse::<Method>().unwrap(), method);
             assert_eq!(format!("{method:>15}"), format!("{:>15}", method.word()));
             assert_eq!(serde_json::to_value(method).unwrap(), method.word());
-        }
-        for word in ["base", "4k"] {
-            let pages = word.parse::<Pages>().unwrap();
-            assert_eq!((pages, pages.word()), (Pages::Small, "base"));
         }
         let error = "slow".parse::<Io>().unwrap_err();
         assert_eq!(

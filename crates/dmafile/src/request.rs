@@ -92,7 +92,7 @@ impl Request {
                 " or ",
                 Opt::Length
             ];
-            return Err(Error::usage(Opt::Patterns, why));
+            return Err(Error::usage(Opt::Tensors, why));
         }
         Ok(())
     }

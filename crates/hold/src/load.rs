@@ -169,7 +169,7 @@ impl HoldOptions {
                 fd,
                 superseded,
             } = file;
-            if self.cancel.is_set() {
+            if self.cancel.is_cancelled() {
                 return Err(Error::cancelled(Verb::Load, path.display().to_string()));
             }
             let source = Arc::new(Source::of(&path, fd)?);
@@ -253,7 +253,7 @@ impl HoldOptions {
         let access = buffer.access()?;
         let mut piece = vec![0; 64 << 10];
         for at in (0..source.size()).step_by(piece.len()) {
-            if self.cancel.is_set() {
+            if self.cancel.is_cancelled() {
                 return Err(Error::cancelled(
                     Verb::Load,
                     check.file.display().to_string(),

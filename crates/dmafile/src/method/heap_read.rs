@@ -27,7 +27,7 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
     let heap = dmabuf::open_heap(name).map_err(|errno| refuse("cannot open the heap", errno))?;
     let direct = plan.first().direct;
     let (file, _) = fused.input(0)?;
-    let cancelled = || match cancel.is_set() {
+    let cancelled = || match cancel.is_cancelled() {
         true => Err(Stop::Failed(Error::cancelled(Verb::Load, source.whole()))),
         false => Ok(()),
     };

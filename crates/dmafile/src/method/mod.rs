@@ -160,7 +160,7 @@ fn work(
     while let Some(extent) = job.feed.wait(lane) {
         let start = job.meter.now();
         job.meter.io_begins();
-        let moved = if job.cancel.is_set() {
+        let moved = if job.cancel.is_cancelled() {
             Err(Stop::Failed(Error::cancelled(
                 Verb::Load,
                 job.source.place(extent.file),

@@ -179,7 +179,7 @@ impl ReadPump<'_, '_> {
                 self.end(Stop::Failed(Error::os("io_uring failed", errno)));
                 return;
             }
-            if self.job.cancel.is_set() {
+            if self.job.cancel.is_cancelled() {
                 self.end(Stop::Failed(Error::cancelled(
                     Verb::Load,
                     self.job.source.whole(),

@@ -324,7 +324,7 @@ pub(super) fn window(
     let (windows, margin) = match (registered.method, pages) {
         // A separate ring, made of whole pages.
         (Method::Bounce, _) => (1, 0),
-        (_, Pages::Small) => (PINNED, 2 * host.page),
+        (_, Pages::Base) => (PINNED, 2 * host.page),
         // Existing memory may have them, too.
         (_, Pages::Thp | Pages::Auto) => (PINNED, 2 * host.thp_size.max(host.page)),
         (_, Pages::Huge) => (PINNED, 2 * host.pool_page.max(host.page)),

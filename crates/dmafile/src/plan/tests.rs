@@ -242,7 +242,7 @@ fn auto_uses_base_pages_if_huge_pages_would_fill_holes() {
         decide(&request, &file(GIB), &host, &layout)
     };
     let small = plan(Pages::Auto, 2 * MIB).unwrap();
-    assert_eq!(small.pages, Pages::Small);
+    assert_eq!(small.pages, Pages::Base);
     assert!(why(&small, "pages", "base").contains("2048 KiB of data between holes"));
     assert_eq!(plan(Pages::Thp, GIB).unwrap().pages, Pages::Thp);
     // A request for these pages is refused, with what it would need.
@@ -560,7 +560,7 @@ fn auto_selects_the_largest_available_pages() {
         ..Asked::default()
     };
     assert_eq!(pages(&exact, &pool, GIB), Pages::Thp);
-    assert_eq!(pages(&Asked::default(), &host(), 4 * MIB), Pages::Small);
+    assert_eq!(pages(&Asked::default(), &host(), 4 * MIB), Pages::Base);
     let never = Host {
         thp: Some("never".to_string()),
         ..host()
@@ -569,17 +569,17 @@ fn auto_selects_the_largest_available_pages() {
         kind: Kind::Anon,
         ..Asked::default()
     };
-    assert_eq!(pages(&anon, &never, GIB), Pages::Small);
+    assert_eq!(pages(&anon, &never, GIB), Pages::Base);
     let enormous = Host {
         thp_size: 512 * MIB,
         ..host()
     };
-    assert_eq!(pages(&Asked::default(), &enormous, GIB), Pages::Small);
+    assert_eq!(pages(&Asked::default(), &enormous, GIB), Pages::Base);
     let none = Host {
         thp_size: 0,
         ..host()
     };
-    assert_eq!(pages(&Asked::default(), &none, GIB), Pages::Small);
+    assert_eq!(pages(&Asked::default(), &none, GIB), Pages::Base);
 }
 
 #[test]
@@ -598,7 +598,7 @@ fn the_pages_of_a_ring_depend_on_its_own_size() {
     assert_eq!(pages(16 * GIB, &pool(254 * MIB)), Pages::Thp);
     // A ring is never larger than the file.
     assert_eq!(pages(7 * MIB, &pool(8 * MIB)), Pages::Huge);
-    assert_eq!(pages(4 * MIB, &host()), Pages::Small);
+    assert_eq!(pages(4 * MIB, &host()), Pages::Base);
     // It has no holes.
     let layout = Layout {
         runs: vec![Run {
@@ -803,7 +803,7 @@ fn buffered_reads_by_one_thread_drop_their_pages_if_possible() {
         ..file(GIB)
     };
     let small = |io, block| Asked {
-        pages: Pages::Small,
+        pages: Pages::Base,
         io,
         block,
         ..Asked::default()
@@ -995,7 +995,7 @@ fn udmabufs_use_base_pages_if_the_kernel_maps_other_pages_wrongly() {
         };
         plan_for(&request, &file(GIB), &wrong, false).unwrap()
     };
-    assert_eq!(pages(Kind::Udmabuf, Pages::Auto).pages, Pages::Small);
+    assert_eq!(pages(Kind::Udmabuf, Pages::Auto).pages, Pages::Base);
     assert_eq!(pages(Kind::Memfd, Pages::Auto).pages, Pages::Huge);
     let asked = pages(Kind::Udmabuf, Pages::Thp);
     assert_eq!(asked.pages, Pages::Thp);

@@ -111,11 +111,11 @@ impl<'m> Save<'m> {
         self
     }
 
-    /// Writes into the existing file or block device, starting at byte `offset`, and changes nothing else
+    /// Writes into the existing file or block device, starting at this byte, and changes nothing else
     /// in it. That is not atomic: if the save ends early, old and new bytes are mixed. A range of the same file may
     /// be the origin if the two do not overlap.
-    pub fn in_place(mut self, offset: u64) -> Self {
-        self.in_place = Some(offset);
+    pub fn offset(mut self, bytes: u64) -> Self {
+        self.in_place = Some(bytes);
         self
     }
 

@@ -171,7 +171,7 @@ impl<'m> Save<'m> {
         if self.wanted.sync {
             to.sync()?;
         }
-        if self.cancel.is_set() {
+        if self.cancel.is_cancelled() {
             return Err(Error::cancelled(Verb::Save, to.place(0)));
         }
         if self.wanted.io != Io::Buffered {
@@ -302,7 +302,7 @@ impl SaveTransfer<'_> {
             return Ok((attempt, self.judge(check, digest.transpose()?)?, edges));
         }
         let over = AtomicBool::new(false);
-        let stopped = || over.load(Ordering::Relaxed) || self.cancel.is_set();
+        let stopped = || over.load(Ordering::Relaxed) || self.cancel.is_cancelled();
         let digest = |hash: Option<Hash<'_>>| {
             hash.map(|mut hash| {
                 let start = self.meter.now();
@@ -332,7 +332,7 @@ impl SaveTransfer<'_> {
             (wrote, digest)
         });
         let (attempt, edges) = wrote?;
-        if self.cancel.is_set() {
+        if self.cancel.is_cancelled() {
             return Err(self.cancelled());
         }
         Ok((attempt, self.judge(check, digest?)?, edges))
@@ -507,7 +507,7 @@ impl SaveTransfer<'_> {
     /// Writes a part of a block, after all whole blocks around it: the page cache and direct writes must
     /// not access one page at the same time.
     fn write_edge(&self, at: u64, bytes: &[u8]) -> Result<()> {
-        if self.cancel.is_set() {
+        if self.cancel.is_cancelled() {
             return Err(self.cancelled());
         }
         let (start, len) = (self.meter.now(), bytes.len() as u64);

@@ -127,7 +127,7 @@ impl<'a> Steps<'a> {
         let LoadTransfer { work, memory } = self.transfer;
         numa::prefer(work.plan.node);
         while let Some(step) = self.next() {
-            if work.cancel.is_set() {
+            if work.cancel.is_cancelled() {
                 feed.stop(Some(Error::cancelled(Verb::Load, work.source.whole())));
             }
             if feed.stopped() {

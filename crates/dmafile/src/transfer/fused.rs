@@ -61,7 +61,7 @@ impl Work<'_> {
         filled.begin(false).map_err(cannot)?;
         let digests = self.hash(filled, &Feed::new([], [], self.cut(), None));
         filled.end(false);
-        if self.cancel.is_set() {
+        if self.cancel.is_cancelled() {
             return Err(Error::cancelled(Verb::Load, self.source.whole()));
         }
         self.judge(digests?)

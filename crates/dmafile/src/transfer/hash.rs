@@ -58,7 +58,7 @@ impl Work<'_> {
         let mut next = runs.partition_point(|run| self.at(run.end) <= at);
         while at < end {
             // A transfer that has failed or been cancelled needs no digest.
-            if self.cancel.is_set() || feed.failed() {
+            if self.cancel.is_cancelled() || feed.failed() {
                 return Err(unfinished());
             }
             let run = runs.get(next).filter(|run| self.at(run.start) < end);

@@ -163,7 +163,7 @@ impl LoadTransfer<'_> {
         if let Some(error) = feed.error() {
             return Err(error);
         }
-        if self.work.cancel.is_set() {
+        if self.work.cancel.is_cancelled() {
             return Err(Error::cancelled(Verb::Load, self.work.source.whole()));
         }
         let (direct, buffered) = self.work.meter.moved();

@@ -172,7 +172,7 @@ impl<'a> Through<'a> {
     }
 
     fn look(&self) -> Result<()> {
-        match self.work.cancel.is_set() {
+        match self.work.cancel.is_cancelled() {
             true => Err(Error::cancelled(Verb::Load, self.work.source.whole())),
             false => Ok(()),
         }

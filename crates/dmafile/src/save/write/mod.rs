@@ -158,7 +158,7 @@ impl<'a> WriteJob<'a> {
 
     /// The next extent; None if there are no more.
     fn next(&self) -> Result<Option<IoExtent>, Stop> {
-        if self.cancel.is_set() {
+        if self.cancel.is_cancelled() {
             return Err(self.cancelled().into());
         }
         Ok(self.feed.wait(Lane::Main))

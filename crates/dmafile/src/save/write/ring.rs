@@ -174,7 +174,7 @@ impl<'a> WritePump<'a> {
     /// Starts writes up to the queue depth.
     fn fill(&mut self) {
         while let (Some(&index), None) = (self.free.last(), &self.stop) {
-            if self.job.cancel.is_set() {
+            if self.job.cancel.is_cancelled() {
                 return self.end(self.job.cancelled().into());
             }
             let FeedResult::Extent(extent) = self.job.feed.take(Lane::Main) else {
