@@ -19,11 +19,14 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("device", &["error", "message"]),
     // The request and its source.
     ("options", &["device", "error", "message"]),
-    ("request", &["error", "message", "options"]),
     ("source", &["error", "sync"]),
     ("format", &["error"]),
     ("exporter", &["error", "message", "options"]),
     ("verify", &["error", "message", "source"]),
+    (
+        "request",
+        &["control", "error", "message", "options", "verify"],
+    ),
     // Extents and timing of a transfer.
     ("flow", &["control", "error", "sync"]),
     // Look.

@@ -91,7 +91,7 @@ impl Load {
     /// # Errors
     /// As [`Load::run`], as far as they can be foreseen.
     pub fn plan(mut self) -> Result<Plan> {
-        let log = Reasons::named(self.names);
+        let log = Reasons::named(self.common.names);
         let LoadDecision {
             mut plan, target, ..
         } = self.prepare(None, &Clock::start(), &log)?;
@@ -107,7 +107,7 @@ impl Load {
     /// # Errors
     /// As [`Load::run_through`], as far as they can be foreseen.
     pub fn plan_through(mut self, ring: Ring, device: Device) -> Result<Plan> {
-        let log = Reasons::named(self.names);
+        let log = Reasons::named(self.common.names);
         let mut plan = self.prepare_through(ring, &Clock::start(), &log)?.plan;
         plan.kind = device.to_string();
         add_device(&mut plan, device, &log);
@@ -132,12 +132,12 @@ impl Load {
     /// As [`Load::run`], for memory that will be sealed; children that are forked before then do not get it.
     #[doc(hidden)]
     pub fn run_to_seal(mut self) -> Result<Loaded> {
-        let (clock, log) = (Clock::start(), Reasons::named(self.names));
+        let (clock, log) = (Clock::start(), Reasons::named(self.common.names));
         let decided = self.prepare(None, &clock, &log)?;
         if let Kind::Pinned(device) = decided.target.kind {
             device.check()?;
         }
-        let meter = self.meter(&clock, &decided, self.verify.is_some());
+        let meter = self.meter(&clock, &decided, self.common.verify.is_some());
         let work = self.work(&decided, &meter, &log);
         let plan = &decided.plan;
         let fused = match plan.fused {
@@ -172,9 +172,9 @@ impl Load {
     /// # Errors
     /// As [`Load::run`]; EINVAL if `memory` is too small. After an error its contents are undefined.
     pub fn run_into(mut self, memory: &mut [u8]) -> Result<Report> {
-        let (clock, log) = (Clock::start(), Reasons::named(self.names));
+        let (clock, log) = (Clock::start(), Reasons::named(self.common.names));
         let decided = self.prepare(Some(MemoryTarget::caller(memory)), &clock, &log)?;
-        let meter = self.meter(&clock, &decided, self.verify.is_some());
+        let meter = self.meter(&clock, &decided, self.common.verify.is_some());
         let lent = CallerMemory::new(memory);
         let transfer = LoadTransfer {
             work: self.work(&decided, &meter, &log),
@@ -196,7 +196,7 @@ impl Load {
     /// As for [`Load::run`]; errors of the sink; EAGAIN if a thread cannot be created. The sink may then have
     /// taken some of the bytes. None of the slots is in use any more.
     pub fn run_through(mut self, ring: Ring, sink: &mut dyn Sink) -> Result<Report> {
-        let (clock, log) = (Clock::start(), Reasons::named(self.names));
+        let (clock, log) = (Clock::start(), Reasons::named(self.common.names));
         let decided = self.prepare_through(ring, &clock, &log)?;
         self.show(&decided.plan);
         let meter = self.meter(&clock, &decided, true);
@@ -301,7 +301,7 @@ impl Load {
             layout.without_cache();
         }
         let (start, end) = (plan.offset, plan.offset + plan.bytes);
-        let checks = match &self.verify {
+        let checks = match &self.common.verify {
             Some(_) if matches!(request.reach, Reach::Only(_)) => {
                 let why = "cannot verify selected tensors";
                 let remedy = message!["load whole files, or drop ", Opt::Verify];
@@ -336,9 +336,9 @@ impl Load {
         let meter = Meter::new(
             clock.begin,
             layout.bytes(true) + layout.bytes(false),
-            self.trace,
+            self.common.trace,
             ordered,
-            self.progress.as_ref(),
+            self.common.progress.as_ref(),
         );
         meter.add_until(Phase::Open, Duration::ZERO, decided.opened);
         meter.add_step(Phase::Plan, decided.opened);
@@ -357,7 +357,7 @@ impl Load {
             source: &decided.source,
             checks: &decided.checks,
             meter,
-            cancel: &self.cancel,
+            cancel: &self.common.cancel,
             log,
         }
     }

@@ -7,7 +7,7 @@ use crate::facts::target::{DmaBufFacts, ExistingMemory, MemoryTarget};
 use crate::facts::{File, Host, Layout, Run};
 use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::reasons::Reasons;
-use crate::request::{Reach, Request};
+use crate::request::{How, Reach, Request};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -86,17 +86,20 @@ impl Default for Asked {
             kind,
             pages,
             exact_size,
-            method,
-            io,
+            how,
             reach: _,
             offset,
             length,
             chunk,
-            block,
-            queue_depth,
             allocation,
             check_memory,
         } = Request::default();
+        let How {
+            method,
+            io,
+            block,
+            queue_depth,
+        } = how;
         Self {
             kind,
             pages,
@@ -124,14 +127,16 @@ impl Asked {
             kind: self.kind.clone(),
             pages: self.pages,
             exact_size: self.exact_size,
-            method: self.method,
-            io: self.io,
+            how: How {
+                method: self.method,
+                io: self.io,
+                block: self.block,
+                queue_depth: self.queue_depth,
+            },
             reach: Reach::Asked,
             offset: self.offset,
             length: self.length,
             chunk: self.chunk,
-            block: self.block,
-            queue_depth: self.queue_depth,
             allocation: self.allocation,
             check_memory: self.check_memory,
         }

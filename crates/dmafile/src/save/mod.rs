@@ -13,13 +13,14 @@ mod target;
 mod to;
 mod write;
 
-use crate::control::{CancelToken, Progress, ProgressFn};
+use crate::control::{CancelToken, Progress};
 use crate::error::{Error, Result};
 use crate::folder::Folder;
-use crate::message::{Builder, Names, Opt};
-use crate::options::{Io, Method};
-use crate::request::in_range;
+use crate::message::{Names, Opt};
+use crate::options::{Io, Method, OptionValue};
+use crate::request::{Common, How, common_setters};
 use crate::verify::{Algorithm, Verify};
+use std::ops::Deref;
 use std::path::PathBuf;
 
 pub use origin::Origin;
@@ -31,16 +32,21 @@ pub use run::Staged;
 
 type SavePlanFn = Box<dyn FnOnce(&SavePlan) + Send>;
 
-/// What the caller requested; `None` and `Auto` are left to the plan. Sizes are in bytes.
+/// What the caller requested. Sizes are in bytes.
 struct SaveRequest {
     /// What is saved, as the caller named it.
     from: String,
     length: Option<u64>,
-    method: Method,
-    io: Io,
-    block: Option<u64>,
-    queue_depth: Option<u32>,
+    how: How,
     sync: bool,
+}
+
+impl Deref for SaveRequest {
+    type Target = How;
+
+    fn deref(&self) -> &How {
+        &self.how
+    }
 }
 
 /// A builder for a save: memory, and the file to write it to.
@@ -69,12 +75,8 @@ pub struct Save<'m> {
     folder: Option<Folder>,
     in_place: Option<u64>,
     wanted: SaveRequest,
-    verify: Option<Verify>,
-    trace: bool,
-    cancel: CancelToken,
-    progress: Option<ProgressFn>,
+    common: Common,
     on_plan: Option<SavePlanFn>,
-    names: &'static dyn Names,
 }
 
 impl<'m> Save<'m> {
@@ -84,22 +86,15 @@ impl<'m> Save<'m> {
             wanted: SaveRequest {
                 from: origin.to_string(),
                 length: None,
-                method: Method::Auto,
-                io: Io::Auto,
-                block: None,
-                queue_depth: None,
+                how: How::default(),
                 sync: true,
             },
             origin,
             path: path.into(),
             folder: None,
             in_place: None,
-            verify: None,
-            trace: false,
-            cancel: CancelToken::new(),
-            progress: None,
+            common: Common::default(),
             on_plan: None,
-            names: &Builder,
         }
     }
 
@@ -109,6 +104,18 @@ impl<'m> Save<'m> {
         self.path = folder.place(name);
         self.folder = Some(folder);
         self
+    }
+
+    common_setters!(wanted);
+
+    fn set_to(&mut self, option: Opt, value: &OptionValue) -> Result<()> {
+        match option {
+            Opt::InPlace => self.in_place = Some(value.number(option)?),
+            Opt::Length => self.wanted.length = Some(value.number(option)?),
+            Opt::Sync => self.wanted.sync = value.flag(option)?,
+            _ => self.common.set(&mut self.wanted.how, option, value)?,
+        }
+        Ok(())
     }
 
     /// Writes into the existing file or block device, starting at this byte, and changes nothing else
@@ -125,70 +132,10 @@ impl<'m> Save<'m> {
         self
     }
 
-    /// The method that moves the bytes: [`Method::Auto`] (default), `Uring`, `Threads`, `Bounce`,
-    /// `Module`, `CopyFileRange` or `Premap`.
-    pub fn method(mut self, method: Method) -> Self {
-        self.wanted.method = method;
-        self
-    }
-
-    /// Bypass or use the page cache; default [`Io::Auto`]: bypass it if possible. Parts of blocks at
-    /// either end always go through it, and are dropped from it when they are on the disk.
-    pub fn io(mut self, io: Io) -> Self {
-        self.wanted.io = io;
-        self
-    }
-
-    /// Bytes per operation, within [`BLOCK_RANGE`](crate::BLOCK_RANGE) and a multiple of the file's block
-    /// size; default: chosen by the plan.
-    pub fn block(mut self, bytes: u64) -> Self {
-        self.wanted.block = Some(bytes);
-        self
-    }
-
-    /// Operations in flight, within [`QUEUE_DEPTH_RANGE`](crate::QUEUE_DEPTH_RANGE); default: chosen by
-    /// the plan.
-    pub fn queue_depth(mut self, operations: u32) -> Self {
-        self.wanted.queue_depth = Some(operations);
-        self
-    }
-
     /// Sets whether to wait until the file and its name are on the disk; default true. If false, a system
     /// crash shortly afterwards may leave the old file, or an incomplete one.
     pub fn sync(mut self, sync: bool) -> Self {
         self.wanted.sync = sync;
-        self
-    }
-
-    /// Computes a checksum of the saved bytes. If one is expected and differs, the save fails (EBADMSG)
-    /// before the old file is replaced.
-    pub fn verify(mut self, verify: Verify) -> Self {
-        self.verify = Some(verify);
-        self
-    }
-
-    /// Records a timeline, available from [`SaveReport::trace`]; default false.
-    pub fn trace(mut self, trace: bool) -> Self {
-        self.trace = trace;
-        self
-    }
-
-    /// Lets `token` cancel the save.
-    pub fn cancel(mut self, token: CancelToken) -> Self {
-        self.cancel = token;
-        self
-    }
-
-    /// Calls `progress` at most 30 times a second, from the threads that move the bytes, and once at the
-    /// end. It should return quickly. For a stream, the total is what has arrived so far.
-    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.progress = Some(Box::new(progress));
-        self
-    }
-
-    /// Sets how messages name options; default: as this crate does.
-    pub fn names(mut self, names: &'static dyn Names) -> Self {
-        self.names = names;
         self
     }
 
@@ -199,7 +146,7 @@ impl<'m> Save<'m> {
     }
 
     /// The methods of [`Method`] that saves support.
-    pub const METHODS: &'static [Method] = &plan::METHODS;
+    pub const METHODS: &'static [Method] = Method::OF_SAVES;
 
     /// Checks everything that depends neither on files nor on this machine: that values are in range.
     /// [`Save::plan`] and [`Save::run`] do this first.
@@ -207,15 +154,9 @@ impl<'m> Save<'m> {
     /// # Errors
     /// Kind [`Usage`](crate::ErrorKind::Usage).
     pub fn check(&self) -> Result<()> {
-        let (block, depth) = (self.wanted.block, self.wanted.queue_depth);
-        if let Some(block) = block {
-            in_range(Opt::Block, block, crate::options::BLOCK_RANGE)?;
-        }
-        if let Some(depth) = depth {
-            let (low, high) = crate::options::QUEUE_DEPTH_RANGE.into_inner();
-            in_range(Opt::QueueDepth, depth.into(), low.into()..=high.into())?;
-        }
-        let verify = self.verify.as_ref();
+        self.common.check()?;
+        self.wanted.how.check()?;
+        let verify = self.common.verify.as_ref();
         if verify.is_some_and(|verify| verify.hub || !Algorithm::ALL.contains(&verify.algorithm)) {
             let why = "hub is for loads only";
             return Err(Error::usage(Opt::Verify, why).with_remedy("name an algorithm"));

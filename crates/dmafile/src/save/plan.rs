@@ -17,17 +17,6 @@ use crate::sys::{Errno, file};
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// The methods of [`Method`] that saves support.
-pub(super) const METHODS: [Method; 7] = [
-    Method::Auto,
-    Method::Uring,
-    Method::Threads,
-    Method::Bounce,
-    Method::Module,
-    Method::CopyFileRange,
-    Method::Premap,
-];
-
 /// A plan for a save: data that `explain`, `--json`, logs and errors print alike. Sizes are in bytes.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
@@ -299,7 +288,7 @@ fn methods(
         Method::Premap => vec![premap],
         Method::Module | Method::CopyFileRange => both(wanted.method),
         other => {
-            let words: Vec<_> = METHODS.iter().map(|method| method.word()).collect();
+            let words = Method::words_of_saves();
             let why = format!(
                 "{other} is a load method; saves support {}",
                 words.join(", ")

@@ -92,7 +92,7 @@ impl<'m> Save<'m> {
     /// # Errors
     /// As [`Save::run`], as far as they can be foreseen.
     pub fn plan(mut self) -> Result<SavePlan> {
-        let decided = self.prepare(&Clock::start(), &Reasons::named(self.names))?;
+        let decided = self.prepare(&Clock::start(), &Reasons::named(self.common.names))?;
         Ok(decided.plan)
     }
 
@@ -107,7 +107,7 @@ impl<'m> Save<'m> {
     /// method that does not work with the memory or file, EBADMSG for a wrong digest. The old file is
     /// unchanged, and nothing is left behind; a part that is written in place is undefined.
     pub fn run(mut self) -> Result<SaveReport> {
-        let (clock, log) = (Clock::start(), Reasons::named(self.names));
+        let (clock, log) = (Clock::start(), Reasons::named(self.common.names));
         let decided = self.prepare(&clock, &log)?;
         self.carry_out(decided, &clock, &log)
     }
@@ -115,7 +115,7 @@ impl<'m> Save<'m> {
     /// Inspects and plans, without writing. The file is replaced completely, whatever was set before.
     pub fn stage(mut self) -> Result<Staged<'m>> {
         self.in_place = None;
-        let log = Reasons::named(self.names);
+        let log = Reasons::named(self.common.names);
         let decided = self.prepare(&Clock::start(), &log)?;
         Ok(Staged {
             save: self,
@@ -134,9 +134,9 @@ impl<'m> Save<'m> {
         let meter = Meter::new(
             clock.begin,
             total,
-            self.trace,
+            self.common.trace,
             false,
-            self.progress.as_ref(),
+            self.common.progress.as_ref(),
         );
         meter.add_until(Phase::Open, Duration::ZERO, decided.opened);
         meter.add_step(Phase::Plan, decided.opened);
@@ -151,10 +151,10 @@ impl<'m> Save<'m> {
             runs,
             ..
         } = decided;
-        let access = origin.begin(&self.cancel)?;
+        let access = origin.begin(&self.common.cancel)?;
         let transfer = SaveTransfer {
-            verify: self.verify.as_ref(),
-            cancel: &self.cancel,
+            verify: self.common.verify.as_ref(),
+            cancel: &self.common.cancel,
             origin: &origin,
             to: &to,
             at: to.at,
@@ -171,7 +171,7 @@ impl<'m> Save<'m> {
         if self.wanted.sync {
             to.sync()?;
         }
-        if self.cancel.is_cancelled() {
+        if self.common.cancel.is_cancelled() {
             return Err(Error::cancelled(Verb::Save, to.place(0)));
         }
         if self.wanted.io != Io::Buffered {
