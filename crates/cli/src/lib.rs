@@ -8,6 +8,7 @@ mod command;
 mod doctor;
 mod explain;
 mod folder;
+mod given;
 mod hold;
 mod limits;
 mod load;
@@ -123,18 +124,15 @@ struct Options;
 
 impl Names for Options {
     fn option(&self, option: Opt) -> String {
-        let name = match option {
-            Opt::Tensors => "tensor",
-            Opt::CheckMemory => "no-check-memory",
-            Opt::From => return "SRC".to_string(),
-            _ => option.name(),
-        };
-        format!("--{}", name.replace('_', "-"))
+        match option {
+            Opt::From => "SRC".to_string(),
+            _ => format!("--{}", given::long(option)),
+        }
     }
 
     fn set(&self, option: Opt, value: &str) -> String {
-        match option {
-            Opt::CheckMemory => self.option(option),
+        match value {
+            "false" => self.option(option),
             _ => format!("{} {value}", self.option(option)),
         }
     }

@@ -240,7 +240,7 @@ fn usage_errors_are_one_line_and_exit_2() {
         ),
         (
             "file --length 0",
-            "--length: 0 is out of range: 1 to 9223372036854775807",
+            "--length: 0 is out of range: 1 to 18446744073709551615",
         ),
         (
             "file --to floppy",

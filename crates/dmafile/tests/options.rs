@@ -30,7 +30,7 @@ fn each_option_of_the_list_is_accepted_in_its_range_only() {
             assert_eq!(error.split_once(": "), Some((name, why)));
         };
         match info.accepts {
-            OptionType::Flag => {
+            OptionType::Flag(_) => {
                 accepts(true.into());
                 accepts(false.into());
                 refuses(1.into(), "it is either true or false");

@@ -56,8 +56,8 @@ pub enum OptionGroup {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum OptionType {
-    /// Yes or no; the default is yes.
-    Flag,
+    /// Yes or no; the default is yes. The text says what no means.
+    Flag(&'static str),
     /// A number of bytes, in this range.
     Bytes(u64, u64),
     /// Another number, in this range.
@@ -124,7 +124,7 @@ pub const OPTIONS: &[OptionInfo] = &[
     ),
     row(
         (Opt::Length, Load, What),
-        (Bytes(1, LARGEST), "BYTES", "to the end of the file"),
+        (Bytes(1, u64::MAX), "BYTES", "to the end of the file"),
         "How many bytes to load",
         "A range that ends after the file is refused.",
     ),
@@ -196,9 +196,16 @@ pub const OPTIONS: &[OptionInfo] = &[
     ),
     row(
         (Opt::Sync, Save, What),
-        (Flag, "", "yes"),
-        "Return only when the bytes are on the disk",
-        "Without it, a system crash shortly afterwards may leave the old file, or an incomplete one.",
+        (
+            Flag(
+                "Return before the bytes are on the disk: a system crash shortly afterwards may leave the \
+ old file, or an incomplete one",
+            ),
+            "",
+            "yes",
+        ),
+        "Return only when the bytes and the name are on the disk",
+        "",
     ),
     row(
         (Opt::Method, Load, Tuning),
@@ -249,9 +256,16 @@ pub const OPTIONS: &[OptionInfo] = &[
     ),
     row(
         (Opt::CheckMemory, Load, Tuning),
-        (Flag, "", "yes"),
+        (
+            Flag(
+                "Load even what exceeds available memory or a cgroup's limit, at the risk of an \
+ out-of-memory kill",
+            ),
+            "",
+            "yes",
+        ),
         "Refuse early what exceeds available memory or a cgroup's limit",
-        "Without it, the load may end in an out-of-memory kill.",
+        "",
     ),
 ];
 

@@ -145,9 +145,6 @@ impl<'m> Save<'m> {
         self
     }
 
-    /// The methods of [`Method`] that saves support.
-    pub const METHODS: &'static [Method] = Method::OF_SAVES;
-
     /// Checks everything that depends neither on files nor on this machine: that values are in range.
     /// [`Save::plan`] and [`Save::run`] do this first.
     ///
