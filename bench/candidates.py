@@ -8,7 +8,7 @@ program.
 from dataclasses import dataclass
 
 KINDS = ("anon", "memfd", "udmabuf")
-PAGES = ("4k", "thp", "huge")
+PAGES = ("base", "thp", "huge")
 
 
 def load(kind: str, pages: str, method: str, io: str) -> str:
@@ -41,10 +41,10 @@ LIMIT = {"dmafile, memfd": "load to=memfd", "dmafile, anon": "load to=anon"}
 ALLOCATION = {
     f"allocation alone, {kind}, {pages}": make(kind, pages)
     for kind, pages in (
-        ("anon", "4k"),
+        ("anon", "base"),
         ("anon", "thp"),
         ("anon", "huge"),
-        ("memfd", "4k"),
+        ("memfd", "base"),
         ("memfd", "huge"),
     )
 }
@@ -142,7 +142,7 @@ POOL_MADE = f"{load('udmabuf', 'huge', 'uring', 'direct')} pool=made"
 MODULE = {
     "the normal way: heap, `read()` into its mapping": NORMAL,
     "heap, bounce": heap("bounce", "direct"),
-    "udmabuf, 4 KiB pages": load("udmabuf", "4k", "uring", "direct"),
+    "udmabuf, 4 KiB pages": load("udmabuf", "base", "uring", "direct"),
     "udmabuf, THP": load("udmabuf", "thp", "uring", "direct"),
     "udmabuf, hugetlb, which were set aside": load("udmabuf", "huge", "uring", "direct"),
     "udmabuf, hugetlb, set aside for it and given back": POOL_MADE,
@@ -161,7 +161,7 @@ HEAP_LOADS = [heap(*way) for way in HEAP_WAYS]
 
 BLOCKS = {
     (kind, pages, block): f"{load(kind, pages, 'uring', 'direct')} block={block << 10}"
-    for kind, pages in (("memfd", "thp"), ("memfd", "4k"), ("udmabuf", "thp"), ("anon", "thp"))
+    for kind, pages in (("memfd", "thp"), ("memfd", "base"), ("udmabuf", "thp"), ("anon", "thp"))
     for block in (512, 1024, 4096)
 }
 """By memory kind, page size, and block size in KiB."""
@@ -186,7 +186,7 @@ GATES = [
     Gate("udmabuf, THP", load("udmabuf", "thp", "uring", "direct"), NORMAL, 0.33),
     Gate(
         "udmabuf, 4 KiB, to one made first",
-        load("udmabuf", "4k", "uring", "direct"),
+        load("udmabuf", "base", "uring", "direct"),
         copy("u+mfd", "read", "direct"),
         1.0,
     ),
@@ -206,7 +206,7 @@ GATES = [
     ),
     Gate(
         "memfd, 4 KiB, to a bare direct read()",
-        load("memfd", "4k", "threads", "direct"),
+        load("memfd", "base", "threads", "direct"),
         copy("memfd", "read", "direct"),
         1.035,
     ),

@@ -12,7 +12,7 @@
  *
  *	load to=KIND ...	a load by dmafile, with its options pages, method, io, allocation, verify, block,
  *				chunk, queue-depth; it creates memory while it fills it
- *	copy to=anon pages=4k|thp|huge method=read io=direct|buffered
+ *	copy to=anon pages=base|thp|huge method=read io=direct|buffered
  *				without dmafile: one read() into private memory
  *	copy to=memfd|u+mfd|udmabuf|heap method=read|sendfile|splice|copy-file-range io=direct|buffered
  *				without dmafile, in one call, into fresh 4 KiB pages; u+mfd is a memfd with a udmabuf
@@ -32,7 +32,7 @@
  *	record from=memfd block=BYTES queue-depth=BUFFERS
  *				by a recorder of dmafile: records of BYTES from BUFFERS in turn, as many as fit in
  *				FILE, until it is finished; verify=none disables checksums; only with `once`
- *	make to=anon|memfd|heap|module|udmabuf|nothing pages=4k|thp|huge
+ *	make to=anon|memfd|heap|module|udmabuf|nothing pages=base|thp|huge
  *				only creates and closes; a udmabuf is made of an existing memfd; with
  *				method=fallocate a memfd's pages are allocated without being mapped
  *

@@ -230,8 +230,6 @@ def checked(line: str, report: dict[str, Any]) -> dict[str, Any]:
     for word in line.split()[1:]:
         key, _, value = word.partition("=")
         key = {"to": "kind"}.get(key, key)
-        # Lines in older results have the older name.
-        value = {"4k": "base"}.get(value, value)
         assert key not in report or report[key] == value, f"{line}: {key} is {report[key]}"
     why = {reason["about"]: reason["choice"] for reason in report["reasons"]}
     return {"method": why.get("method"), "allocation": why.get("allocation")}

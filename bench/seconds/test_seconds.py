@@ -192,7 +192,7 @@ def test_results_have_every_run(folder: Path) -> None:
     assert list(made) == ["limit", "peers-cold", "peers-warm"]
     for head, rows in made.values():
         assert table(head, rows) in done.stdout
-    for row in (*LIMIT, "allocation alone, memfd, 4k", "safetensors, mmap ", "read()", "gguf "):
+    for row in (*LIMIT, "allocation alone, memfd, base", "safetensors, mmap ", "read()", "gguf "):
         assert f"\n| {row}" in done.stdout, row
     if importlib.util.find_spec("torch") is None:
         assert "torch.load: not installed (pip install torch)" in done.stdout
@@ -263,11 +263,11 @@ def test_a_failure_keeps_earlier_measurements(
 
 LINES = [
     "load to=memfd",
-    "load to=anon pages=4k method=threads io=buffered queue-depth=2 block=65536",
+    "load to=anon pages=base method=threads io=buffered queue-depth=2 block=65536",
     "copy to=memfd method=read io=buffered",
     "copy to=memfd method=sendfile io=direct",
     "store from=memfd pages=thp",
-    "save from=memfd pages=4k method=write io=buffered",
+    "save from=memfd pages=base method=write io=buffered",
     "save from=memfd pages=thp method=write io=direct block=1048576",
 ]
 

@@ -148,7 +148,7 @@ SERIES_WAYS = {
 """AR-31's rows, patch by patch, and the module."""
 
 UDMABUFS = {
-    "over pages of 4 KiB": make("udmabuf", "4k"),
+    "over pages of 4 KiB": make("udmabuf", "base"),
     "over huge pages that tmpfs has made": make("udmabuf", "thp"),
     "over huge pages of hugetlb": make("udmabuf", "huge"),
 }
@@ -191,7 +191,7 @@ GOALS = (
     Goal("into a memfd, direct, to buffered `sendfile`", INTO_MEMFD, BY_SENDFILE, 1 / 3, "all"),
     Goal(
         "`fallocate` of a memfd, without a file, to the same",
-        f"{make('memfd', '4k')} method=fallocate",
+        f"{make('memfd', 'base')} method=fallocate",
         BY_SENDFILE,
         None,
         "all",

@@ -41,13 +41,13 @@ class Held:
     def __init__(
         self,
         name: str,
-        at: Path,
+        socket: Path,
         holder: tuple[int, int],
         files: Iterable[tuple[str, Buffer, dict[str, Any]]],
     ) -> None:
         self.name = name
         """The name of the hold."""
-        self.at = at
+        self.socket = socket
         """The path of the socket that it was taken from."""
         self.holder = holder
         """The process that served it, and its user; process 0 means another PID namespace."""
@@ -77,14 +77,14 @@ class Held:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<dmafile.Held name={self.name} at={self.at} files={len(self.files)}>"
+        return f"<dmafile.Held name={self.name} socket={self.socket} files={len(self.files)}>"
 
 
 def hold(
     path: StrPath | Iterable[StrPath],
     *,
     name: str | None = None,
-    at: StrPath | None = None,
+    socket: StrPath | None = None,
     to: str = "memfd",
     verify: str | None = None,
     mode: int | None = None,
@@ -108,9 +108,9 @@ def hold(
         path: A file or a model, or several. A model's folder or index stands for all of its files.
         name: The name of the hold: 1 to 64 letters, digits, `.`, `_` and `-`, starting with a
             letter or digit; if None, the name of the folder, or of the file without its extension.
-        at: The path of the socket, in a folder that only trusted users can write to; if None, the
-            name's socket in `$XDG_RUNTIME_DIR/dmafile`, in `/run/dmafile` for root, or without that
-            variable in `/dev/shm/dmafile-UID`.
+        socket: The path of the socket, in a folder that only trusted users can write to; if None,
+            the name's socket in `$XDG_RUNTIME_DIR/dmafile`, in `/run/dmafile` for root, or without
+            that variable in `/dev/shm/dmafile-UID`.
         to: The kind of memory, any of `load` that has its own descriptor: `memfd`, `udmabuf`,
             `heap:NAME`, `dmafile`, `dma-buf`.
         verify: As in `load`, for each file.
@@ -126,7 +126,7 @@ def hold(
         replace: Whether to replace another holder at the same socket, which ends.
         progress: As in `load`, for all files together.
         options: As in `load`: `pages` (`auto` does not use hugetlb pages here), `method`, `io`,
-            `allocation`, `chunk`, `block`, `queue_depth`, `memory_check`.
+            `allocation`, `chunk`, `block`, `queue_depth`, `check_memory`.
 
     Raises:
         UsageError: A value is out of range, or options exclude each other (also a ValueError).
@@ -137,7 +137,7 @@ def hold(
     """
     how = {
         "name": name,
-        "at": None if at is None else os.fsdecode(at),
+        "socket": None if socket is None else os.fsdecode(socket),
         "to": to,
         "pages": options.pop("pages", None),
         "verify": verify,
@@ -152,7 +152,7 @@ def hold(
         return _dmafile.hold(_paths(path), how, options, tell)
 
 
-def take(name: str, *, at: StrPath | None = None, wait: float | None = 0) -> Held:
+def take(name: str, *, socket: StrPath | None = None, wait: float | None = 0) -> Held:
     """Takes the files that are held under a name: the same memory. Nothing is read or copied.
 
     The holder is not trusted: its memory must be of the kind that it claims, must contain the bytes
@@ -160,7 +160,7 @@ def take(name: str, *, at: StrPath | None = None, wait: float | None = 0) -> Hel
 
     Args:
         name: The name of the hold.
-        at: The path of the socket; if None, the name's socket of this user, or else of root.
+        socket: The path of the socket; if None, the name's socket of this user, or else of root.
         wait: How many seconds to wait until something is held there; without limit if None. Ctrl-C
             ends the wait.
 
@@ -171,14 +171,14 @@ def take(name: str, *, at: StrPath | None = None, wait: float | None = 0) -> Hel
             answer, ETIMEDOUT for no answer within 10 seconds, EMFILE if this process has too many
             open descriptors.
     """
-    return Held(*_dmafile.take(name, None if at is None else os.fsdecode(at), wait))
+    return Held(*_dmafile.take(name, None if socket is None else os.fsdecode(socket), wait))
 
 
 def shared(
     path: StrPath | Iterable[StrPath],
     *,
     wait: float | None = 0,
-    at: StrPath | None = None,
+    folder: StrPath | None = None,
     to: str = "memfd",
     verify: str | None = None,
     writable: bool = False,
@@ -197,7 +197,7 @@ def shared(
         path: As in `hold`.
         wait: How many seconds to wait for another process that is loading; without limit if None.
             Ctrl-C ends the wait.
-        at: The folder in which processes find each other; if None, `shared` in
+        folder: The folder in which processes find each other; if None, `shared` in
             the folder of the sockets of `hold`. It must belong to this user.
         to, verify, writable, progress, options: As in `hold`. Processes share memory only if their
             `to`, `pages`, `verify` and `writable` are the same.
@@ -210,7 +210,7 @@ def shared(
     """
     how = {
         "wait": wait,
-        "at": None if at is None else os.fsdecode(at),
+        "folder": None if folder is None else os.fsdecode(folder),
         "to": to,
         "pages": options.pop("pages", None),
         "verify": verify,
@@ -234,26 +234,26 @@ def find_shared(
     return vacant
 
 
-def holds(*, at: StrPath | None = None) -> list[dict[str, Any]]:
+def holds(*, socket: StrPath | None = None) -> list[dict[str, Any]]:
     """Lists what is held at one socket, or at all sockets of this user and of root, as `dmafile
     holds --json` prints it.
 
-    Each is a dict: `name`, `at`, `pid` and `uid` of the holder, `since` (in seconds since 1970),
+    Each is a dict: `name`, `socket`, `pid` and `uid` of the holder, `since` (seconds since 1970),
     `bytes`, `sealed`, `changed` (on the disk, since it was loaded; None if a file system does not
     answer), `files`, `takers` (the number of processes that have it and are connected),
     `some_takers` (`pid` and `uid` of up to 1,000 of them).
     """
-    held: list[dict[str, Any]] = _dmafile.holds(None if at is None else os.fsdecode(at))
+    held: list[dict[str, Any]] = _dmafile.holds(None if socket is None else os.fsdecode(socket))
     return held
 
 
-def release(name: str, *, at: StrPath | None = None) -> None:
+def release(name: str, *, socket: StrPath | None = None) -> None:
     """Ends a hold. Processes that have taken the memory keep it.
 
     Raises `dmafile.Error`: EPERM unless this process belongs to the holder's user or to root,
     otherwise as `take`.
     """
-    _dmafile.release(name, None if at is None else os.fsdecode(at))
+    _dmafile.release(name, None if socket is None else os.fsdecode(socket))
 
 
 def _paths(path: StrPath | Iterable[StrPath]) -> list[str]:
@@ -315,8 +315,8 @@ class HeldModel:
             text = f"{given[0]}: it is not an option for {PREFIX}{name}, which is already loaded"
             raise make("usage", None, text, None, "")
         # A name cannot contain @, a path can.
-        held, elsewhere, at = name.partition("@")
-        files = take(held, at=at if elsewhere else None).files
+        held, elsewhere, socket = name.partition("@")
+        files = take(held, socket=socket if elsewhere else None).files
         return cls(PREFIX + name, files, private=private)
 
     @property

@@ -27,7 +27,7 @@ class Options(TypedDict, total=False):
     chunk: int | None
     block: int | None
     queue_depth: int | None
-    memory_check: bool
+    check_memory: bool
 
 
 class LoadOptions(Options, total=False):
@@ -53,7 +53,7 @@ def load(
     block: int | None = None,
     queue_depth: int | None = None,
     verify: str | None = None,
-    memory_check: bool = True,
+    check_memory: bool = True,
     progress: Callback | bool | None = None,
 ) -> Buffer:
     """Loads a file into memory that devices and processes can share.
@@ -86,9 +86,9 @@ def load(
             `=HEX` the load fails with EBADMSG if the digest differs. `hub` compares each file with
             the digest that names it in a Hugging Face cache, and fails with EINVAL if there is
             none. The digest is in `Buffer.report["verify"]`.
-        memory_check: Whether to refuse early a load that exceeds available memory or a cgroup's
+        check_memory: Whether to refuse early a load that exceeds available memory or a cgroup's
             limit.
-        progress: Called with the bytes in place and the total, at most 20 times a second, on this
+        progress: Called with the bytes in place and the total, at most 30 times a second, on this
             thread. An exception in it cancels the load, and is raised here. `True` draws a bar on
             stderr if that is a terminal.
 
@@ -111,7 +111,7 @@ def load(
         "block": block,
         "queue_depth": queue_depth,
         "verify": verify,
-        "memory_check": memory_check,
+        "check_memory": check_memory,
     }
     with callback(progress) as tell:
         return _dmafile.load(os.fsdecode(path), options, tell)
@@ -181,7 +181,7 @@ async def _tell_until(ended: asyncio.Event, running: _dmafile.Running, tell: Cal
     told = (0, 0)
     try:
         while True:
-            done, _ = await asyncio.wait((waiting,), timeout=0.05)
+            done, _ = await asyncio.wait((waiting,), timeout=1 / 30)
             now = running.progress()
             if now != told:
                 tell(*now)

@@ -39,7 +39,7 @@ class Recorder:
         sync_interval: Sync, and so acknowledge what is written, after this many seconds; if None,
             only `sync` and every 4096th record do.
         rotate_bytes: Start a new file before one exceeds this many bytes.
-        rotate_seconds: Start a new file when one is this old.
+        rotate_after: Start a new file when one is this many seconds old.
 
     Raises:
         UsageError: A value is out of range (also a ValueError).
@@ -58,7 +58,7 @@ class Recorder:
         sync_every: int | None = None,
         sync_interval: float | None = 1.0,
         rotate_bytes: int | None = None,
-        rotate_seconds: float | None = None,
+        rotate_after: float | None = None,
     ) -> None:
         if when_full not in ("wait", "drop"):
             raise ValueError(f"when_full: {when_full!r} is neither 'wait' nor 'drop'")
@@ -71,7 +71,7 @@ class Recorder:
             "sync_every": sync_every,
             "sync_interval": sync_interval,
             "rotate_bytes": rotate_bytes,
-            "rotate_seconds": rotate_seconds,
+            "rotate_after": rotate_after,
         }
         self._recorder = _dmafile.Recorder(os.fsdecode(path), options)
 

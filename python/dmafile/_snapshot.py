@@ -68,7 +68,7 @@ def load_snapshot(
     chunk: int | None = None,
     block: int | None = None,
     queue_depth: int | None = None,
-    memory_check: bool = True,
+    check_memory: bool = True,
     progress: Callback | bool | None = None,
 ) -> dict[str, Buffer]:
     """Loads the snapshot in a folder: one buffer per source, by name.
@@ -87,7 +87,7 @@ def load_snapshot(
         chunk: As in `load`.
         block: As in `load`.
         queue_depth: As in `load`.
-        memory_check: As in `load`.
+        check_memory: As in `load`.
         progress: As in `load`, for all sources together.
 
     Raises:
@@ -105,7 +105,7 @@ def load_snapshot(
         "chunk": chunk,
         "block": block,
         "queue_depth": queue_depth,
-        "memory_check": memory_check,
+        "check_memory": check_memory,
     }
     with callback(progress) as tell:
         return dict(_dmafile.load_snapshot(os.fsdecode(path), options, tell))

@@ -344,7 +344,7 @@ def open_tensors(
             under that name, as in `load_file`.
         framework: The type of the tensors: `numpy` arrays or `torch` tensors.
         options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `chunk`, `block`,
-            `queue_depth`, `memory_check`.
+            `queue_depth`, `check_memory`.
 
     Raises:
         UsageError: An option or the framework is invalid.

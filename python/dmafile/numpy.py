@@ -117,7 +117,7 @@ def load_file(
         verify, progress: As in `dmafile.load`. A digest covers a whole file, so selected tensors
             cannot be verified; nor can a model whose tensors are all empty (ENODATA).
         options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `chunk`, `block`,
-            `queue_depth`, `memory_check`.
+            `queue_depth`, `check_memory`.
 
     Returns:
         The arrays by name, in the order of their bytes in the file.

@@ -11,15 +11,6 @@ use std::path::Path;
 pub(crate) struct Keywords;
 
 impl Names for Keywords {
-    fn option(&self, option: Opt) -> String {
-        match option {
-            Opt::Patterns => "tensors".to_string(),
-            Opt::CheckMemory => "memory_check".to_string(),
-            Opt::InPlace => "offset".to_string(),
-            _ => option.name().to_string(),
-        }
-    }
-
     fn set(&self, option: Opt, value: &str) -> String {
         let name = self.option(option);
         match value {

@@ -64,7 +64,7 @@ pub(crate) struct Holder {
     name: String,
     /// The path of its socket.
     #[pyo3(get)]
-    at: PathBuf,
+    socket: PathBuf,
     files: String,
 }
 
@@ -108,8 +108,8 @@ impl Holder {
 
     fn __repr__(&self) -> String {
         let state = if self.serving() { "" } else { " stopped" };
-        let (name, at) = (&self.name, self.at.display());
-        format!("<dmafile.Holder name={name} at={at}{state}>")
+        let (name, socket) = (&self.name, self.socket.display());
+        format!("<dmafile.Holder name={name} socket={socket}{state}>")
     }
 }
 
@@ -130,7 +130,7 @@ pub(crate) fn hold(
         }
         hold = match name.as_str() {
             "name" => hold.name(value.extract::<String>()?),
-            "at" => hold.at(value.extract::<PathBuf>()?),
+            "socket" => hold.socket(value.extract::<PathBuf>()?),
             "to" => hold.to(request::word(&value)?),
             "pages" => hold.pages(request::word(&value)?),
             "verify" => hold.verify(request::word(&value)?),
@@ -150,7 +150,7 @@ pub(crate) fn hold(
     let holder = Job::start(py, hold, first(&paths), || ())?.attend(py, progress)?;
     Ok(Holder {
         name: holder.name().to_string(),
-        at: holder.at().to_path_buf(),
+        socket: holder.socket().to_path_buf(),
         files: serde_json::to_string(holder.files()).expect("plain data"),
         holder: Mutex::new(Some(holder)),
     })
@@ -170,13 +170,13 @@ type Taken = (
 pub(crate) fn take(
     py: Python<'_>,
     name: String,
-    at: Option<PathBuf>,
+    socket: Option<PathBuf>,
     wait: &Bound<'_, PyAny>,
 ) -> PyResult<Taken> {
     let mut take =
         dmafile_hold::Held::take(name).wait(seconds(wait)?.unwrap_or(std::time::Duration::MAX));
-    if let Some(at) = at {
-        take = take.at(at);
+    if let Some(socket) = socket {
+        take = take.socket(socket);
     }
     let held = Job::start(py, take, Path::new(""), || ())?.attend(py, None)?;
     taken(py, held)
@@ -238,7 +238,7 @@ fn of_shared(
             continue;
         }
         shared = match name.as_str() {
-            "at" => shared.at(value.extract::<PathBuf>()?),
+            "folder" => shared.folder(value.extract::<PathBuf>()?),
             "to" => shared.to(request::word(&value)?),
             "pages" => shared.pages(request::word(&value)?),
             "verify" => shared.verify(request::word(&value)?),
@@ -327,7 +327,7 @@ impl Work for Fill {
 
 /// The sockets to list.
 struct List {
-    at: Option<PathBuf>,
+    socket: Option<PathBuf>,
     token: CancelToken,
 }
 
@@ -339,23 +339,23 @@ impl Work for List {
     }
 
     fn run(self) -> Result<Vec<dmafile_hold::Holding>, Error> {
-        dmafile_hold::holds(self.at.as_deref(), &self.token)
+        dmafile_hold::holds(self.socket.as_deref(), &self.token)
     }
 }
 
 /// Lists what is held at one socket, or at all of them, as a list of dicts.
 #[pyfunction]
-pub(crate) fn holds(py: Python<'_>, at: Option<PathBuf>) -> PyResult<Py<PyAny>> {
-    let path = at.clone().unwrap_or_default();
+pub(crate) fn holds(py: Python<'_>, socket: Option<PathBuf>) -> PyResult<Py<PyAny>> {
+    let path = socket.clone().unwrap_or_default();
     let token = CancelToken::new();
-    let all = Job::start(py, List { at, token }, &path, || ())?.attend(py, None)?;
+    let all = Job::start(py, List { socket, token }, &path, || ())?.attend(py, None)?;
     as_dict(py, serde_json::to_string(&all))
 }
 
 /// The hold to end.
 struct Release {
     name: String,
-    at: Option<PathBuf>,
+    socket: Option<PathBuf>,
     token: CancelToken,
 }
 
@@ -367,22 +367,32 @@ impl Work for Release {
     }
 
     fn run(self) -> Result<(), Error> {
-        dmafile_hold::release(&self.name, self.at.as_deref(), &self.token)
+        dmafile_hold::release(&self.name, self.socket.as_deref(), &self.token)
     }
 }
 
 /// Ends a hold.
 #[pyfunction]
-pub(crate) fn release(py: Python<'_>, name: String, at: Option<PathBuf>) -> PyResult<()> {
-    let path = at.clone().unwrap_or_default();
+pub(crate) fn release(py: Python<'_>, name: String, socket: Option<PathBuf>) -> PyResult<()> {
+    let path = socket.clone().unwrap_or_default();
     let token = CancelToken::new();
-    Job::start(py, Release { name, at, token }, &path, || ())?.attend(py, None)
+    Job::start(
+        py,
+        Release {
+            name,
+            socket,
+            token,
+        },
+        &path,
+        || (),
+    )?
+    .attend(py, None)
 }
 
 fn taken(py: Python<'_>, held: dmafile_hold::Held) -> PyResult<Taken> {
-    let (name, at, holder) = (
+    let (name, socket, holder) = (
         held.name().to_string(),
-        held.at().to_path_buf(),
+        held.socket().to_path_buf(),
         held.holder(),
     );
     let files = held.into_files().into_iter().map(|file: HeldFile| {
@@ -391,7 +401,7 @@ fn taken(py: Python<'_>, held: dmafile_hold::Held) -> PyResult<Taken> {
         let info = as_dict(py, serde_json::to_string(&info))?;
         Ok((file.info.file_name(), Buffer::taken(file), info))
     });
-    Ok((name, at, holder, files.collect::<PyResult<_>>()?))
+    Ok((name, socket, holder, files.collect::<PyResult<_>>()?))
 }
 
 /// Sets the options of each load, after validating them.

@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Interval at which a waiting thread handles signals and progress.
-pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(33);
 
 /// State shared by the two threads.
 #[derive(Default)]

@@ -293,7 +293,7 @@ impl Model {
         match patterns {
             None => Ok(self.model.load()),
             Some(patterns) => {
-                let load = self.model.load_only(&parsed(py, patterns)?);
+                let load = self.model.load_tensors(&parsed(py, patterns)?);
                 load.map_err(|error| raise(py, &error, Some(&self.path)))
             }
         }

@@ -5,7 +5,7 @@ use crate::error::raise;
 use crate::job::POLL_INTERVAL;
 use crate::request::{size, word};
 use dmafile::Origin;
-use dmafile_record::{Capture, Note, RecordBuffer, WhenFull};
+use dmafile_record::{self as record, Note, WhenFull};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
@@ -28,7 +28,7 @@ pub(crate) struct Recorder {
 
 /// Memory that was attached.
 #[pyclass(frozen, module = "dmafile")]
-pub(crate) struct RecorderBuffer(RecordBuffer);
+pub(crate) struct RecorderBuffer(record::RecorderBuffer);
 
 /// A record that was appended.
 #[pyclass(frozen, module = "dmafile")]
@@ -93,43 +93,43 @@ impl Drop for Held {
 impl Recorder {
     #[new]
     fn new(py: Python<'_>, path: PathBuf, options: &Bound<'_, PyDict>) -> PyResult<Self> {
-        let mut capture = Capture::new(&path);
+        let mut to = record::RecorderOptions::new(&path);
         let mut drops = false;
         for (name, value) in options {
             let name = name.extract::<String>()?;
             // None is a value of this option.
             if name == "sync_interval" {
-                capture = capture.sync_interval(seconds(&value)?);
+                to = to.sync_interval(seconds(&value)?);
                 continue;
             }
             if value.is_none() {
                 continue;
             }
-            capture = match name.as_str() {
+            to = match name.as_str() {
                 "in_flight" => {
-                    capture.in_flight(u32::try_from(size(&name, &value)?).unwrap_or(u32::MAX))
+                    to.in_flight(u32::try_from(size(&name, &value)?).unwrap_or(u32::MAX))
                 }
                 "drop" => {
                     drops = value.extract()?;
-                    capture.when_full(if drops {
+                    to.when_full(if drops {
                         WhenFull::Drop
                     } else {
                         WhenFull::Wait
                     })
                 }
-                "method" => capture.method(word(&value)?),
-                "io" => capture.io(word(&value)?),
-                "checksum" => capture.checksum(value.extract()?),
-                "sync_every" => capture.sync_every(Some(size(&name, &value)?)),
-                "rotate_bytes" => capture.rotate_bytes(Some(size(&name, &value)?)),
-                "rotate_seconds" => capture.rotate_after(seconds(&value)?),
+                "method" => to.method(word(&value)?),
+                "io" => to.io(word(&value)?),
+                "checksum" => to.checksum(value.extract()?),
+                "sync_every" => to.sync_every(Some(size(&name, &value)?)),
+                "rotate_bytes" => to.rotate_bytes(Some(size(&name, &value)?)),
+                "rotate_after" => to.rotate_after(seconds(&value)?),
                 _ => {
                     let text = format!("'{name}' is not an option of a recorder");
                     return Err(PyTypeError::new_err(text));
                 }
             };
         }
-        let started = py.detach(|| capture.start());
+        let started = py.detach(|| to.start());
         Ok(Self {
             engine: Some(Arc::new(
                 started.map_err(|error| raise(py, &error, Some(&path)))?,
@@ -168,7 +168,7 @@ impl Recorder {
         if !memory.is_c_contiguous() {
             return Err(PyBufferError::new_err("this memory is not contiguous"));
         }
-        let memory = RecordBuffer::lent(Arc::new(Held {
+        let memory = record::RecorderBuffer::lent(Arc::new(Held {
             export: Some(memory),
             released: self.released.clone(),
         }));
@@ -233,7 +233,7 @@ impl Recorder {
     fn take(
         &self,
         py: Python<'_>,
-        buffer: &RecordBuffer,
+        buffer: &record::RecorderBuffer,
         offset: u64,
         length: Option<u64>,
         timestamp: Option<i64>,
@@ -393,7 +393,7 @@ impl Recording {
 #[pyfunction]
 pub(crate) fn attach(py: Python<'_>, number: i32, at: u64) -> PyResult<RecorderBuffer> {
     let origin = format!("fd:{number}@{at}").parse::<Origin>();
-    let opened = origin.and_then(|origin| py.detach(|| RecordBuffer::open(&origin)));
+    let opened = origin.and_then(|origin| py.detach(|| record::RecorderBuffer::open(&origin)));
     opened
         .map(RecorderBuffer)
         .map_err(|error| raise(py, &error, None))

@@ -74,7 +74,7 @@ fn of_load(name: &str, value: &Bound<'_, PyAny>) -> PyResult<OfLoad> {
         "block" => set!(block, size(name, value)?),
         "queue_depth" => set!(queue_depth, depth(name, value)?),
         "verify" => set!(verify, word::<Verify>(value)?),
-        "memory_check" => set!(check_memory, value.extract::<bool>()?),
+        "check_memory" => set!(check_memory, value.extract::<bool>()?),
         _ => {
             let text = format!("'{name}' is not an option of a load");
             return Err(PyTypeError::new_err(text));
@@ -111,7 +111,7 @@ fn of_save(name: &str, value: &Bound<'_, PyAny>) -> PyResult<OfSave> {
         }};
     }
     Ok(match name {
-        "offset" => set!(in_place, size(name, value)?),
+        "offset" => set!(offset, size(name, value)?),
         "length" => set!(length, size(name, value)?),
         "method" => set!(method, word::<Method>(value)?),
         "io" => set!(io, word::<Io>(value)?),

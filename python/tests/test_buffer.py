@@ -38,7 +38,7 @@ def test_private_memory_is_writable_and_has_no_descriptor(file: Path) -> None:
 
 
 def test_shared_memory_is_read_only_and_shows_external_writes(file: Path) -> None:
-    buffer = dmafile.load(file, pages="4k")
+    buffer = dmafile.load(file, pages="base")
     view = memoryview(buffer)
     assert view.readonly and buffer.readonly
     with pytest.raises(TypeError):
@@ -51,7 +51,7 @@ def test_shared_memory_is_read_only_and_shows_external_writes(file: Path) -> Non
 
 
 def test_a_sealed_buffer_cannot_be_changed(file: Path) -> None:
-    with dmafile.load(file, pages="4k") as buffer:
+    with dmafile.load(file, pages="base") as buffer:
         view = memoryview(buffer)
         with pytest.raises(BufferError, match="cannot seal"):
             buffer.seal()
@@ -190,7 +190,7 @@ with dmafile.Buffer.receive(socket.socket(fileno=int(sys.argv[1]))) as buffer:
     with (
         ours,
         theirs,
-        dmafile.load(file, offset=100, pages="4k") as buffer,
+        dmafile.load(file, offset=100, pages="base") as buffer,
         subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True
         ) as process,
@@ -230,7 +230,7 @@ def test_send_and_receive_obey_timeouts_and_refuse_invalid_messages(file: Path) 
 @pytest.mark.parametrize("timeout", [0, 0.2, None])
 def test_send_to_a_full_socket_obeys_the_timeout(file: Path, timeout: float | None) -> None:
     ours, theirs = socket.socketpair()
-    with ours, theirs, dmafile.load(file, pages="4k") as buffer:
+    with ours, theirs, dmafile.load(file, pages="base") as buffer:
         ours.setblocking(False)
         sent = 0
         with contextlib.suppress(BlockingIOError):
@@ -286,7 +286,7 @@ def test_threads_may_use_a_buffer_while_another_closes_it(file: Path) -> None:
 
 @pytest.mark.parametrize("to", ["anon", "memfd"])
 def test_an_array_without_an_export_reads_zeros_after_close(file: Path, to: str) -> None:
-    buffer = dmafile.load(file, to=to, pages="4k")
+    buffer = dmafile.load(file, to=to, pages="base")
     array = np.ndarray((SIZE,), np.uint8, buffer=buffer)  # type: ignore[arg-type]
     if to == "memfd":
         buffer.seal()

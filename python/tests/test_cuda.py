@@ -400,8 +400,8 @@ from double import the_double
 
 double = the_double(hip=sys.argv[3] == "hip")
 double.reset()
-with dmafile.hold(sys.argv[1], name="x", at=sys.argv[2], writable=True):
-    held = dmafile.take("x", at=sys.argv[2])
+with dmafile.hold(sys.argv[1], name="x", socket=sys.argv[2], writable=True):
+    held = dmafile.take("x", socket=sys.argv[2])
     held.files[0].buffer.pin(double.device(0))
     print("pinned", flush=True)
     signal.pause()
@@ -410,7 +410,7 @@ with dmafile.hold(sys.argv[1], name="x", at=sys.argv[2], writable=True):
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout and child.stdout.readline() == "pinned\n"
-        buffer = dmafile.take("x", at=at).files[0].buffer
+        buffer = dmafile.take("x", socket=at).files[0].buffer
         buffer.pin(double.device(0))
     finally:
         child.kill()

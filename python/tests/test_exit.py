@@ -67,7 +67,7 @@ def many_async():
     asyncio.run(several())
 
 def shared():
-    dmafile.shared(path, at=own("shared"), progress=slowly).close()
+    dmafile.shared(path, folder=own("shared"), progress=slowly).close()
 
 def snapshot():
     os.makedirs(own("snapshot"), exist_ok=True)
@@ -94,8 +94,8 @@ stream = dmafile.stream(path)
 next(stream)
 parts_ahead = ahead()
 next(parts_ahead)
-holder = dmafile.hold(path, name="exit", at=own("hold"))
-held = dmafile.take("exit", at=own("hold"), wait=60)
+holder = dmafile.hold(path, name="exit", socket=own("hold"))
+held = dmafile.take("exit", socket=own("hold"), wait=60)
 recorder = dmafile.Recorder(own("record"), in_flight=16)
 for number in range(16):
     recorder.append(bytearray(4 << 20), tag=number)

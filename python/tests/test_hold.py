@@ -30,7 +30,7 @@ SIZE = 5000 * 256 * 4
 
 TAKE = """
 import hashlib, json, sys, dmafile
-held = dmafile.take(sys.argv[1], at=sys.argv[2], wait=60)
+held = dmafile.take(sys.argv[1], socket=sys.argv[2], wait=60)
 print(json.dumps({one.name: hashlib.sha256(memoryview(one.buffer)).hexdigest() for one in held}))
 """
 
@@ -87,8 +87,8 @@ def disk_bytes() -> int:
 
 def test_another_process_takes_held_files(model: Path, place: Path, python: Run) -> None:
     at = place / "socket"
-    with dmafile.hold(model, name="model", at=at, verify="sha256") as holder:
-        assert (holder.name, holder.at, holder.serving) == ("model", at, True)
+    with dmafile.hold(model, name="model", socket=at, verify="sha256") as holder:
+        assert (holder.name, holder.socket, holder.serving) == ("model", at, True)
         done = python(TAKE, "model", at)
         assert done.returncode == 0, done.stderr
         names = sorted(one.name for one in model.glob("*.safetensors"))
@@ -97,7 +97,7 @@ def test_another_process_takes_held_files(model: Path, place: Path, python: Run)
             file_sha256(model / name) for name in names
         ]
         before = disk_bytes()
-        with dmafile.take("model", at=at) as held:
+        with dmafile.take("model", socket=at) as held:
             assert held.holder == (os.getpid(), os.geteuid())
             assert [one.name for one in held.files] == names
             assert held.files[0].info["sealed"] and not held.files[0].info["changed"]
@@ -106,26 +106,26 @@ def test_another_process_takes_held_files(model: Path, place: Path, python: Run)
                 assert file_sha256(f"/proc/{os.getpid()}/fd/{one.buffer.fileno()}") == file_sha256(
                     model / one.name
                 )
-            assert dmafile.holds(at=at)[0]["takers"] == 1
+            assert dmafile.holds(socket=at)[0]["takers"] == 1
         # The interpreter may have read some of its files.
         assert disk_bytes() - before < SIZE / 2
-        eventually(lambda: dmafile.holds(at=at)[0]["takers"] == 0)
+        eventually(lambda: dmafile.holds(socket=at)[0]["takers"] == 0)
     assert not holder.serving and not at.exists()
 
 
 def test_taken_memory_stays_after_release(model: Path, place: Path) -> None:
     at = place / "socket"
     wanted = file_sha256(model / "model-00002-of-00002.safetensors")
-    holder = dmafile.hold(model, name="model", at=at)
-    held = dmafile.take("model", at=at)
+    holder = dmafile.hold(model, name="model", socket=at)
+    held = dmafile.take("model", socket=at)
     bytes_of_second = memoryview(held.files[1].buffer)
     with pytest.raises(BufferError):
         held.close()
     del held
     gc.collect()
     # A memoryview keeps the connection open, so there is still one taker.
-    assert dmafile.holds(at=at)[0]["takers"] == 1
-    dmafile.release("model", at=at)
+    assert dmafile.holds(socket=at)[0]["takers"] == 1
+    dmafile.release("model", socket=at)
     eventually(lambda: not holder.serving)
     assert sha256(bytes_of_second) == wanted
 
@@ -133,14 +133,16 @@ def test_taken_memory_stays_after_release(model: Path, place: Path) -> None:
 def test_a_hold_or_ctrl_c_ends_a_wait(model: Path, place: Path) -> None:
     at = place / "socket"
     with pytest.raises(FileNotFoundError, match="ENOENT"):
-        dmafile.take("late", at=at)
+        dmafile.take("late", socket=at)
     taken: list[dmafile.Held] = []
-    taker = threading.Thread(target=lambda: taken.append(dmafile.take("late", at=at, wait=60)))
+    taker = threading.Thread(target=lambda: taken.append(dmafile.take("late", socket=at, wait=60)))
     taker.start()
-    with dmafile.hold(model, name="late", at=at):
+    with dmafile.hold(model, name="late", socket=at):
         taker.join()
     assert len(taken[0]) == 2
-    program = "import sys, dmafile; print(flush=True); dmafile.take('x', at=sys.argv[1], wait=None)"
+    program = (
+        "import sys, dmafile; print(flush=True); dmafile.take('x', socket=sys.argv[1], wait=None)"
+    )
     command = [sys.executable, "-c", program, str(place / "never")]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -154,7 +156,7 @@ def test_a_hold_or_ctrl_c_ends_a_wait(model: Path, place: Path) -> None:
 @pytest.mark.parametrize("call", ["take('x', wait=None, ", "release('x', ", "holds("])
 def test_ctrl_c_ends_the_wait_for_an_answer(place: Path, call: str) -> None:
     at = place / "silent"
-    program = f"import sys, dmafile; dmafile.{call}at=sys.argv[1])"
+    program = f"import sys, dmafile; dmafile.{call}socket=sys.argv[1])"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holder:
         holder.bind(str(at))
         holder.listen()
@@ -181,21 +183,24 @@ def test_invalid_requests_are_refused(model: Path, place: Path) -> None:
         {"pages": "large"},
     ):
         with pytest.raises(dmafile.UsageError):
-            dmafile.hold(model, **{"name": "x", "at": at, **wrong})  # type: ignore[arg-type]
+            dmafile.hold(model, **{"name": "x", "socket": at, **wrong})  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        dmafile.hold(model, at=at, colour="red")  # type: ignore[call-arg]
+        dmafile.hold(model, socket=at, colour="red")  # type: ignore[call-arg]
     with pytest.raises(dmafile.UsageError):
-        dmafile.shared([], at=place / "shared")
+        dmafile.shared([], folder=place / "shared")
     assert not at.exists()
-    with dmafile.hold(model, name="x", at=at, idle=1e300), pytest.raises(dmafile.Error) as refused:
-        dmafile.hold(model, name="x", at=at)
+    with (
+        dmafile.hold(model, name="x", socket=at, idle=1e300),
+        pytest.raises(dmafile.Error) as refused,
+    ):
+        dmafile.hold(model, name="x", socket=at)
     assert refused.value.errno == errno.EADDRINUSE
 
 
 LEAKS = """
 import gc, os, sys, dmafile
 for round in range(51):
-    held = dmafile.take(sys.argv[1], at=sys.argv[2])
+    held = dmafile.take(sys.argv[1], socket=sys.argv[2])
     view = memoryview(held.files[0].buffer)
     del held, view
     gc.collect()
@@ -210,7 +215,7 @@ def test_descriptors_and_mappings_are_released_after_the_last_use(
     model: Path, place: Path, python: Run
 ) -> None:
     at = place / "socket"
-    with dmafile.hold(model, name="model", at=at):
+    with dmafile.hold(model, name="model", socket=at):
         done = python(LEAKS, "model", at)
         assert done.returncode == 0, done.stderr
 
@@ -221,8 +226,8 @@ def test_a_forked_child_can_read_and_cannot_stop_the_holder(model: Path, place: 
     # In a separate process, because this one has threads.
     program = f"""
 import hashlib, os, sys, dmafile
-holder = dmafile.hold({str(model)!r}, name="model", at={str(at)!r})
-held = dmafile.shared({str(model)!r}, at={str(place / "shared")!r})
+holder = dmafile.hold({str(model)!r}, name="model", socket={str(at)!r})
+held = dmafile.shared({str(model)!r}, folder={str(place / "shared")!r})
 child = os.fork()
 if child == 0:
     digest = hashlib.sha256(memoryview(held.files[0].buffer)).hexdigest()
@@ -231,7 +236,7 @@ if child == 0:
     os._exit(0 if digest == {wanted!r} else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert holder.serving
-assert len(dmafile.take("model", at={str(at)!r})) == 2
+assert len(dmafile.take("model", socket={str(at)!r})) == 2
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -255,8 +260,8 @@ try:
         taken = dmafile.take("there")
         wanted = open(path, "rb").read()
         assert bytes(taken.files[0].buffer) == bytes(shared.files[0].buffer) == wanted
-        assert [one["at"] for one in dmafile.holds()] == [str(holder.at)]
-        folder = holder.at.parent
+        assert [one["socket"] for one in dmafile.holds()] == [str(holder.socket)]
+        folder = holder.socket.parent
         found = folder.lstat()
         assert (found.st_uid, stat.filemode(found.st_mode)) == (uid, "drwx------")
         print(folder)
@@ -332,8 +337,8 @@ def forked(load, *args, **options):
     return made
 
 try:
-    held = forked(dmafile.hold, path, name="a", at=f"{place}/a")
-    shared = forked(dmafile.shared, path, at=f"{place}/b")
+    held = forked(dmafile.hold, path, name="a", socket=f"{place}/a")
+    shared = forked(dmafile.shared, path, folder=f"{place}/b")
     forked(dmafile.load, path).seal()
 finally:
     for child in children:
@@ -346,7 +351,7 @@ finally:
 
 SHARE = """
 import hashlib, os, sys, dmafile
-held = dmafile.shared(sys.argv[1], at=sys.argv[2], wait=60)
+held = dmafile.shared(sys.argv[1], folder=sys.argv[2], wait=60)
 digests = [hashlib.sha256(memoryview(one.buffer)).hexdigest() for one in held]
 lines = open("/proc/self/io").read().splitlines()
 read = [line.split()[1] for line in lines if line.startswith("read_bytes")]
@@ -424,7 +429,7 @@ def test_numpy_sees_the_held_memory(model: Path, arrays: Arrays, named: str) -> 
             together = opened.get_tensors()
             assert together.keys() == arrays.keys()
             assert all(np.array_equal(together[name], array) for name, array in arrays.items())
-        assert dmafile.holds(at=holder.at)[0]["takers"] > 0
+        assert dmafile.holds(socket=holder.socket)[0]["takers"] > 0
     # The memory outlives the holder.
     assert np.array_equal(tensors["large"], arrays["large"])
     with pytest.raises(FileNotFoundError):
@@ -435,7 +440,7 @@ def test_a_name_may_include_the_path_of_the_socket(
     model: Path, arrays: Arrays, place: Path
 ) -> None:
     at = place / "a@b"
-    with dmafile.hold(model, name="x", at=at):
+    with dmafile.hold(model, name="x", socket=at):
         tensors = dmafile.numpy.load_file(f"held:x@{at}")
         assert np.array_equal(tensors["large"], arrays["large"])
         with dmafile.open_tensors(f"held:x@{at}") as opened:
@@ -461,7 +466,7 @@ def shared_kib(array: "np.ndarray[Any, Any]") -> int:
 
 def test_safetensors_reads_the_folder_of_links(model: Path, arrays: Arrays, place: Path) -> None:
     links = place / "links"
-    with dmafile.hold(model, name="model", at=place / "socket", folder=links):
+    with dmafile.hold(model, name="model", socket=place / "socket", folder=links):
         index = json.loads((links / "model.safetensors.index.json").read_text())["weight_map"]
         for name, file in index.items():
             with safetensors.safe_open(links / file, framework="np") as opened:
@@ -480,8 +485,8 @@ def test_the_index_decides_between_copies_of_a_held_tensor(folder: Path, place: 
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     want = {"a": old["a"], "b": new["b"]}
     at = place / "socket"
-    with dmafile.hold(model, name="replaced", at=at):
-        told = [one.get("superseded") for one in dmafile.holds(at=at)[0]["files"]]
+    with dmafile.hold(model, name="replaced", socket=at):
+        told = [one.get("superseded") for one in dmafile.holds(socket=at)[0]["files"]]
         assert told == [["b"], None]
         for path in (f"held:replaced@{at}", model):
             loaded = dmafile.numpy.load_file(path)
@@ -494,8 +499,8 @@ def test_the_index_decides_between_copies_of_a_held_tensor(folder: Path, place: 
 def test_takers_of_a_writable_hold_see_each_others_writes(place: Path, folder: Path) -> None:
     path = write(folder / "writable.bin", bytes(100_000))
     at = place / "socket"
-    with dmafile.hold(path, name="x", at=at, writable=True):
-        one, other = dmafile.take("x", at=at), dmafile.take("x", at=at)
+    with dmafile.hold(path, name="x", socket=at, writable=True):
+        one, other = dmafile.take("x", socket=at), dmafile.take("x", socket=at)
         assert one.files[0].info["sealed"] is False
         os.pwrite(one.files[0].buffer.fileno(), b"changed", 50_000)
         assert bytes(memoryview(other.files[0].buffer)[50_000:50_007]) == b"changed"
@@ -508,12 +513,12 @@ def test_takers_of_a_writable_hold_see_each_others_writes(place: Path, folder: P
 def test_a_hold_can_be_replaced(folder: Path, place: Path) -> None:
     path = write(folder / "replaced.bin", b"old" * 10_000)
     at = place / "socket"
-    first = dmafile.hold(path, name="x", at=at)
-    held = dmafile.take("x", at=at)
+    first = dmafile.hold(path, name="x", socket=at)
+    held = dmafile.take("x", socket=at)
     time.sleep(0.01)
     write(path, b"new" * 10_000)
-    assert dmafile.holds(at=at)[0]["changed"]
-    with dmafile.hold(path, name="x", at=at, replace=True):
+    assert dmafile.holds(socket=at)[0]["changed"]
+    with dmafile.hold(path, name="x", socket=at, replace=True):
         eventually(lambda: not first.serving)
-        assert bytes(memoryview(dmafile.take("x", at=at).files[0].buffer)[:3]) == b"new"
+        assert bytes(memoryview(dmafile.take("x", socket=at).files[0].buffer)[:3]) == b"new"
     assert bytes(memoryview(held.files[0].buffer)[:3]) == b"old"

@@ -17,7 +17,7 @@ from conftest import SIZE, SLOWLY, Run, bytes_read, file_sha256, open_files, sha
 
 def test_another_program_reads_the_same_bytes(file: Path) -> None:
     # The size of a memfd of huge pages would be a multiple of them.
-    with dmafile.load(file, pages="4k") as buffer:
+    with dmafile.load(file, pages="base") as buffer:
         assert buffer.offset == 0
         seen = file_sha256(f"/proc/{os.getpid()}/fd/{buffer.fileno()}")
     assert seen == file_sha256(file)
@@ -61,7 +61,7 @@ def test_all_options_are_accepted(file: Path) -> None:
     buffer = dmafile.load(
         bytes(file),
         to="anon",
-        pages="4k",
+        pages="base",
         method="threads",
         io="buffered",
         allocation="before",
@@ -71,7 +71,7 @@ def test_all_options_are_accepted(file: Path) -> None:
         block=1 << 16,
         queue_depth=3,
         verify=f"sha256={digest}",
-        memory_check=False,
+        check_memory=False,
         progress=lambda done, total: None,
     )
     assert buffer.report is not None

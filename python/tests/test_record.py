@@ -90,7 +90,7 @@ def test_options_are_accepted_and_files_are_rotated(to: Path) -> None:
         sync_every=3,
         sync_interval=None,
         rotate_bytes=600_000,
-        rotate_seconds=1e9,
+        rotate_after=1e9,
         **options,  # type: ignore[arg-type]
     ) as recorder:
         for number in range(9):
@@ -132,7 +132,7 @@ def test_errors_have_an_errno_and_name_the_file(to: Path) -> None:
         dmafile.Recorder(to)
     assert there.value.errno == errno.EEXIST
     other = to.with_name("other")
-    for bad in ({"in_flight": 0}, {"sync_every": 0}, {"sync_interval": 0}, {"rotate_seconds": -1}):
+    for bad in ({"in_flight": 0}, {"sync_every": 0}, {"sync_interval": 0}, {"rotate_after": -1}):
         with pytest.raises(dmafile.UsageError):
             dmafile.Recorder(other, **bad)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="neither"):

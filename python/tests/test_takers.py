@@ -36,13 +36,13 @@ def say(look):
 HOLDER = """
 import dmafile
 before = disk()
-holder = dmafile.hold(sys.argv[3:], name="both", at=sys.argv[1], folder=sys.argv[2])
+holder = dmafile.hold(sys.argv[3:], name="both", socket=sys.argv[1], folder=sys.argv[2])
 print(disk() - before, flush=True)
 sys.stdin.read()
 """
 DMAFILE = """
 import dmafile
-held = dmafile.take("both", at=sys.argv[1])
+held = dmafile.take("both", socket=sys.argv[1])
 say(lambda: [hashlib.sha256(memoryview(one.buffer)).hexdigest() for one in held])
 """
 SAFETENSORS = """
@@ -161,7 +161,9 @@ def test_four_kinds_of_programs_share_one_hold(files: list[Path], folder: Path) 
             answers = [json.loads(taker.line()) for taker in takers]
             assert [answer[0] for answer in answers] == [digests, *wanted]
             read += sum(answer[1] for answer in answers)
-            in_c = subprocess.Popen([command, "both", "--at", at, "--cat"], stdout=subprocess.PIPE)
+            in_c = subprocess.Popen(
+                [command, "both", "--socket", at, "--cat"], stdout=subprocess.PIPE
+            )
             assert in_c.stdout is not None
             # It waits in write(2) for the rest.
             first = in_c.stdout.read(size - MIB)

@@ -107,7 +107,7 @@ def test_only_chosen_tensors_are_loaded(model: Path, written: Arrays) -> None:
 
 
 def test_options_are_accepted_and_digests_are_compared(model: Path) -> None:
-    options: dict[str, Any] = {"pages": "4k", "method": "threads", "io": "buffered"}
+    options: dict[str, Any] = {"pages": "base", "method": "threads", "io": "buffered"}
     dmafile.numpy.load_file(model, verify="sha256", block=1 << 16, queue_depth=2, **options)
     with pytest.raises(dmafile.Error) as caught:
         dmafile.numpy.load_file(model, verify="crc32c=00000000")
@@ -278,7 +278,7 @@ except ImportError:
     assert done.stdout == "False True\nImportError\n", done.stderr
 
 
-@pytest.mark.parametrize("options", [{}, {"method": "threads", "io": "buffered", "pages": "4k"}])
+@pytest.mark.parametrize("options", [{}, {"method": "threads", "io": "buffered", "pages": "base"}])
 def test_small_and_large_slices_are_equal(
     model: Path, written: Arrays, options: dict[str, Any]
 ) -> None:

@@ -92,7 +92,7 @@ def test_writes_to_held_tensors_are_private(model: Path, monkeypatch: pytest.Mon
                 opened.get_tensor("int64").zero_()
                 assert torch.equal(opened.get_slice("int64")[5:9], torch.zeros((4, 5)))
             assert torch.equal(other["int64"], wanted["int64"])
-            assert dmafile.holds(at=holder.at)[0]["takers"] > 0
+            assert dmafile.holds(socket=holder.socket)[0]["takers"] > 0
         held = {key: tensor.sum() for key, tensor in held.items() if key == "float32"}
         gc.collect()
         assert held["float32"] == 300 * 5 + 6

@@ -124,10 +124,10 @@ public:
         return *tensor;
     }
 
-    Buffer load(const std::vector<const char *> &patterns, const dmafile_options &options) const
+    Buffer load(const std::vector<const char *> &tensors, const dmafile_options &options) const
     {
         dmafile_buffer *raw = nullptr;
-        check(dmafile_model_load(handle_.get(), &options, patterns.data(), patterns.size(), &raw));
+        check(dmafile_model_load(handle_.get(), &options, tensors.data(), tensors.size(), &raw));
         return Buffer(raw);
     }
 
@@ -158,12 +158,12 @@ static void look_at_file(const std::string &path)
                 static_cast<std::uintmax_t>(sum(bytes.begin(), bytes.end())));
 }
 
-static void look_at_tensors(const std::string &path, const std::vector<const char *> &patterns)
+static void look_at_tensors(const std::string &path, const std::vector<const char *> &tensors)
 {
     const dmafile::Model model(path);
     auto options = dmafile::defaults();
     options.to = "memfd";
-    auto buffer = model.load(patterns, options);
+    auto buffer = model.load(tensors, options);
     // From here on no process can change it, even with the descriptor.
     buffer.seal();
     const auto bytes = buffer.view();

@@ -4,8 +4,8 @@
  *
  *     cc -std=c99 take.c $(pkg-config --cflags --libs dmafile) -o take
  *
- *     ./take NAME [--at SOCKET] [--wait MILLISECONDS] [--cat]
- *     ./take --shared PATH [--at FOLDER] [--wait MILLISECONDS] [--cat]
+ *     ./take NAME [--socket SOCKET] [--wait MILLISECONDS] [--cat]
+ *     ./take --shared PATH [--folder FOLDER] [--wait MILLISECONDS] [--cat]
  *
  * To see both sides: dmafile hold FILE --name NAME & ./take NAME --wait 60000
  */
@@ -63,7 +63,7 @@ int main(int argc, char **argv)
 
     for (i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
-        const char **into = strcmp(argv[i], "--at") == 0       ? &at
+        const char **into = (strcmp(argv[i], "--socket") == 0 || strcmp(argv[i], "--folder") == 0) ? &at
                             : strcmp(argv[i], "--wait") == 0   ? &wait
                             : strcmp(argv[i], "--shared") == 0 ? &shared
                                                                : NULL;
@@ -81,8 +81,8 @@ int main(int argc, char **argv)
         }
     }
     if ((name == NULL) == (shared == NULL)) {
-        fprintf(stderr, "usage: take NAME [--at SOCKET] [--wait MILLISECONDS] [--cat]\n"
-                        "       take --shared PATH [--at FOLDER] [--wait MILLISECONDS] [--cat]\n");
+        fprintf(stderr, "usage: take NAME [--socket SOCKET] [--wait MILLISECONDS] [--cat]\n"
+                        "       take --shared PATH [--folder FOLDER] [--wait MILLISECONDS] [--cat]\n");
         return 2;
     }
     if (shared != NULL)

@@ -20,7 +20,7 @@
  * Functions return 0 or a non-negative number on success, and a negative errno on failure. Those that
  * return a pointer or an unsigned number return NULL or 0 on failure and set errno. In both cases
  * dmafile_strerror_r returns a message that says what failed, where, why, and what would help. The
- * message is kept until the next failure. Only dmafile_token_cancel and dmafile_token_is_set, which
+ * message is kept until the next failure. Only dmafile_token_cancel and dmafile_token_is_cancelled, which
  * signal handlers may call, and dmafile_strerror_r itself never change it.
  *
  * Every pointer argument must be valid during the call: a handle that this library returned and that
@@ -43,7 +43,7 @@
  * For dmafile_options.flags: try even if the load exceeds available memory or a cgroup's limit, at the
  * risk of an out-of-memory kill. Without it such a load is refused early (-ENOMEM).
  */
-#define DMAFILE_NO_MEMORY_CHECK 1
+#define DMAFILE_NO_CHECK_MEMORY 1
 
 /**
  * For dmafile_recorder_options.flags: if `in_flight` buffers are already being written, an append drops
@@ -233,7 +233,7 @@ struct dmafile_options {
      */
     uint32_t queue_depth;
     /**
-     * DMAFILE_NO_MEMORY_CHECK, or 0.
+     * DMAFILE_NO_CHECK_MEMORY, or 0.
      */
     uint32_t flags;
     /**
@@ -325,7 +325,7 @@ struct dmafile_recorder_options {
     /**
      * Start a new file when one is this many milliseconds old; default: never.
      */
-    uint64_t rotate_ms;
+    uint64_t rotate_after_ms;
 };
 
 /**
@@ -992,7 +992,7 @@ const struct dmafile_tensor *dmafile_model_find(const struct dmafile_model *mode
  * either zero or what the file has there.
  *
  * A pattern is a name, a glob with `*`, `?`, `[...]` or `{...,...}`, or `re:` and a regular expression
- * for the whole name. `patterns` may be NULL if `count` is 0.
+ * for the whole name. `tensors` may be NULL if `count` is 0.
  *
  * `options` are as in dmafile_load; `verify` computes one digest per file, and requires whole files.
  *
@@ -1005,7 +1005,7 @@ const struct dmafile_tensor *dmafile_model_find(const struct dmafile_model *mode
  */
 int dmafile_model_load(const struct dmafile_model *model,
                        const struct dmafile_options *options,
-                       const char *const *patterns,
+                       const char *const *tensors,
                        size_t count,
                        struct dmafile_buffer **buffer);
 
@@ -1409,7 +1409,7 @@ int dmafile_token_cancel(const struct dmafile_token *token);
  *
  * Thread-safe and async-signal-safe.
  */
-int dmafile_token_is_set(const struct dmafile_token *token);
+int dmafile_token_is_cancelled(const struct dmafile_token *token);
 
 /**
  * Frees a token; NULL is a no-op. No load may be using it.

@@ -61,7 +61,7 @@ impl Names for Header {
 
     fn set(&self, option: Opt, value: &str) -> String {
         match option {
-            Opt::CheckMemory => "DMAFILE_NO_MEMORY_CHECK".to_string(),
+            Opt::CheckMemory => "DMAFILE_NO_CHECK_MEMORY".to_string(),
             _ => format!("{}=\"{value}\"", self.option(option)),
         }
     }
@@ -274,9 +274,9 @@ mod tests {
         assert_eq!(sentence(), "queue_depth: 0 is out of range: 1 to 4096");
         let pattern = "re:(".parse::<dmafile::Pattern>();
         assert_eq!(status(|| Ok(pattern.map(drop)?)), -libc::EINVAL);
-        assert!(sentence().starts_with("patterns: "), "{}", sentence());
+        assert!(sentence().starts_with("tensors: "), "{}", sentence());
         let set = |option, value| Header.set(option, value);
-        assert_eq!(set(Opt::CheckMemory, "false"), "DMAFILE_NO_MEMORY_CHECK");
+        assert_eq!(set(Opt::CheckMemory, "false"), "DMAFILE_NO_CHECK_MEMORY");
         assert_eq!(set(Opt::To, "memfd"), "to=\"memfd\"");
     }
 

@@ -35,7 +35,7 @@ impl Held {
         });
         let json = json!({
             "name": held.name(),
-            "at": held.at().to_string_lossy(),
+            "socket": held.socket().to_string_lossy(),
             "holder": {"pid": pid, "uid": uid},
             "files": about.collect::<Vec<_>>(),
         });
@@ -150,8 +150,8 @@ pub unsafe extern "C" fn dmafile_take(
         let name = unsafe { border::required(name, "name")? };
         let mut take = dmafile_hold::Held::take(name).wait(Duration::from_millis(wait_ms));
         // SAFETY: the header requires null or a string.
-        if let Some(at) = unsafe { optional_path(socket)? } {
-            take = take.at(at);
+        if let Some(socket) = unsafe { optional_path(socket)? } {
+            take = take.socket(socket);
         }
         // SAFETY: the header requires null or a token that lives until we return.
         if let Some(token) = unsafe { cancel.as_ref() } {
@@ -194,8 +194,8 @@ pub unsafe extern "C" fn dmafile_shared(
         let all = unsafe { self::paths(paths, count)? };
         let mut builder = Shared::of(all).wait(Duration::from_millis(wait_ms));
         // SAFETY: the header requires null or a string.
-        if let Some(at) = unsafe { optional_path(folder)? } {
-            builder = builder.at(at);
+        if let Some(folder) = unsafe { optional_path(folder)? } {
+            builder = builder.folder(folder);
         }
         // SAFETY: the header requires options, strings, a token and a callback that stay valid until we return.
         let builder = unsafe { with_options!(builder, options::copy(options)?) };
@@ -291,8 +291,8 @@ pub unsafe extern "C" fn dmafile_hold(
             builder = builder.name(name);
         }
         // SAFETY: the header requires null or a string.
-        if let Some(at) = unsafe { optional_path(socket)? } {
-            builder = builder.at(at);
+        if let Some(socket) = unsafe { optional_path(socket)? } {
+            builder = builder.socket(socket);
         }
         // SAFETY: the header requires options, strings, a token and a callback that stay valid until we return.
         let builder = unsafe { with_options!(builder, options::copy(options)?) };

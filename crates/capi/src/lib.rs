@@ -28,7 +28,7 @@ pub use buffer::*;
 pub use hold::*;
 pub use load::{dmafile_load, dmafile_load_into};
 pub use model::*;
-pub use options::{DMAFILE_NO_MEMORY_CHECK, Options};
+pub use options::{DMAFILE_NO_CHECK_MEMORY, Options};
 pub use recorder::*;
 pub use recording::*;
 pub use save::{

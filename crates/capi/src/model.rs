@@ -200,7 +200,7 @@ pub unsafe extern "C" fn dmafile_model_find(
 /// either zero or what the file has there.
 ///
 /// A pattern is a name, a glob with `*`, `?`, `[...]` or `{...,...}`, or `re:` and a regular expression
-/// for the whole name. `patterns` may be NULL if `count` is 0.
+/// for the whole name. `tensors` may be NULL if `count` is 0.
 ///
 /// `options` are as in dmafile_load; `verify` computes one digest per file, and requires whole files.
 ///
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn dmafile_model_find(
 pub unsafe extern "C" fn dmafile_model_load(
     model: *const Model,
     options: *const Options,
-    patterns: *const *const c_char,
+    tensors: *const *const c_char,
     count: usize,
     buffer: *mut *mut Buffer,
 ) -> c_int {
@@ -225,16 +225,16 @@ pub unsafe extern "C" fn dmafile_model_load(
         let model = &unsafe { shared(model, "model")? }.inner;
         // SAFETY: the header requires null or options.
         let options = unsafe { options::copy(options)? };
-        border::check(patterns.cast(), count, "patterns")?;
+        border::check(tensors.cast(), count, "tensors")?;
         let pattern = |index| {
             // SAFETY: not null; the header requires `count` pointers, each null or a string.
-            let text = unsafe { border::required(*patterns.add(index), "a pattern")? };
+            let text = unsafe { border::required(*tensors.add(index), "a pattern")? };
             Ok(text.parse()?)
         };
-        let patterns: Vec<Pattern> = (0..count).map(pattern).collect::<Result<_>>()?;
-        let load = match &patterns[..] {
+        let tensors: Vec<Pattern> = (0..count).map(pattern).collect::<Result<_>>()?;
+        let load = match &tensors[..] {
             [] => model.load(),
-            chosen => model.load_only(chosen)?,
+            chosen => model.load_tensors(chosen)?,
         };
         // SAFETY: the header requires strings, a token and a callback that stay valid until we return.
         let loaded = unsafe { options.apply(load)? }.run()?;

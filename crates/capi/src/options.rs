@@ -11,7 +11,7 @@ use std::sync::Mutex;
 
 /// For dmafile_options.flags: try even if the load exceeds available memory or a cgroup's limit, at the
 /// risk of an out-of-memory kill. Without it such a load is refused early (-ENOMEM).
-pub const DMAFILE_NO_MEMORY_CHECK: u32 = 1;
+pub const DMAFILE_NO_CHECK_MEMORY: u32 = 1;
 
 /// Options of a load. A member that is zero (0, NULL) selects its default, so an all-zero struct selects
 /// all defaults.
@@ -62,7 +62,7 @@ pub struct Options {
     pub block: u64,
     /// Queue depth: operations in flight, 1 to 4096; default: chosen by the plan.
     pub queue_depth: u32,
-    /// DMAFILE_NO_MEMORY_CHECK, or 0.
+    /// DMAFILE_NO_CHECK_MEMORY, or 0.
     pub flags: u32,
     /// Called at most 30 times a second, and once at the end, with the number of bytes in place and the
     /// total (holes do not count); NULL for none. Calls come from the calling thread or from others,
@@ -242,7 +242,7 @@ impl Options {
     /// # Safety
     /// The strings are null or NUL-terminated.
     pub(crate) unsafe fn tuning(&self) -> Result<Tuning> {
-        check_flags(self.flags, DMAFILE_NO_MEMORY_CHECK)?;
+        check_flags(self.flags, DMAFILE_NO_CHECK_MEMORY)?;
         // SAFETY: as this function requires.
         unsafe {
             Ok(Tuning {
@@ -252,7 +252,7 @@ impl Options {
                 chunk: some(self.chunk),
                 block: some(self.block),
                 queue_depth: some(self.queue_depth),
-                check_memory: self.flags & DMAFILE_NO_MEMORY_CHECK == 0,
+                check_memory: self.flags & DMAFILE_NO_CHECK_MEMORY == 0,
             })
         }
     }

@@ -4,7 +4,7 @@ use crate::border::{self, Failure, Result};
 use crate::load::path;
 use crate::options::{self, Versioned, check_flags, some, word};
 use dmafile::Origin;
-use dmafile_record::{Capture, Note, RecordBuffer, Ticket, WhenFull};
+use dmafile_record::{self as record, Note, Ticket, WhenFull};
 use libc::{c_char, c_int, c_void};
 use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
@@ -40,13 +40,13 @@ pub struct RecorderOptions {
     /// Start a new file before one exceeds this many bytes; default: never.
     pub rotate_bytes: u64,
     /// Start a new file when one is this many milliseconds old; default: never.
-    pub rotate_ms: u64,
+    pub rotate_after_ms: u64,
 }
 
 // SAFETY: as the trait requires.
 unsafe impl Versioned for RecorderOptions {
     const NAME: &'static str = "dmafile_recorder_options";
-    const SMALLEST: usize = offset_of!(Self, rotate_ms) + size_of::<u64>();
+    const SMALLEST: usize = offset_of!(Self, rotate_after_ms) + size_of::<u64>();
 }
 
 /// Counts of a recording.
@@ -68,7 +68,7 @@ pub struct Recorded {
 pub struct Recorder(dmafile_record::Recorder);
 
 /// Memory to record from. Opaque.
-pub struct RecorderBuffer(RecordBuffer);
+pub struct RecorderBuffer(record::RecorderBuffer);
 
 /// Starts a recording in a new file at `path`, as `options` say; NULL means all defaults. With rotation,
 /// the second file is `path`.1, and so on. docs/recording.md describes the files.
@@ -92,10 +92,10 @@ pub unsafe extern "C" fn dmafile_recorder_new(
         let made = unsafe { border::exclusive(recorder, "recorder")? };
         *made = std::ptr::null_mut();
         // SAFETY: the header requires null or a string.
-        let capture = Capture::new(unsafe { self::path(path)? });
+        let to = record::RecorderOptions::new(unsafe { self::path(path)? });
         // SAFETY: the header requires null or options, with strings.
-        let capture = unsafe { apply(options, capture)? };
-        *made = Box::into_raw(Box::new(Recorder(capture.start()?)));
+        let to = unsafe { apply(options, to)? };
+        *made = Box::into_raw(Box::new(Recorder(to.start()?)));
         Ok(())
     })
 }
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn dmafile_recorder_attach(
         // SAFETY: not -1; one that is not open gives EBADF.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
         let fd = fd.map_err(|_| Failure::new(libc::EBADF, "fd", "it is not open"))?;
-        let opened = RecordBuffer::open(&Origin::fd(fd, 0))?;
+        let opened = record::RecorderBuffer::open(&Origin::fd(fd, 0))?;
         *made = Box::into_raw(Box::new(RecorderBuffer(opened)));
         Ok(())
     })
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn dmafile_recorder_append_memory(
         // SAFETY: the header requires null or a recorder that is alive.
         let recorder = unsafe { border::shared(recorder, "recorder")? };
         border::check(memory.cast(), length, "memory")?;
-        let memory = RecordBuffer::lent(Arc::new(Memory(memory.cast(), length)));
+        let memory = record::RecorderBuffer::lent(Arc::new(Memory(memory.cast(), length)));
         append(recorder, &memory, (0, length as u64), timestamp, tag)
     })
 }
@@ -312,7 +312,7 @@ impl AsRef<[u8]> for Memory {
 
 fn append(
     recorder: &Recorder,
-    buffer: &RecordBuffer,
+    buffer: &record::RecorderBuffer,
     (at, length): (u64, u64),
     timestamp: i64,
     tag: u64,
@@ -357,35 +357,38 @@ fn of(recorded: &dmafile_record::Recorded) -> Recorded {
 ///
 /// # Safety
 /// `theirs` is null, or valid for reads of as many bytes as its `size` says, with valid strings.
-unsafe fn apply(theirs: *const RecorderOptions, mut capture: Capture) -> Result<Capture> {
+unsafe fn apply(
+    theirs: *const RecorderOptions,
+    mut to: record::RecorderOptions,
+) -> Result<record::RecorderOptions> {
     // SAFETY: as this function requires.
     let ours = unsafe { options::copy(theirs)? };
     // SAFETY: as this function requires.
     if let Some(method) = unsafe { word(ours.method, "options.method")? } {
-        capture = capture.method(method);
+        to = to.method(method);
     }
     // SAFETY: as this function requires.
     if let Some(io) = unsafe { word(ours.io, "options.io")? } {
-        capture = capture.io(io);
+        to = to.io(io);
     }
     let known = DMAFILE_RECORD_DROP | DMAFILE_RECORD_NO_CHECKSUM | DMAFILE_RECORD_NO_INTERVAL;
     check_flags(ours.flags, known)?;
     if ours.flags & DMAFILE_RECORD_DROP != 0 {
-        capture = capture.when_full(WhenFull::Drop);
+        to = to.when_full(WhenFull::Drop);
     }
     if let Some(buffers) = some(ours.in_flight) {
-        capture = capture.in_flight(buffers);
+        to = to.in_flight(buffers);
     }
     let ms = |ms: u64| some(ms).map(Duration::from_millis);
     if let Some(interval) = ms(ours.sync_interval_ms) {
-        capture = capture.sync_interval(Some(interval));
+        to = to.sync_interval(Some(interval));
     }
     if ours.flags & DMAFILE_RECORD_NO_INTERVAL != 0 {
-        capture = capture.sync_interval(None);
+        to = to.sync_interval(None);
     }
-    Ok(capture
+    Ok(to
         .checksum(ours.flags & DMAFILE_RECORD_NO_CHECKSUM == 0)
         .sync_every(some(ours.sync_every))
         .rotate_bytes(some(ours.rotate_bytes))
-        .rotate_after(ms(ours.rotate_ms)))
+        .rotate_after(ms(ours.rotate_after_ms)))
 }

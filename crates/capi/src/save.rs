@@ -131,7 +131,7 @@ impl SaveOptions {
         }
         save = save.sync(self.flags & DMAFILE_SAVE_NO_SYNC == 0);
         if self.flags & DMAFILE_SAVE_IN_PLACE != 0 {
-            save = save.in_place(self.offset);
+            save = save.offset(self.offset);
         }
         if let Some(call) = self.progress {
             save = save.progress(teller(call, self.user));

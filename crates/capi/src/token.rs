@@ -39,10 +39,10 @@ pub unsafe extern "C" fn dmafile_token_cancel(token: *const Token) -> c_int {
 ///
 /// Thread-safe and async-signal-safe.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dmafile_token_is_set(token: *const Token) -> c_int {
+pub unsafe extern "C" fn dmafile_token_is_cancelled(token: *const Token) -> c_int {
     // SAFETY: the header requires null or a token that is alive.
     match unsafe { token.as_ref() } {
-        Some(token) => c_int::from(token.0.is_set()),
+        Some(token) => c_int::from(token.0.is_cancelled()),
         None => -libc::EINVAL,
     }
 }

@@ -192,7 +192,7 @@ static void nulls(void)
     CHECK(dmafile_buffer_write_at(buffer, 0, NULL, 1) == -EINVAL);
     CHECK(dmafile_buffer_write_at(buffer, 0, NULL, 0) == 0);
     CHECK(dmafile_load_into(file, NULL, NULL, 0) == -EINVAL);
-    CHECK(dmafile_token_cancel(NULL) == -EINVAL && dmafile_token_is_set(NULL) == -EINVAL);
+    CHECK(dmafile_token_cancel(NULL) == -EINVAL && dmafile_token_is_cancelled(NULL) == -EINVAL);
     CHECK(dmafile_model_open(NULL, &model) == -EINVAL && model == NULL);
     CHECK(dmafile_model_open(file, NULL) == -EINVAL);
     errno = 0;
@@ -370,11 +370,11 @@ static void progress_and_cancel(void)
     how.progress = tell;
     how.user = &told;
     how.cancel = token;
-    CHECK(token != NULL && dmafile_token_is_set(token) == 0);
+    CHECK(token != NULL && dmafile_token_is_cancelled(token) == 0);
     CHECK(dmafile_load(file, &how, &buffer) == 0);
     CHECK(told.calls >= 1 && told.done == told.total && told.total == size);
     dmafile_buffer_free(buffer);
-    CHECK(dmafile_token_cancel(token) == 0 && dmafile_token_is_set(token) == 1);
+    CHECK(dmafile_token_cancel(token) == 0 && dmafile_token_is_cancelled(token) == 1);
     CHECK(dmafile_load(file, &how, &buffer) == -ECANCELED && buffer == NULL && says("cancelled"));
     dmafile_token_free(token);
 }
@@ -610,7 +610,7 @@ static int model(const char *path)
     const struct dmafile_tensor *first;
     struct dmafile_model *model;
     struct dmafile_buffer *buffer;
-    const char *patterns[1], *json;
+    const char *tensors[1], *json;
     size_t count, i;
 
     CHECK(dmafile_model_open("/no/such/model", &model) == -ENOENT && model == NULL);

@@ -475,10 +475,12 @@ fn a_c_program_takes_memory_that_another_process_holds() {
     std::fs::create_dir(&folder).unwrap();
     let at = folder.join("socket");
     let digest = sha256sum(&noise());
-    let holder = dmafile_hold::Hold::of([&kit.file]).name("noise").at(&at);
+    let holder = dmafile_hold::Hold::of([&kit.file])
+        .name("noise")
+        .socket(&at);
     let holder = holder.start().unwrap();
     let take = |mut take: Command, more: &[&str]| {
-        take.arg("noise").arg("--at").arg(&at).args(more);
+        take.arg("noise").arg("--socket").arg(&at).args(more);
         done(take).stdout
     };
     assert_eq!(sha256sum(&take(kit.program("take"), &["--cat"])), digest);
@@ -489,7 +491,7 @@ fn a_c_program_takes_memory_that_another_process_holds() {
     }
     drop(holder);
     let mut late = kit.program("take");
-    let late = late.arg("noise").arg("--at").arg(&at).output().unwrap();
+    let late = late.arg("noise").arg("--socket").arg(&at).output().unwrap();
     assert_eq!(late.status.code(), Some(1));
     assert!(
         text(&late.stderr).starts_with("take: cannot take: "),
@@ -507,13 +509,13 @@ fn c_programs_hold_and_share_memory() {
     let digest = sha256sum(&noise());
     let share = |mut take: Command| {
         take.arg("--shared").arg(&kit.file).arg("--cat");
-        take.arg("--at")
+        take.arg("--socket")
             .arg(folder.join("a"))
             .args(["--wait", "60000"]);
         sha256sum(&done(take).stdout)
     };
     assert_eq!(share(kit.program("take")), digest);
-    let own = dmafile_hold::Shared::of([&kit.file]).at(folder.join("a"));
+    let own = dmafile_hold::Shared::of([&kit.file]).folder(folder.join("a"));
     let own = own.run().unwrap();
     assert_eq!(share(kit.program("take")), digest);
     let exercise = |mut hold: Command, name: &str| {

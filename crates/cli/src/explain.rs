@@ -3,7 +3,7 @@
 use crate::args::ExplainArgs;
 use crate::output::{write_json, write_stdout};
 use crate::{Failure, text};
-use dmafile::{Device, Kind, Ring};
+use dmafile::{Device, Ring};
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
     if let Some(snapshot) = args.options.snapshot(&args.tuning, false)? {
@@ -13,10 +13,10 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
             false => write_stdout(text::snapshot_load_plan(&plan).as_bytes()),
         };
     }
-    let plan = match args.options.to.parse::<Device>() {
+    let plan = match args.options.to().parse::<Device>() {
         // Only Python and C load into the memory of a GPU.
         Ok(device) => {
-            let load = args.options.load_as(Kind::Anon, &args.tuning)?;
+            let load = args.options.load_elsewhere(&args.tuning)?;
             load.plan_through(Ring::default(), device)?
         }
         Err(_) => args.options.load(&args.tuning)?.plan()?,

@@ -34,14 +34,14 @@ pub(crate) fn run(args: &HoldArgs, launcher: &Launcher) -> Result<u8, Failure> {
     }
     let holder = hold.start()?;
     wake(&holder.stopper()?)?;
-    if token.is_set() {
+    if token.is_cancelled() {
         // The signal arrived before `wake`.
         return Ok(0);
     }
     let files = holder.files();
     write_json(&json!({
         "name": holder.name(),
-        "at": holder.at().to_string_lossy(),
+        "socket": holder.socket().to_string_lossy(),
         "pid": std::process::id(),
         "bytes": files.iter().map(|file| file.bytes).sum::<u64>(),
         "sealed": files.iter().all(|file| file.sealed),
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &HoldArgs, launcher: &Launcher) -> Result<u8, Failure> {
 }
 
 pub(crate) fn list(args: &HoldsArgs) -> Result<u8, Failure> {
-    let all = dmafile_hold::holds(args.at.as_deref(), &CancelToken::new())?;
+    let all = dmafile_hold::holds(args.socket.as_deref(), &CancelToken::new())?;
     if args.json {
         return write_json(&all);
     }
@@ -62,7 +62,7 @@ pub(crate) fn list(args: &HoldsArgs) -> Result<u8, Failure> {
 }
 
 pub(crate) fn release(args: &ReleaseArgs) -> Result<u8, Failure> {
-    dmafile_hold::release(&args.name, args.at.as_deref(), &CancelToken::new())?;
+    dmafile_hold::release(&args.name, args.socket.as_deref(), &CancelToken::new())?;
     Ok(0)
 }
 
@@ -87,7 +87,7 @@ fn text(all: &[Holding]) -> String {
             held.uid,
             HumanDuration(since.elapsed().unwrap_or_default()),
             takers(held),
-            one_line(&held.at.to_string_lossy()),
+            one_line(&held.socket.to_string_lossy()),
         );
     }
     let mut text = columns(&table, Alignment::Left);

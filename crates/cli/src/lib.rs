@@ -8,6 +8,7 @@ mod command;
 mod doctor;
 mod explain;
 mod folder;
+mod given;
 mod hold;
 mod limits;
 mod load;
@@ -123,19 +124,15 @@ struct Options;
 
 impl Names for Options {
     fn option(&self, option: Opt) -> String {
-        let name = match option {
-            Opt::Patterns => "tensor",
-            Opt::CheckMemory => "no-memory-check",
-            Opt::InPlace => "offset",
-            Opt::From => return "SRC".to_string(),
-            _ => option.name(),
-        };
-        format!("--{}", name.replace('_', "-"))
+        match option {
+            Opt::From => "SRC".to_string(),
+            _ => format!("--{}", given::long(option)),
+        }
     }
 
     fn set(&self, option: Opt, value: &str) -> String {
-        match option {
-            Opt::CheckMemory => self.option(option),
+        match value {
+            "false" => self.option(option),
             _ => format!("{} {value}", self.option(option)),
         }
     }
@@ -255,6 +252,8 @@ fn renamed(error: &clap::Error, args: &[OsString]) -> Option<&'static str> {
             Some("write fd:0=NAME for standard input in a snapshot")
         }
         (_, "--gather") => Some("it is --chunk"),
+        (_, "--no-memory-check") => Some("it is --no-check-memory"),
+        (_, "--at") => Some("it is --socket"),
         _ => None,
     }
 }

@@ -5,7 +5,7 @@ use crate::command::{self, Named, Shape, Variable, become_command, wants_path};
 use crate::output::{Output, Text, progress_bar, write_file, write_wanted_json};
 use crate::signals::interruptible;
 use crate::{Failure, Launcher, shards, snapshot, text};
-use dmafile::{CancelToken, Load, Loaded, Reason, Report};
+use dmafile::{CancelToken, Load, Loaded, Opt, Reason, Report};
 use std::sync::{Arc, Mutex};
 
 /// The progress bar of a load.
@@ -14,7 +14,7 @@ pub(crate) const PROGRESS: &str =
 
 pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let deliver = !args.command.is_empty();
-    if deliver && args.options.to == "anon" {
+    if deliver && args.options.to() == "anon" {
         return Err(Failure::usage(
             "private memory (--to anon) cannot be inherited by COMMAND; use --to memfd",
         ));
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     };
 
     let by_path = wants_path(&args.command);
-    if by_path && !args.options.tensor.is_empty() {
+    if by_path && args.options.given.has(Opt::Tensors) {
         return Err(Failure::usage(
             "{} needs whole files; with --tensor, use DMAFILE_FD",
         ));
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
         return Err(Failure::usage(&format!(
             "--to {} has no path for {{}}, because a dma-buf has no path; use --to memfd, or the \
              descriptor in DMAFILE_FD",
-            args.options.to
+            args.options.to()
         )));
     }
 
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
         return shards::load(args, out, &token, launcher);
     }
     let load = args.options.load(&args.tuning)?;
-    if by_path && (args.options.offset.is_some() || args.options.to.starts_with("fd:")) {
+    if by_path && (args.options.given.has(Opt::Offset) || args.options.to().starts_with("fd:")) {
         // Checked before a load that would be useless.
         let name = command::name_of(&args.options.file);
         command::starts_at(&name, args.options.load(&args.tuning)?.plan()?.place.start)?;
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let Loaded { buffer, report, .. } = one(args, load.exact_size(by_path), out, &token)?;
     write_files(args, &report)?;
     match (deliver, by_path) {
-        (true, _) if token.is_set() => Err(interrupted()),
+        (true, _) if token.is_cancelled() => Err(interrupted()),
         (true, false) => Err(exec(args, buffer)?),
         (true, true) => {
             let name = command::name_of(&args.options.file);

@@ -6,7 +6,7 @@ use crate::load::{interrupted, one};
 use crate::output::{Output, write_wanted_json};
 use crate::{Failure, Launcher, text};
 use dmafile::internal::{is_hidden, one_line};
-use dmafile::{CancelToken, Model, Report, Shard};
+use dmafile::{CancelToken, Model, Opt, Report, Shard};
 use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,15 +38,15 @@ pub(crate) fn load(
     // Checked before a load that would be useless.
     command::names(shards.iter().filter_map(|shard| shard.file.file_name()))?;
     // Checks that there is room for all of them, before the first one is loaded.
-    options.tune(model.load(), &args.tuning)?.plan()?;
+    options.tune(model.load(), &args.tuning).plan()?;
     // Its descriptors are not needed any more.
     drop(model);
     let (mut named, mut files) = (Vec::new(), Vec::new());
     for shard in shards {
         out.detail(|| text::file_head(&shard.file))?;
-        let mut load = options.tune(dmafile::Load::new(&shard.file), &args.tuning)?;
-        if let Some(verify) = &options.verify {
-            load = load.verify(verify.clone());
+        let mut load = options.tune(dmafile::Load::new(&shard.file), &args.tuning);
+        if let Some(verify) = options.given.text(Opt::Verify) {
+            load = load.set(Opt::Verify, verify);
         }
         let loaded = one(args, load.exact_size(true), out, token)?;
         files.push(FileReport {
@@ -59,7 +59,7 @@ pub(crate) fn load(
         });
     }
     write_wanted_json(&args.json, &Reports { files })?;
-    match token.is_set() {
+    match token.is_cancelled() {
         true => Err(interrupted()),
         false => {
             let command = &args.command;
@@ -70,8 +70,8 @@ pub(crate) fn load(
 
 /// Refuses options that apply to a single file.
 fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
-    let verify = args.options.verify.as_ref();
-    let expected = verify.is_some_and(|verify| verify.expected.is_some());
+    let verify = args.options.given.text(Opt::Verify);
+    let expected = verify.is_some_and(|verify| verify.contains('='));
     let refused = [
         (args.trace.is_some(), "--trace works for one file only"),
         (
@@ -79,7 +79,7 @@ fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
             "--verify ALGO=HEX works for one file only, but there are several",
         ),
         (
-            files > 1 && args.options.to.starts_with("fd:"),
+            files > 1 && args.options.to().starts_with("fd:"),
             "--to fd:N takes one file only, but there are several",
         ),
     ];

@@ -14,7 +14,7 @@ const WIDEST: usize = 100;
 
 pub(crate) fn run(args: &ShowArgs) -> Result<u8, Failure> {
     let model = Model::open(&args.file)?;
-    let tensors: Vec<&Tensor> = match &args.tensor[..] {
+    let tensors: Vec<&Tensor> = match &args.given.tensors()?[..] {
         [] => model.tensors().iter().collect(),
         chosen => model.matching(chosen)?,
     };

@@ -102,7 +102,7 @@ pub(crate) fn load(
     write_wanted_json(&args.json, &loaded.report)?;
     match args.command.is_empty() {
         true => Ok(0),
-        false if token.is_set() => Err(interrupted()),
+        false if token.is_cancelled() => Err(interrupted()),
         false => Err(deliver(args, loaded.sources, launcher)?),
     }
 }

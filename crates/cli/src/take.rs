@@ -32,8 +32,8 @@ pub(crate) fn run(args: &TakeArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let token = CancelToken::new();
     interruptible(&token)?;
     let mut take = Held::take(&args.name).cancel(token.clone());
-    if let Some(at) = &args.at {
-        take = take.at(at);
+    if let Some(socket) = &args.socket {
+        take = take.socket(socket);
     }
     if let Some(wait) = args.wait {
         take = take.wait(wait);
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &TakeArgs, launcher: &Launcher) -> Result<u8, Failure> {
     };
     notes.print(&remarks(&held))?;
     write_wanted_json(&args.json, &object(&held))?;
-    if deliver && token.is_set() {
+    if deliver && token.is_cancelled() {
         return Err(interrupted());
     }
     if deliver {
@@ -87,7 +87,7 @@ fn object(held: &Held) -> Value {
     };
     json!({
         "name": held.name(),
-        "at": held.at().to_string_lossy(),
+        "socket": held.socket().to_string_lossy(),
         "holder": {"pid": pid, "uid": uid},
         "files": files.map(file).collect::<Vec<_>>(),
     })

@@ -76,12 +76,12 @@ fn files_are_held_and_taken() {
         let digest = sha256(&dir.path("file"), 0, LEN);
         fs::create_dir(dir.path("run")).unwrap();
         fs::set_permissions(dir.path("run"), Permissions::from_mode(0o700)).unwrap();
-        let mut holder = start(&mut dmafile(dir, "hold file --name m --at run/socket"));
+        let mut holder = start(&mut dmafile(dir, "hold file --name m --socket run/socket"));
         holder.until_written("\n");
-        let mut command = dmafile(dir, "take m --at run/socket --");
+        let mut command = dmafile(dir, "take m --socket run/socket --");
         command.args(["sh", "-c", "sha256sum <&$DMAFILE_FD"]);
         assert!(end(&mut command).ok().stdout.starts_with(&digest));
-        end(&mut dmafile(dir, "release m --at run/socket")).ok();
+        end(&mut dmafile(dir, "release m --socket run/socket")).ok();
         holder.end().ok();
     });
 }
@@ -93,7 +93,7 @@ fn what_needs_proc_says_so() {
         let path = line("load file --quiet -- cat {}");
         fs::create_dir(dir.path("run")).unwrap();
         fs::set_permissions(dir.path("run"), Permissions::from_mode(0o700)).unwrap();
-        let folder = line("hold file --name m --at run/socket --folder links");
+        let folder = line("hold file --name m --socket run/socket --folder links");
         for line in [path, folder, line("pins")] {
             assert!(line.contains("/proc"), "{line}");
         }

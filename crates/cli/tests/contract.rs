@@ -240,7 +240,7 @@ fn usage_errors_are_one_line_and_exit_2() {
         ),
         (
             "file --length 0",
-            "--length: 0 is out of range: 1 to 9223372036854775807",
+            "--length: 0 is out of range: 1 to 18446744073709551615",
         ),
         (
             "file --to floppy",
@@ -283,6 +283,12 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
         ("load file --method cufile", "'cufile' is refused: "),
         ("save file to --method cufile", "'cufile' is refused: "),
         ("load file --gather 1M", "tip: it is --chunk"),
+        ("take model --at run/socket", "tip: it is --socket"),
+        (
+            "load file --no-memory-check",
+            "tip: it is --no-check-memory",
+        ),
+        ("load file --pages 4k", "auto, base, thp, huge"),
         ("load file --pages 1g", "auto, base, thp, huge"),
         ("load file --io twice", "auto, direct, buffered"),
         ("load file --verify md5", "crc32c, xxh3, blake3, sha256"),

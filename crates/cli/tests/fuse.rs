@@ -305,7 +305,7 @@ fn growth_during_a_load_leaves_zeros_past_the_end_of_a_memfd() {
         let Some(_mounted) = mount(&dir, SIZE, GROWING) else {
             return;
         };
-        let args = format!("load m/file --quiet --pages 4k --method {method} -- sh -c");
+        let args = format!("load m/file --quiet --pages base --method {method} -- sh -c");
         let mut command = dir.dmafile(&args);
         let mut running = start(command.arg("echo $DMAFILE_FD.; exec sleep 100"));
         running.until_written(".");
@@ -404,13 +404,13 @@ fn a_file_larger_than_memory_is_refused_before_the_first_read() {
     let line = dir.refusal(&mut dir.dmafile("load m/file"), 1);
     let start = format!("not enough memory: m/file: {size} bytes are needed and ");
     let end = " are available (MemAvailable) (ENOMEM); free memory, load a range (--offset, \
-               --length), or try anyway with --no-memory-check";
+               --length), or try anyway with --no-check-memory";
     assert!(line.starts_with(&start) && line.ends_with(end), "{line}");
     let plan = dir.refusal(&mut dir.dmafile("explain m/file"), 1);
     assert!(plan.starts_with(&start), "{plan}");
     // Without the check, the load gets as far as the read error.
     let before = mounted.reads();
-    let mut command = dir.dmafile("load m/file --quiet --no-memory-check --pages 4k");
+    let mut command = dir.dmafile("load m/file --quiet --no-check-memory --pages base");
     let line = dir.refusal(&mut command, 1);
     assert!(!line.contains("not enough memory"), "{line}");
     assert!(
@@ -428,14 +428,14 @@ fn a_holder_serves_and_ends_while_the_file_system_of_its_file_hangs() {
         let Some(mounted) = mount(&dir, SIZE, GOOD) else {
             return;
         };
-        let mut holder = start(&mut dir.dmafile("hold m/file --at run/socket"));
+        let mut holder = start(&mut dir.dmafile("hold m/file --socket run/socket"));
         holder.until_written("\n");
-        let holds = || dir.run("holds --json --at run/socket").ok().json()[0].take();
+        let holds = || dir.run("holds --json --socket run/socket").ok().json()[0].take();
         assert_eq!(holds()["changed"], false);
         // Dropped before the holder, which could not be killed otherwise.
         let hung = mounted.hang();
         for _ in 0..3 {
-            let mut take = dir.dmafile("take file --at run/socket -- sh -c");
+            let mut take = dir.dmafile("take file --socket run/socket -- sh -c");
             let taken = end(take.arg("sha256sum <$DMAFILE_PATH")).ok();
             assert!(taken.stdout.starts_with(&digest), "{taken:?}");
             let note = "dmafile: note: file may have changed on the disk: its file system does not \
@@ -445,10 +445,10 @@ fn a_holder_serves_and_ends_while_the_file_system_of_its_file_hangs() {
         let held = holds();
         assert_eq!(held["changed"], Value::Null);
         assert_eq!(held["files"][0]["changed"], Value::Null);
-        let text = dir.run("holds --at run/socket").ok().stdout;
+        let text = dir.run("holds --socket run/socket").ok().stdout;
         assert!(text.contains("its file system does not answer"), "{text}");
         match end_it {
-            "release" => drop(dir.run("release file --at run/socket").ok()),
+            "release" => drop(dir.run("release file --socket run/socket").ok()),
             _ => holder.signal(libc::SIGTERM),
         }
         assert_eq!(holder.end().ok().stderr, "", "{end_it}");

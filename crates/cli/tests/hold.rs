@@ -52,12 +52,12 @@ impl Holder {
 }
 
 fn hold(dir: &Dir, args: &str) -> Holder {
-    Holder::start(&mut dir.dmafile(&format!("hold --at {SOCKET} {args}")))
+    Holder::start(&mut dir.dmafile(&format!("hold --socket {SOCKET} {args}")))
 }
 
 /// `dmafile take NAME -- COMMAND`
 fn take(dir: &Dir, name: &str, command: &[&str]) -> Command {
-    let mut take = dir.dmafile(&format!("take {name} --at {SOCKET} --"));
+    let mut take = dir.dmafile(&format!("take {name} --socket {SOCKET} --"));
     take.args(command);
     take
 }
@@ -90,7 +90,10 @@ impl Waiting {
 }
 
 fn holds(dir: &Dir) -> Value {
-    dir.run(&format!("holds --json --at {SOCKET}")).ok().json()[0].take()
+    dir.run(&format!("holds --json --socket {SOCKET}"))
+        .ok()
+        .json()[0]
+        .take()
 }
 
 #[test]
@@ -100,7 +103,7 @@ fn a_file_is_held_taken_and_released() {
     let holder = hold(&dir, "model.gguf --verify sha256");
     let line = &holder.1;
     assert_eq!(line["name"], "model");
-    assert_eq!(line["at"], SOCKET);
+    assert_eq!(line["socket"], SOCKET);
     assert_eq!(line["pid"], holder.0.pid());
     assert_eq!(line["bytes"], LEN);
     assert_eq!(
@@ -127,10 +130,13 @@ fn a_file_is_held_taken_and_released() {
         Some(7)
     );
 
-    let text = dir.run(&format!("take model --at {SOCKET}")).ok().stdout;
+    let text = dir
+        .run(&format!("take model --socket {SOCKET}"))
+        .ok()
+        .stdout;
     assert!(text.contains("model.gguf  3.00 MiB  memfd"), "{text}");
     let json = dir
-        .run(&format!("take model --at {SOCKET} --json"))
+        .run(&format!("take model --socket {SOCKET} --json"))
         .ok()
         .json();
     assert_eq!(json["holder"]["pid"], holder.0.pid());
@@ -144,15 +150,15 @@ fn a_file_is_held_taken_and_released() {
     );
     assert_eq!(held["takers"], 1);
     assert_eq!(held["some_takers"][0]["pid"], waiting.0.pid());
-    let text = dir.run(&format!("holds --at {SOCKET}")).ok().stdout;
+    let text = dir.run(&format!("holds --socket {SOCKET}")).ok().stdout;
     assert!(text.starts_with("NAME ") && text.contains(&format!("1 ({}/", waiting.0.pid())));
-    dir.run(&format!("release model --at {SOCKET}")).ok();
+    dir.run(&format!("release model --socket {SOCKET}")).ok();
     holder.ends();
     assert_eq!(waiting.sum(), want);
     assert!(fs::read_dir(dir.path("run")).unwrap().next().is_none());
     for command in ["take", "release"] {
         let line = dir.refusal(
-            &mut dir.dmafile(&format!("{command} model --at {SOCKET}")),
+            &mut dir.dmafile(&format!("{command} model --socket {SOCKET}")),
             1,
         );
         assert!(
@@ -216,7 +222,7 @@ fn names_of_files_are_bytes() {
     for (name, byte) in names.iter().zip(["a", "b"]) {
         fs::write(dir.path("").join(name), byte).unwrap();
     }
-    let mut command = dir.dmafile(&format!("hold --at {SOCKET} --name two --folder links"));
+    let mut command = dir.dmafile(&format!("hold --socket {SOCKET} --name two --folder links"));
     let holder = Holder::start(command.args(names));
     // Text shows them as well as it can.
     assert_eq!(holder.1["files"][0]["name"], "\u{fffd}");
@@ -232,7 +238,7 @@ fn names_of_files_are_bytes() {
     // Except those that would make two names of one in the list.
     for name in ["a,b", "a\nb"] {
         fs::write(dir.path(name), name).unwrap();
-        let mut command = dir.dmafile(&format!("hold --at {SOCKET} --name list"));
+        let mut command = dir.dmafile(&format!("hold --socket {SOCKET} --name list"));
         let line = dir.refusal(command.arg(name), 1);
         assert!(line.starts_with("cannot hold: "), "{line}");
     }
@@ -259,9 +265,12 @@ fn a_signal_ends_a_holder_during_its_load() {
     if !reads_directly(&dir) {
         return;
     }
-    let slowly = "--io direct --method threads --block 4K --queue-depth 1 --pages 4k";
+    let slowly = "--io direct --method threads --block 4K --queue-depth 1 --pages base";
     let interrupted = || {
-        let mut hold = dir.dmafile(&format!("hold --at {SOCKET} {} {slowly}", file.display()));
+        let mut hold = dir.dmafile(&format!(
+            "hold --socket {SOCKET} {} {slowly}",
+            file.display()
+        ));
         let mut running = start(&mut hold);
         // Before that, it only reads its own program file.
         running.until(|running| {
@@ -312,7 +321,7 @@ fn a_changed_file_is_reported_and_can_be_replaced() {
     let old = sha256(&dir.file("file", LEN), 0, LEN);
     let first = hold(&dir, "file");
     let waiting = Waiting::start(&dir, "file", 0);
-    let again = format!("hold --at {SOCKET} file");
+    let again = format!("hold --socket {SOCKET} file");
     let line = dir.refusal(&mut dir.dmafile(&again), 1);
     assert!(
         line.contains("another holder serves there") && line.contains("(EADDRINUSE)"),
@@ -322,7 +331,7 @@ fn a_changed_file_is_reported_and_can_be_replaced() {
 
     let new = sha256(&dir.file("file", LEN - 5), 0, LEN - 5);
     assert_eq!(holds(&dir)["changed"], true);
-    let text = dir.run(&format!("holds --at {SOCKET}")).ok().stdout;
+    let text = dir.run(&format!("holds --socket {SOCKET}")).ok().stdout;
     assert!(
         text.contains("has changed on the disk since it was loaded"),
         "{text}"
@@ -354,12 +363,12 @@ fn an_idle_holder_ends() {
 fn a_taker_waits_for_its_holder() {
     let dir = new_dir();
     let want = sha256(&dir.file("file", LEN), 0, LEN);
-    let waiting = format!("take file --at {SOCKET} --wait 10m -- sha256sum {{}}");
+    let waiting = format!("take file --socket {SOCKET} --wait 10m -- sha256sum {{}}");
     let waiting = start(&mut dir.dmafile(&waiting));
     let holder = hold(&dir, "file");
     assert!(waiting.end().ok().stdout.starts_with(&want));
     let line = dir.refusal(
-        &mut dir.dmafile(&format!("take other --at {SOCKET} --wait 20ms")),
+        &mut dir.dmafile(&format!("take other --socket {SOCKET} --wait 20ms")),
         1,
     );
     assert!(
@@ -394,7 +403,7 @@ impl Silent {
 fn a_signal_ends_a_take() {
     let dir = new_dir();
     let take = |command: &str| {
-        start(&mut dir.dmafile(&format!("take file --at {SOCKET} --wait 1h {command}")))
+        start(&mut dir.dmafile(&format!("take file --socket {SOCKET} --wait 1h {command}")))
     };
     let ends = |running: Running, signal| {
         running.signal(signal);
@@ -456,7 +465,7 @@ fn permissions_of_the_socket_decide_which_users_may_take() {
     let want = sha256(&dir.file("file", LEN), 0, LEN);
     let (member, stranger) = (own_user(1), own_user(2));
     let of = |uid, args: &str| {
-        let mut command = dir.dmafile(&format!("{args} --at {SOCKET}"));
+        let mut command = dir.dmafile(&format!("{args} --socket {SOCKET}"));
         run_as(&mut command, uid);
         command
     };
@@ -513,7 +522,7 @@ fn permissions_of_the_socket_decide_which_users_may_take() {
     }
     let line = dir.refusal(&mut of(stranger, "release file"), 1);
     assert!(line.ends_with("(EPERM)"), "{line}");
-    dir.run(&format!("release file --at {SOCKET}")).ok();
+    dir.run(&format!("release file --socket {SOCKET}")).ok();
     holder.ends();
 }
 
@@ -574,7 +583,7 @@ fn a_user_who_receives_nothing_does_not_keep_others_from_taking() {
     }
     let want = sha256(&dir.path("file15"), 0, 5000);
     let args = format!(
-        "hold --at {SOCKET} --name m --mode 0666 {}",
+        "hold --socket {SOCKET} --name m --mode 0666 {}",
         names.join(" ")
     );
     let holder = Holder::start(run_as(open_files(&mut dir.dmafile(&args), 1024), owner));
@@ -603,7 +612,7 @@ fn a_user_with_many_connections_makes_room_for_others() {
     let dir = new_dir();
     let want = sha256(&dir.file("file", LEN), 0, LEN);
     // Half of them are for connections.
-    let args = format!("hold --at {SOCKET} file");
+    let args = format!("hold --socket {SOCKET} file");
     let _holder = Holder::start(open_files(&mut dir.dmafile(&args), 64));
     for takes in [true, false] {
         let one = |_| {
@@ -685,7 +694,7 @@ fn invalid_requests_are_refused_in_one_line() {
         ("release a/b", 2, "'a/b' is not a valid name"),
     ] {
         let (command, rest) = args.split_once(' ').unwrap_or((args, ""));
-        let mut refused = dir.dmafile(&format!("{command} --at {SOCKET} {rest}"));
+        let mut refused = dir.dmafile(&format!("{command} --socket {SOCKET} {rest}"));
         let line = dir.refusal(&mut refused, status);
         assert!(line.contains(want), "{args}: {line} should say {want}");
         assert!(!dir.path(SOCKET).exists(), "{args}");
@@ -693,15 +702,15 @@ fn invalid_requests_are_refused_in_one_line() {
     let open = dir.path("open");
     fs::create_dir(&open).unwrap();
     fs::set_permissions(&open, Permissions::from_mode(0o1777)).unwrap();
-    let line = dir.refusal(&mut dir.dmafile("hold file --at open/socket"), 1);
+    let line = dir.refusal(&mut dir.dmafile("hold file --socket open/socket"), 1);
     assert!(line.contains("every user may write to it"), "{line}");
-    let mut notify = dir.dmafile(&format!("hold file --notify --at {SOCKET}"));
+    let mut notify = dir.dmafile(&format!("hold file --notify --socket {SOCKET}"));
     let line = dir.refusal(notify.env_remove("NOTIFY_SOCKET"), 1);
     assert!(
         line.ends_with("(ENOENT); start it as a service with Type=notify"),
         "{line}"
     );
-    let mut notify = dir.dmafile(&format!("hold file --notify --at {SOCKET}"));
+    let mut notify = dir.dmafile(&format!("hold file --notify --socket {SOCKET}"));
     let line = dir.refusal(notify.env("NOTIFY_SOCKET", dir.path("nothing")), 1);
     assert!(line.contains("cannot notify"), "{line}");
 }

@@ -49,7 +49,7 @@ fn refuses(dir: &Dir, args: &str) -> String {
 
 /// SHA-256 of the only file of a hold, computed by another program.
 fn taken(dir: &Dir, at: &str, name: &str) -> String {
-    let mut take = dir.dmafile(&format!("take {name} --at {at} -- sha256sum {{}}"));
+    let mut take = dir.dmafile(&format!("take {name} --socket {at} -- sha256sum {{}}"));
     let ended = end(&mut take).ok();
     ended.stdout.split(' ').next().unwrap().to_string()
 }
@@ -69,7 +69,7 @@ fn a_socket_is_not_put_where_others_may_change_names() {
     let dir = new_dir();
     dir.file("file", LEN);
     let refused = |why: &str| {
-        let line = refuses(&dir, "hold file --at run/socket");
+        let line = refuses(&dir, "hold file --socket run/socket");
         assert!(line.contains("(EPERM)") && line.contains(why), "{line}");
         assert!(names(&dir.path("run")).is_empty());
     };
@@ -97,13 +97,13 @@ fn a_planted_socket_is_not_taken_from() {
     mode(&dir.file("file", LEN), 0o644);
     fs::create_dir(dir.path("theirs")).unwrap();
     chown(dir.path("theirs"), Some(NOBODY), Some(NOBODY)).unwrap();
-    let mut command = dir.dmafile("hold file --name m --at theirs/socket --mode 0666");
+    let mut command = dir.dmafile("hold file --name m --socket theirs/socket --mode 0666");
     let holder = holds_with(run_as(&mut command, NOBODY));
     // Whoever names a user's own folder means that user's socket.
     taken(&dir, "theirs/socket", "m");
     let refused = |why: &str| {
         for verb in ["take m", "holds", "release m"] {
-            let line = refuses(&dir, &format!("{verb} --at run/socket"));
+            let line = refuses(&dir, &format!("{verb} --socket run/socket"));
             assert!(
                 line.contains("(EPERM)") && line.contains(why),
                 "{verb}: {line}"
@@ -158,7 +158,7 @@ fn a_folder_of_links_is_made_only_where_others_cannot_change_it() {
     let dir = new_dir();
     dir.file("file", LEN);
     let refused = |errno: &str, why: &str| {
-        let line = refuses(&dir, "hold file --at run/socket --folder there/links");
+        let line = refuses(&dir, "hold file --socket run/socket --folder there/links");
         assert!(line.contains(errno) && line.contains(why), "{line}");
         assert!(names(&dir.path("run")).is_empty());
     };
@@ -191,7 +191,7 @@ fn a_folder_of_links_is_made_only_where_others_cannot_change_it() {
     assert!(!links.exists());
     // Not in a sticky folder, unless the folder itself is another user's.
     mode(&there, 0o1777);
-    stop(hold(&dir, "file --at run/socket --folder there/links"));
+    stop(hold(&dir, "file --socket run/socket --folder there/links"));
     if is_root() {
         fs::create_dir(&links).unwrap();
         chown(&links, Some(NOBODY), None).unwrap();
@@ -206,7 +206,7 @@ fn a_folder_of_links_is_made_only_where_others_cannot_change_it() {
 fn only_links_that_were_made_are_removed() {
     let dir = new_dir();
     let want = sha256(&dir.file("file", LEN), 0, LEN);
-    let holder = hold(&dir, "file --at run/socket --folder links");
+    let holder = hold(&dir, "file --socket run/socket --folder links");
     assert_eq!(sha256(&dir.path("links/file"), 0, LEN), want);
     // The folder is moved, and another one with links has its name.
     fs::rename(dir.path("links"), dir.path("moved")).unwrap();
@@ -220,7 +220,7 @@ fn only_links_that_were_made_are_removed() {
     // The same for a link in place of the folder.
     fs::remove_dir_all(dir.path("links")).unwrap();
     fs::rename(dir.path("moved"), dir.path("victim")).unwrap();
-    let holder = hold(&dir, "file --at run/socket --folder links");
+    let holder = hold(&dir, "file --socket run/socket --folder links");
     fs::rename(dir.path("links"), dir.path("moved")).unwrap();
     symlink("victim", dir.path("links")).unwrap();
     symlink("/bin", dir.path("victim/file")).unwrap();
@@ -230,14 +230,14 @@ fn only_links_that_were_made_are_removed() {
 
     // And for the next start after a killed one.
     fs::remove_file(dir.path("links")).unwrap();
-    let holder = hold(&dir, "file --at run/socket --folder links");
+    let holder = hold(&dir, "file --socket run/socket --folder links");
     holder.signal(libc::SIGKILL);
     holder.end();
     symlink("/bin", dir.path("links/own")).unwrap();
-    let line = refuses(&dir, "hold file --at run/socket --folder links");
+    let line = refuses(&dir, "hold file --socket run/socket --folder links");
     assert!(line.contains("it is not empty"), "{line}");
     fs::remove_file(dir.path("links/own")).unwrap();
-    let holder = hold(&dir, "file --at run/socket --folder links");
+    let holder = hold(&dir, "file --socket run/socket --folder links");
     assert_eq!(sha256(&dir.path("links/file"), 0, LEN), want);
     stop(holder);
     assert!(!dir.path("links").exists());
@@ -273,14 +273,14 @@ fn a_folder_is_replaced_together_with_its_holder() {
 
 fn hold_version(dir: &Dir, version: u64) -> Running {
     dir.file("file", LEN + version);
-    hold(dir, "file --at run/socket --folder links --replace")
+    hold(dir, "file --socket run/socket --folder links --replace")
 }
 
 #[test]
 fn a_replacement_that_fails_changes_nothing() {
     let dir = new_dir();
     let want = sha256(&dir.file("file", LEN), 0, LEN);
-    let first = hold(&dir, "file --at run/socket --folder links");
+    let first = hold(&dir, "file --socket run/socket --folder links");
     let inode = fs::metadata(dir.path("links")).unwrap().ino();
     fs::create_dir(dir.path("full")).unwrap();
     fs::write(dir.path("full/other"), "").unwrap();
@@ -297,7 +297,7 @@ fn a_replacement_that_fails_changes_nothing() {
         if args.contains("--group") && is_root() {
             continue;
         }
-        let mut again = dir.dmafile(&format!("hold file --at run/socket --replace {args}"));
+        let mut again = dir.dmafile(&format!("hold file --socket run/socket --replace {args}"));
         let line = dir.refusal(again.env("NOTIFY_SOCKET", deaf), 1);
         assert!(line.contains(errno), "{args}: {line}");
         assert_eq!(taken(&dir, "run/socket", "file"), want, "{args}");
@@ -321,15 +321,15 @@ fn a_replacement_that_fails_changes_nothing() {
 fn a_folder_has_one_holder_at_a_time() {
     let dir = new_dir();
     let want = sha256(&dir.file("file", LEN), 0, LEN);
-    let first = hold(&dir, "file --at run/one --folder links");
+    let first = hold(&dir, "file --socket run/one --folder links");
     for args in ["", "--replace"] {
         let line = refuses(
             &dir,
-            &format!("hold file --at run/two --folder links {args}"),
+            &format!("hold file --socket run/two --folder links {args}"),
         );
         assert!(line.contains("another holder uses it (EBUSY)"), "{line}");
     }
-    let second = hold(&dir, "file --at run/two --folder others");
+    let second = hold(&dir, "file --socket run/two --folder others");
     stop(second);
     assert_eq!(sha256(&dir.path("links/file"), 0, LEN), want);
     stop(first);
@@ -340,7 +340,7 @@ fn a_folder_has_one_holder_at_a_time() {
 fn every_option_can_be_given_to_a_replacement() {
     let dir = new_dir();
     dir.file("file", LEN);
-    let mut first = hold(&dir, "file --name m --at run/socket");
+    let mut first = hold(&dir, "file --name m --socket run/socket");
     for (version, args) in [
         "",
         "--folder links",
@@ -352,7 +352,7 @@ fn every_option_can_be_given_to_a_replacement() {
         "--verify sha256",
         "--pages base --folder links",
         "--io buffered --method threads",
-        "--no-memory-check --allocation before",
+        "--no-check-memory --allocation before",
         "--block 64K --queue-depth 2 --chunk 1M",
         "--to memfd --folder links",
         "",
@@ -364,7 +364,7 @@ fn every_option_can_be_given_to_a_replacement() {
         let want = sha256(&dir.file("file", len), 0, len);
         let next = hold(
             &dir,
-            &format!("file --name m --at run/socket --replace {args}"),
+            &format!("file --name m --socket run/socket --replace {args}"),
         );
         first.end().ok();
         assert_eq!(taken(&dir, "run/socket", "m"), want, "{args}");

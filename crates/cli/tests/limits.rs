@@ -46,8 +46,8 @@ fn low_memlock_falls_back_to_unregistered_buffers() {
     }
     // Buffers that fit into the limit are registered, from the first window to the last.
     for (args, locked) in [
-        ("--block 4K --queue-depth 2 --pages 4k", 256 * KIB),
-        ("--block 64K --queue-depth 4 --pages 4k", 2 * MIB),
+        ("--block 4K --queue-depth 2 --pages base", 256 * KIB),
+        ("--block 64K --queue-depth 4 --pages base", 2 * MIB),
     ] {
         let loaded = run(&format!("--method uring {args}"), locked);
         let reasons = loaded.reasons();
@@ -155,11 +155,13 @@ fn more_files_than_the_soft_limit_are_held_and_taken() {
         limit(&mut command, libc::RLIMIT_NOFILE, 40);
         command
     };
-    let mut holder = common::start(&mut few("hold model --name m --at run/socket"));
+    let mut holder = common::start(&mut few("hold model --name m --socket run/socket"));
     holder.until_written("\n");
-    let taken = end(&mut few("take m --at run/socket --json")).ok().json();
+    let taken = end(&mut few("take m --socket run/socket --json"))
+        .ok()
+        .json();
     assert_eq!(taken["files"].as_array().unwrap().len(), 90);
-    end(&mut few("release m --at run/socket")).ok();
+    end(&mut few("release m --socket run/socket")).ok();
     holder.end().ok();
 }
 
@@ -206,7 +208,7 @@ fn a_low_limit_on_address_space_loads_or_is_named() {
     }
     assert!((12..40).contains(&refusals), "{refusals} refusals");
     for kind in ["memfd", "anon"] {
-        let mut command = dir.dmafile(&format!("load file --quiet --to {kind} --pages 4k"));
+        let mut command = dir.dmafile(&format!("load file --quiet --to {kind} --pages base"));
         assert_eq!(
             dir.refusal(limit(&mut command, libc::RLIMIT_AS, 48 * MIB), 1),
             format!(
@@ -533,7 +535,7 @@ fn a_file_above_the_memory_limit_of_a_cgroup_is_refused_early() {
     let room = line[start.len()..].split(' ').next().unwrap();
     assert!(room.parse::<u64>().unwrap() < 64 * MIB, "{line}");
     let end_of_line = " (ENOMEM); free memory, load a range (--offset, --length), or try \
-                       anyway with --no-memory-check";
+                       anyway with --no-check-memory";
     assert!(line.contains(group.0.to_str().unwrap()), "{line}");
     assert!(line.ends_with(end_of_line), "{line}");
     // A range that fits is loaded; holes take no memory.

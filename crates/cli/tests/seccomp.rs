@@ -222,7 +222,7 @@ fn without_madvise_the_reads_allocate_pages() {
         for args in [
             "",
             "--method threads",
-            "--pages 4k",
+            "--pages base",
             "--to memfd --io buffered",
         ] {
             let (_, reasons) = load(args, &any(libc::SYS_madvise), errno);
@@ -417,14 +417,14 @@ fn trouble(
             right(ended, same)
         }
         "hold and take" => {
-            let hold = dir.dmafile("hold file --name m --at run/socket");
+            let hold = dir.dmafile("hold file --name m --socket run/socket");
             let mut holder = start(&mut refused(hold));
             holder.until_written("\n");
             if holder.written()[0].is_empty() {
                 return named(holder.end());
             }
             let ended = run(
-                "take m --at run/socket --",
+                "take m --socket run/socket --",
                 &["sh", "-c", "sha256sum <&$DMAFILE_FD"],
             );
             let same = ended.stdout.starts_with(digest);

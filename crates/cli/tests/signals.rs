@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 const SIZE: u64 = 256 * MIB;
 /// Reads that take seconds in all: a page each, one after the other.
-const SLOWLY: &str = "--io direct --block 4K --queue-depth 1 --pages 4k";
+const SLOWLY: &str = "--io direct --block 4K --queue-depth 1 --pages base";
 
 /// Starts a slow load; returns when it has begun.
 fn begin(dir: &Dir, args: &str) -> Running {
@@ -263,7 +263,7 @@ fn the_buffer_does_not_reuse_a_closed_standard_descriptor() {
     let dir = Dir::new();
     let file = dir.file("file", 5 * MIB);
     let script = r#"
-        "$0" load file --pages 4k -- sh -c 'echo $DMAFILE_FD >fd
+        "$0" load file --pages base -- sh -c 'echo $DMAFILE_FD >fd
             sha256sum /proc/self/fd/$DMAFILE_FD >sum' <&- >&- 2>&-"#;
     closed(&dir, script).ok();
     let text = |name: &str| fs::read_to_string(dir.path(name)).unwrap();

@@ -168,7 +168,7 @@ fn command_gets_every_saved_source() {
     assert_eq!(sources[2]["saved_from"], "pipe");
     assert!(sources[4]["report"].is_null());
     assert_eq!(
-        loaded(&dir, "--pages 4k --method threads --io buffered"),
+        loaded(&dir, "--pages base --method threads --io buffered"),
         want
     );
     // Without a COMMAND, the snapshot is only loaded and checked.

@@ -205,7 +205,7 @@ impl Manager {
     fn taken(&self) -> Vec<(String, u64)> {
         let script = "for fd in $(echo $DMAFILE_FD | tr , ' '); do \
                       sha256sum </proc/self/fd/$fd; stat -Lc %i /proc/self/fd/$fd; done";
-        let mut take = self.dir.dmafile(&format!("take m --at {SOCKET} --"));
+        let mut take = self.dir.dmafile(&format!("take m --socket {SOCKET} --"));
         let text = end(take.args(["bash", "-c", script])).ok().stdout;
         let lines: Vec<_> = text.lines().collect();
         let pair = |two: &[&str]| (two[0][..64].to_string(), two[1].parse().unwrap());
@@ -241,7 +241,7 @@ fn a_restarted_holder_serves_stored_memory_without_reading_files() {
     let files = ["a", "b"].map(|name| manager.dir.file(name, LEN + u64::from(name.as_bytes()[0])));
     let sums = files.each_ref().map(|file| sha256(file, 0, 2 * LEN));
     // Reads of io_uring are not counted in /proc/PID/io.
-    let args = format!("a b --name m --at {SOCKET} --verify blake3 --method threads");
+    let args = format!("a b --name m --socket {SOCKET} --verify blake3 --method threads");
     files.iter().for_each(|file| forget(file));
     let service = manager.start(&args, None);
     assert!(!service.is_stored());
@@ -283,7 +283,10 @@ fn a_restarted_holder_serves_stored_memory_without_reading_files() {
     // A released hold is removed from the store.
     let service = manager.start(&args, None);
     assert!(service.is_stored());
-    manager.dir.run(&format!("release m --at {SOCKET}")).ok();
+    manager
+        .dir
+        .run(&format!("release m --socket {SOCKET}"))
+        .ok();
     service.running.end().ok();
     manager.obey_all();
     assert!(manager.store.is_empty());
@@ -298,7 +301,7 @@ fn more_files_than_fit_into_the_notify_queue_are_stored() {
     for name in &files {
         manager.dir.file(name, 5000);
     }
-    let args = format!("{} --name m --at {SOCKET}", files.join(" "));
+    let args = format!("{} --name m --socket {SOCKET}", files.join(" "));
     for stored in [false, true] {
         let service = manager.start(&args, None);
         assert_eq!((service.is_stored(), manager.store.len()), (stored, 41));
@@ -317,7 +320,7 @@ fn stored_memory_that_does_not_match_the_file_is_loaded_again() {
     let mut manager = Manager::new();
     let file = manager.dir.file("a", LEN);
     manager.dir.file("b", LEN);
-    let args = format!("a b --name m --at {SOCKET}");
+    let args = format!("a b --name m --socket {SOCKET}");
     manager.start(&args, None).kill();
     let sealed = |bytes, seals| {
         let fd = OwnedFd::from(memfd(bytes));
@@ -388,7 +391,7 @@ fn stored_memory_that_does_not_match_the_file_is_loaded_again() {
         (&format!("{args} --verify sha256"), false),
         (&format!("{args} --verify sha256"), true),
         (&format!("{args} --writable"), false),
-        (&format!("a --name m --at {SOCKET}"), false),
+        (&format!("a --name m --socket {SOCKET}"), false),
     ] {
         let service = manager.start(options, None);
         assert_eq!(service.is_stored(), stored, "{options}");
@@ -422,8 +425,8 @@ fn an_index_that_is_replaced_during_the_load_is_not_stored_with_the_old_files() 
         fs::write(&prepared, index).unwrap();
         fs::rename(&prepared, dir.join("model.safetensors.index.json")).unwrap();
     };
-    let slowly = "--io buffered --method threads --block 4K --queue-depth 1 --pages 4k";
-    let args = format!("m --name m --at {SOCKET} {slowly}");
+    let slowly = "--io buffered --method threads --block 4K --queue-depth 1 --pages base";
+    let args = format!("m --name m --socket {SOCKET} {slowly}");
     let replaced_during_load = |manager: &mut Manager| {
         put(&indexes[0]);
         let mut running = manager.begin(&args, None);
@@ -457,7 +460,7 @@ fn stored_memory_is_kept_until_the_new_files_are_loaded() {
     let mut manager = Manager::new();
     manager.dir.file("a", LEN);
     manager.dir.file("b", LEN);
-    let args = format!("a b --name m --at {SOCKET}");
+    let args = format!("a b --name m --socket {SOCKET}");
     manager.start(&args, None).kill();
     let stored = ["dmafile-m-0", "dmafile-m-1", "dmafile-m-table"];
     assert_eq!(manager.names(), stored);
@@ -496,12 +499,12 @@ fn a_socket_of_the_manager_is_served_and_not_removed() {
     let inode = fs::metadata(&path).unwrap().ino();
     for stored in [false, true] {
         // It waits before the holder is started.
-        let waiting = format!("take m --at {SOCKET} --wait 60s -- sha256sum {{}}");
+        let waiting = format!("take m --socket {SOCKET} --wait 60s -- sha256sum {{}}");
         let waiting = start(&mut manager.dir.dmafile(&waiting));
         let dup = listener.as_fd().try_clone_to_owned().unwrap();
         let service = manager.start("a --name m", Some(dup));
         assert_eq!(service.is_stored(), stored);
-        assert_eq!(service.line["at"], path.to_str().unwrap());
+        assert_eq!(service.line["socket"], path.to_str().unwrap());
         assert!(waiting.end().ok().stdout.starts_with(&want));
         service.running.signal(libc::SIGTERM);
         service.running.end().ok();
@@ -540,11 +543,14 @@ fn systemd_socket_activate_starts_a_holder() {
     for _ in 0..3 {
         let mut take = manager
             .dir
-            .dmafile(&format!("take m --at {SOCKET} --wait 60s --"));
+            .dmafile(&format!("take m --socket {SOCKET} --wait 60s --"));
         let ended = end(take.args(["sha256sum", "{}"])).ok();
         assert!(ended.stdout.starts_with(&want), "{ended:?}");
     }
-    manager.dir.run(&format!("release m --at {SOCKET}")).ok();
+    manager
+        .dir
+        .run(&format!("release m --socket {SOCKET}"))
+        .ok();
     running.end().ok();
 }
 
@@ -553,7 +559,7 @@ fn a_wrong_inherited_descriptor_is_refused() {
     let manager = Manager::new();
     manager.dir.file("a", LEN);
     let script =
-        r#"LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=x exec "$0" hold a --at "$1" 3</dev/null"#;
+        r#"LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=x exec "$0" hold a --socket "$1" 3</dev/null"#;
     let mut hold = Command::new("sh");
     hold.args(["-c", script, env!("CARGO_BIN_EXE_dmafile"), SOCKET]);
     let line = manager

@@ -23,7 +23,7 @@ impl CancelToken {
     }
 
     /// Returns `true` if it is set.
-    pub fn is_set(&self) -> bool {
+    pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 

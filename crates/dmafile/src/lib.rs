@@ -74,7 +74,8 @@ pub use message::{Message, Names, Opt, Part};
 pub use model::Digests;
 pub use model::{Model, Pattern, SMALL_READ, Tensor};
 pub use options::{
-    Allocation, BLOCK_RANGE, DEFAULT_CHUNK, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
+    Allocation, BLOCK_RANGE, DEFAULT_CHUNK, Io, Kind, Method, OPTIONS, Operation, OptionGroup,
+    OptionInfo, OptionType, OptionValue, Pages, QUEUE_DEPTH_RANGE,
 };
 pub use plan::{Attempt, Placement, Plan, Sizes};
 pub use reasons::{About, Reason};

@@ -2,9 +2,11 @@
 //! shows the text: the command writes `--queue-depth`, a library `queue_depth`.
 
 use std::fmt;
+use strum::IntoStaticStr;
 
 /// An option of a load, or of a save.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum Opt {
     /// [`Load::to`](crate::Load::to).
@@ -29,14 +31,17 @@ pub enum Opt {
     Allocation,
     /// `Load::verify`.
     Verify,
-    /// The patterns of `Model::load_only`.
-    Patterns,
+    /// The patterns of `Model::load_tensors`.
+    Tensors,
     /// [`Load::check_memory`](crate::Load::check_memory).
     CheckMemory,
     /// The [`Origin`](crate::Origin) of a save.
     From,
-    /// [`Save::in_place`](crate::Save::in_place).
+    /// [`Save::offset`](crate::Save::offset).
+    #[strum(serialize = "offset")]
     InPlace,
+    /// [`Save::sync`](crate::Save::sync).
+    Sync,
     /// The [`Ring`](crate::Ring) of [`Load::run_through`](crate::Load::run_through).
     Ring,
     /// A [`Device`](crate::Device).
@@ -47,25 +52,7 @@ impl Opt {
     /// Its name in this crate: that of the method of [`Load`](crate::Load) or
     /// [`Save`](crate::Save) that sets it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::To => "to",
-            Self::Pages => "pages",
-            Self::Method => "method",
-            Self::Io => "io",
-            Self::Offset => "offset",
-            Self::Length => "length",
-            Self::Chunk => "chunk",
-            Self::Block => "block",
-            Self::QueueDepth => "queue_depth",
-            Self::Allocation => "allocation",
-            Self::Verify => "verify",
-            Self::Patterns => "patterns",
-            Self::CheckMemory => "check_memory",
-            Self::From => "from",
-            Self::InPlace => "in_place",
-            Self::Ring => "ring",
-            Self::Device => "device",
-        }
+        self.into()
     }
 
     /// This option with a value.

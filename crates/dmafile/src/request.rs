@@ -1,9 +1,168 @@
-//! A request, and the checks that depend only on its values.
+//! A request, and the checks that depend only on its values; what loads and saves share of it.
 
+use crate::control::{CancelToken, ProgressFn};
 use crate::error::{Error, Result};
-use crate::message::{Opt, message};
-use crate::options::{Allocation, BLOCK_RANGE, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE};
-use std::ops::RangeInclusive;
+use crate::message::{Builder, Names, Opt, message};
+use crate::options::{
+    Allocation, Io, Kind, Method, Operation, OptionInfo, OptionValue, Pages, out_of_range,
+};
+use crate::verify::Verify;
+use std::ops::Deref;
+
+/// How a load or a save moves the bytes; `None` and `Auto` are left to the plan.
+#[derive(Clone, Debug)]
+pub(crate) struct How {
+    pub method: Method,
+    pub io: Io,
+    pub block: Option<u64>,
+    pub queue_depth: Option<u32>,
+}
+
+impl Default for How {
+    fn default() -> Self {
+        Self {
+            method: Method::Auto,
+            io: Io::Auto,
+            block: None,
+            queue_depth: None,
+        }
+    }
+}
+
+impl How {
+    pub(crate) fn check(&self) -> Result<()> {
+        OptionInfo::check(Operation::Any, Opt::Block, self.block)?;
+        let depth = self.queue_depth.map(u64::from);
+        OptionInfo::check(Operation::Any, Opt::QueueDepth, depth)
+    }
+}
+
+/// What the builders of loads and saves share beside [`How`].
+pub(crate) struct Common {
+    pub verify: Option<Verify>,
+    pub trace: bool,
+    pub cancel: CancelToken,
+    pub progress: Option<ProgressFn>,
+    pub names: &'static dyn Names,
+    /// The first option that was set to a value it does not accept.
+    pub wrong: Option<Error>,
+}
+
+impl Default for Common {
+    fn default() -> Self {
+        Self {
+            verify: None,
+            trace: false,
+            cancel: CancelToken::new(),
+            progress: None,
+            names: &Builder,
+            wrong: None,
+        }
+    }
+}
+
+impl Common {
+    /// Sets an option that loads and saves share; Err if it is not one.
+    pub(crate) fn set(&mut self, how: &mut How, option: Opt, value: &OptionValue) -> Result<()> {
+        match option {
+            Opt::Method => how.method = value.parse(option)?,
+            Opt::Io => how.io = value.parse(option)?,
+            Opt::Block => how.block = Some(value.number(option)?),
+            Opt::QueueDepth => {
+                let depth = value.number(option)?;
+                // What does not fit is out of range, too.
+                how.queue_depth = Some(u32::try_from(depth).unwrap_or(u32::MAX));
+            }
+            Opt::Verify => self.verify = Some(value.parse(option)?),
+            _ => return Err(Error::usage(option, "it is not an option here")),
+        }
+        Ok(())
+    }
+
+    /// Keeps why an option could not be set.
+    pub(crate) fn keep(&mut self, set: Result<()>) {
+        if let (Err(error), None) = (set, &self.wrong) {
+            self.wrong = Some(error);
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        self.wrong.clone().map_or(Ok(()), Err)
+    }
+}
+
+/// Defines the setters that the builders of loads and saves share; `$request` is their field with [`How`].
+macro_rules! common_setters {
+    ($request:ident) => {
+        /// The method that moves the bytes; default [`Method::Auto`].
+        pub fn method(mut self, method: Method) -> Self {
+            self.$request.how.method = method;
+            self
+        }
+
+        /// Bypass or use the page cache; default [`Io::Auto`].
+        pub fn io(mut self, io: Io) -> Self {
+            self.$request.how.io = io;
+            self
+        }
+
+        /// Bytes per operation, within [`BLOCK_RANGE`](crate::BLOCK_RANGE) and a multiple of the file's
+        /// alignment for direct I/O; default: chosen by the plan.
+        pub fn block(mut self, bytes: u64) -> Self {
+            self.$request.how.block = Some(bytes);
+            self
+        }
+
+        /// Operations in flight, within [`QUEUE_DEPTH_RANGE`](crate::QUEUE_DEPTH_RANGE); default: chosen
+        /// by the plan.
+        pub fn queue_depth(mut self, operations: u32) -> Self {
+            self.$request.how.queue_depth = Some(operations);
+            self
+        }
+
+        /// Computes a checksum of the bytes. If one is expected and differs, the operation fails (EBADMSG):
+        /// a load returns nothing, a save does not replace the old file.
+        pub fn verify(mut self, verify: Verify) -> Self {
+            self.common.verify = Some(verify);
+            self
+        }
+
+        /// Records a timeline, which the report then has; default false.
+        pub fn trace(mut self, trace: bool) -> Self {
+            self.common.trace = trace;
+            self
+        }
+
+        /// Lets `token` cancel it.
+        pub fn cancel(mut self, token: CancelToken) -> Self {
+            self.common.cancel = token;
+            self
+        }
+
+        /// Calls `progress` at most 30 times a second, from the threads that move the bytes, and once at
+        /// the end. It should return quickly. For a stream, the total is what has arrived so far.
+        pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+            self.common.progress = Some(Box::new(progress));
+            self
+        }
+
+        /// Sets how messages name options, for programs whose options have other names; default: as this
+        /// crate does.
+        pub fn names(mut self, names: &'static dyn Names) -> Self {
+            self.common.names = names;
+            self
+        }
+
+        /// Sets one of [`OPTIONS`](crate::OPTIONS), as its own method does. If it does not accept the value,
+        /// `check`, `plan` and `run` return the error.
+        pub fn set(mut self, option: Opt, value: impl Into<OptionValue>) -> Self {
+            let set = self.set_to(option, &value.into());
+            self.common.keep(set);
+            self
+        }
+    };
+}
+pub(crate) use common_setters;
 
 /// What the caller requested; `None` and `Auto` are left to the plan. Sizes are in bytes.
 #[derive(Clone, Debug)]
@@ -11,14 +170,11 @@ pub(crate) struct Request {
     pub kind: Kind,
     pub pages: Pages,
     pub exact_size: bool,
-    pub method: Method,
-    pub io: Io,
+    pub how: How,
     pub reach: Reach,
     pub offset: u64,
     pub length: Option<u64>,
     pub chunk: Option<u64>,
-    pub block: Option<u64>,
-    pub queue_depth: Option<u32>,
     pub allocation: Allocation,
     pub check_memory: bool,
 }
@@ -30,14 +186,11 @@ impl Default for Request {
             kind: Kind::Memfd,
             pages: Pages::Auto,
             exact_size: false,
-            method: Method::Auto,
-            io: Io::Auto,
+            how: How::default(),
             reach: Reach::Asked,
             offset: 0,
             length: None,
             chunk: None,
-            block: None,
-            queue_depth: None,
             allocation: Allocation::Auto,
             check_memory: true,
         }
@@ -55,36 +208,25 @@ pub enum Reach {
     Only(Vec<(u64, u64)>),
 }
 
-/// Refuses a value that is out of range.
-pub(crate) fn in_range(option: Opt, value: u64, range: RangeInclusive<u64>) -> Result<()> {
-    if range.contains(&value) {
-        return Ok(());
+impl Deref for Request {
+    type Target = How;
+
+    fn deref(&self) -> &How {
+        &self.how
     }
-    let (low, high) = range.into_inner();
-    Err(Error::usage(
-        option,
-        format!("{value} is out of range: {low} to {high}"),
-    ))
 }
 
 impl Request {
     /// Checks the values of a request that do not depend on the file.
     pub(crate) fn check(&self) -> Result<()> {
-        let any = i64::MAX as u64;
-        if let Some(block) = self.block {
-            in_range(Opt::Block, block, BLOCK_RANGE)?;
+        self.how.check()?;
+        OptionInfo::check(Operation::Load, Opt::Chunk, self.chunk)?;
+        if let (Some(chunk), Some(block)) = (self.chunk, self.block)
+            && chunk < block
+        {
+            return Err(out_of_range(Opt::Chunk, chunk, (block, i64::MAX as u64)));
         }
-        if let Some(depth) = self.queue_depth {
-            let (low, high) = QUEUE_DEPTH_RANGE.into_inner();
-            in_range(Opt::QueueDepth, depth.into(), low.into()..=high.into())?;
-        }
-        if let Some(chunk) = self.chunk {
-            let least = self.block.unwrap_or(*BLOCK_RANGE.start());
-            in_range(Opt::Chunk, chunk, least..=any)?;
-        }
-        if self.length == Some(0) {
-            in_range(Opt::Length, 0, 1..=any)?;
-        }
+        OptionInfo::check(Operation::Load, Opt::Length, self.length)?;
         if self.reach != Reach::Asked && (self.offset != 0 || self.length.is_some()) {
             let why = message![
                 "selects its own bytes: cannot be combined with ",
@@ -92,7 +234,7 @@ impl Request {
                 " or ",
                 Opt::Length
             ];
-            return Err(Error::usage(Opt::Patterns, why));
+            return Err(Error::usage(Opt::Tensors, why));
         }
         Ok(())
     }

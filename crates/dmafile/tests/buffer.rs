@@ -14,7 +14,7 @@ fn loaded(kind: Kind) -> (tempfile::TempDir, std::path::PathBuf, Buffer) {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
     // Not hugetlb pages, which write(2) cannot change.
-    let load = Load::new(&path).to(kind).pages(Pages::Small).offset(77);
+    let load = Load::new(&path).to(kind).pages(Pages::Base).offset(77);
     (dir, path, load.run().unwrap().buffer)
 }
 
@@ -187,7 +187,7 @@ fn the_size_of_a_memfd_does_not_depend_on_the_method() {
         for io in [Io::Direct, Io::Buffered] {
             for (offset, length) in [(0, 1000), (0, LEN), (77, 4096), (5000, LEN - 5000)] {
                 // The size of a memfd of huge pages would be a multiple of them.
-                let load = Load::new(&path).method(method).io(io).pages(Pages::Small);
+                let load = Load::new(&path).method(method).io(io).pages(Pages::Base);
                 let load = load.offset(offset).length(length);
                 let buffer = load.run().unwrap().buffer;
                 let size = rustix::fs::fstat(buffer.as_fd().unwrap()).unwrap().st_size;

@@ -271,7 +271,7 @@ fn a_udmabuf_is_created_during_the_reads() {
     let dir = dir();
     let path = cold(dir.path(), 32 << 20);
     // On any disk, thousands of consecutive reads take longer than the allocation.
-    let load = load(&path, "udmabuf").pages(Pages::Small);
+    let load = load(&path, "udmabuf").pages(Pages::Base);
     let load = load.block(4096).queue_depth(1);
     let report = load.allocation(Allocation::Ahead).run().unwrap().report;
     // The udmabuf is created when all its memory is allocated, while reads into it continue.

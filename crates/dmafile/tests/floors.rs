@@ -25,6 +25,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("format", &["error"]),
     ("exporter", &["error", "message", "options"]),
     ("verify", &["error", "message", "source"]),
+    (
+        "request",
+        &["control", "error", "message", "options", "verify"],
+    ),
     // Extents and timing of a transfer.
     ("flow", &["control", "error", "reasons", "sync"]),
     // Look.

@@ -96,8 +96,8 @@ fn no_load_leaks_a_descriptor_mapping_pin_or_thread() {
             Load::new(&path).to(Kind::fd(memfd(len as u64)))
         }),
         ("whole, bounce", &|| Load::new(&path).method(Method::Bounce)),
-        ("whole, 4k", &|| {
-            Load::new(&path).pages(Pages::Small).block(1 << 20)
+        ("whole, base", &|| {
+            Load::new(&path).pages(Pages::Base).block(1 << 20)
         }),
         ("wrong digest", &|| {
             let verify = Verify::expect(dmafile::Algorithm::Crc32c, "00000000");

@@ -225,8 +225,8 @@ fn holes_are_zero_at_every_position() {
         let path = sparse(&sub, len, data);
         for kind in KINDS {
             for method in METHODS {
-                for pages in [Pages::Small, Pages::Auto] {
-                    if kind == "fd" && pages == Pages::Small {
+                for pages in [Pages::Base, Pages::Auto] {
+                    if kind == "fd" && pages == Pages::Base {
                         continue;
                     }
                     let what = format!("layout {index} to {kind} by {method} on {pages}");
@@ -243,7 +243,7 @@ fn holes_need_no_memory_and_no_reads() {
     let dir = dir();
     let len = 64 << 20;
     let path = sparse(dir.path(), len, &[(32 << 20, 33 << 20)]);
-    let loaded = Load::new(&path).pages(Pages::Small).run().unwrap();
+    let loaded = Load::new(&path).pages(Pages::Base).run().unwrap();
     assert_eq!(loaded.report.bytes_hole, len - (1 << 20));
     assert_eq!(loaded.report.bytes_direct, 1 << 20);
     let stat = rustix::fs::fstat(loaded.buffer.as_fd().unwrap()).unwrap();

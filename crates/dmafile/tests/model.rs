@@ -91,7 +91,7 @@ fn every_method_loads_shards_into_one_buffer() {
     assert_eq!(model.shards().len(), 3);
     for method in dmafile_testkit::methods() {
         for io in [Io::Auto, Io::Direct, Io::Buffered] {
-            for pages in [Pages::Auto, Pages::Small] {
+            for pages in [Pages::Auto, Pages::Base] {
                 files.iter().for_each(|file| evict(file));
                 let load = model.load().method(method).io(io).pages(pages);
                 let what = format!("{method} {io} {pages}");
@@ -140,7 +140,7 @@ fn a_split_gguf_loads_into_one_buffer_and_must_be_complete() {
     }
     let model = Model::open(name(1)).unwrap();
     let loaded = model
-        .load_only(&patterns(&["a.2.w", "b.0.w"]))
+        .load_tensors(&patterns(&["a.2.w", "b.0.w"]))
         .unwrap()
         .run()
         .unwrap();
@@ -194,7 +194,7 @@ fn only_chosen_tensors_are_read() {
                     "fd" => Kind::fd(dmafile_testkit::dirty_memfd(model.shards()[2].at + 8 * MIB)),
                     word => word.parse().unwrap(),
                 };
-                let load = model.load_only(&patterns).unwrap();
+                let load = model.load_tensors(&patterns).unwrap();
                 let loaded = load.to(to).io(io).run().unwrap();
                 let what = format!("{texts:?} to {kind} {io}");
                 let chosen: Vec<_> = written
@@ -219,7 +219,7 @@ fn only_chosen_tensors_are_read() {
             }
         }
     }
-    let error = model.load_only(&patterns(&["layer9*"])).err().unwrap();
+    let error = model.load_tensors(&patterns(&["layer9*"])).err().unwrap();
     assert!(
         error
             .to_string()
@@ -227,7 +227,7 @@ fn only_chosen_tensors_are_read() {
         "{error}"
     );
     let verify: Verify = "sha256".parse().unwrap();
-    let load = model.load_only(&patterns(&["*.3.w"])).unwrap();
+    let load = model.load_tensors(&patterns(&["*.3.w"])).unwrap();
     let error = load.verify(verify).run().unwrap_err();
     assert_eq!(error.kind(), dmafile::ErrorKind::Usage);
 }
@@ -474,7 +474,11 @@ fn the_index_decides_between_copies_of_a_tensor() {
         check(&loaded.buffer, &model, &right, "by the index");
         // What the index does not name is there as well, once.
         assert_eq!(model.tensors().len(), 5);
-        let chosen = model.load_only(&patterns(&["t.*"])).unwrap().run().unwrap();
+        let chosen = model
+            .load_tensors(&patterns(&["t.*"]))
+            .unwrap()
+            .run()
+            .unwrap();
         check(&chosen.buffer, &model, &right[..4], "chosen by the index");
         let bytes: u64 = right[..4].iter().map(|one| one.3.len() as u64).sum();
         assert_eq!(chosen.report.bytes, bytes);
@@ -512,7 +516,7 @@ fn a_truncated_shard_is_named() {
         }
         // Loads of tensors in other files still work.
         let other = format!("layer{}.4.w", (number + 1) % 3);
-        let load = model.load_only(&patterns(&[&other])).unwrap();
+        let load = model.load_tensors(&patterns(&[&other])).unwrap();
         let loaded = load.run().unwrap();
         let chosen = written.concat();
         let chosen: Vec<_> = chosen.into_iter().filter(|one| one.0 == other).collect();
@@ -613,7 +617,7 @@ fn a_range_of_chosen_tensors_is_refused() {
     three(dir.path());
     let model = Model::open(dir.path()).unwrap();
     let tensor = model.tensor("layer1.2.w").unwrap();
-    let chosen = || model.load_only(&patterns(&["layer1.*"])).unwrap();
+    let chosen = || model.load_tensors(&patterns(&["layer1.*"])).unwrap();
     let alone = || model.load_tensor(tensor).unwrap();
     for load in [
         chosen().offset(1 << 20),
@@ -634,7 +638,7 @@ fn small_gaps_between_tensors_are_read_but_not_counted() {
     safetensors(&path, &written);
     let model = Model::open(&path).unwrap();
     let loaded = model
-        .load_only(&patterns(&["a.0.w", "a.4.w"]))
+        .load_tensors(&patterns(&["a.0.w", "a.4.w"]))
         .unwrap()
         .run()
         .unwrap();
@@ -678,7 +682,7 @@ fn small_tensors_of_a_file_of_2_tib_are_loaded() {
     }
     let model = Model::open(&path).unwrap();
     for kind in [Kind::Anon, Kind::Memfd] {
-        let load = model.load_only(&patterns(&["first", "last"])).unwrap();
+        let load = model.load_tensors(&patterns(&["first", "last"])).unwrap();
         let loaded = load.to(kind).run().unwrap();
         for (name, want) in [("first", &noise[..5000]), ("last", &noise[5000..])] {
             let tensor = model.tensor(name).unwrap();

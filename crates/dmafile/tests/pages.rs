@@ -11,7 +11,7 @@ fn the_reported_page_size_is_that_of_the_memory() {
     let size = (24 << 20) + 5;
     let path = cold(dir.path(), size);
     for kind in ["anon", "memfd"] {
-        for pages in [Pages::Thp, Pages::Small] {
+        for pages in [Pages::Thp, Pages::Base] {
             let loaded = Load::new(&path)
                 .to(kind.parse().unwrap())
                 .pages(pages)

@@ -10,7 +10,7 @@ const LEN: usize = 9_000_001;
 const PAGE: u64 = 4096;
 
 fn load(path: &std::path::Path, kind: Kind) -> Load {
-    Load::new(path).to(kind).pages(Pages::Small)
+    Load::new(path).to(kind).pages(Pages::Base)
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn holes_and_gaps_between_tensors_are_pinned_and_counted() {
     dmafile_testkit::models::safetensors(&model, &tensors);
     let model = Model::open(&model).unwrap();
     let chosen = ["a.0.w".parse().unwrap(), "a.8.w".parse().unwrap()];
-    let load = model.load_only(&chosen).unwrap().to(pinned());
+    let load = model.load_tensors(&chosen).unwrap().to(pinned());
     if !dmafile_testkit::double::is_real() {
         double.most_registered();
     }

@@ -213,7 +213,7 @@ fn saving_in_place_changes_only_the_given_range() {
                     let what =
                         format!("{len} bytes from {from} of a {kind} to {at}, {method} {io}");
                     fs::write(&to, &around).unwrap();
-                    let save = Save::new(origin, &to).in_place(at).method(method).io(io);
+                    let save = Save::new(origin, &to).offset(at).method(method).io(io);
                     let save = save.length(len).block(BLOCK);
                     match save.run() {
                         Ok(report) => assert!(!report.atomic, "{what}"),
@@ -303,7 +303,7 @@ fn holes_stay_holes_in_a_new_file_and_are_zeros_in_place() {
                 // In place at byte 100, so that no page of the source is a page of the target.
                 let around = vec![0xff; len as usize + 300];
                 fs::write(&to, &around).unwrap();
-                let save = Save::new(from.clone(), &to).in_place(100).method(method);
+                let save = Save::new(from.clone(), &to).offset(100).method(method);
                 run(save, &what);
                 assert_eq!(file_digest(&to, 100, len), digest, "{what}, in place");
                 let bytes = fs::read(&to).unwrap();
@@ -400,7 +400,7 @@ fn a_failed_save_leaves_the_old_file() {
         line.contains("no such folder (ENOENT); create it first"),
         "{line}"
     );
-    let save = Save::new(from(), dir.path().join("missing")).in_place(0);
+    let save = Save::new(from(), dir.path().join("missing")).offset(0);
     let line = text(save, &to);
     assert!(line.contains("no such file (ENOENT)"), "{line}");
     let line = text(Save::new(from(), "/dev/null"), &to);
@@ -606,7 +606,7 @@ fn parts_are_saved_in_order() {
                 .verify("sha256".parse::<Verify>().unwrap());
             if let Some(at) = at {
                 fs::write(&to, vec![7; 5000]).unwrap();
-                save = save.in_place(at);
+                save = save.offset(at);
             }
             let report = run(save, &what);
             let digest = bytes_digest(&bytes);
@@ -755,7 +755,7 @@ fn a_save_onto_its_own_source_is_refused_before_the_first_write() {
                 let what = format!("{way}, from {from} to {to}, {method}");
                 let len = LEN.min(bytes.len() as u64 - from);
                 let save = Save::new(origin(from, len), at("other")).length(len);
-                let error = save.in_place(to).method(method).run().expect_err(&what);
+                let error = save.offset(to).method(method).run().expect_err(&what);
                 assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{what}: {error}");
                 let text = error.to_string();
                 assert!(text.contains("of the same file"), "{what}: {text}");
@@ -768,19 +768,19 @@ fn a_save_onto_its_own_source_is_refused_before_the_first_write() {
     }
     let save = Save::new(Origin::fd(open(), 5), at("f"))
         .length(100)
-        .in_place(50);
+        .offset(50);
     let text = save.run().unwrap_err().to_string();
     let says = "bytes 5 to 105 would be written to bytes 50 to 150 of the same file";
     assert!(text.contains(says), "{text}");
     // A stream reads what is appended to its file, without end.
     let save = Save::new(Origin::Stream(Arc::new(open())), at("f"));
-    save.in_place(bytes.len() as u64).run().unwrap_err();
+    save.offset(bytes.len() as u64).run().unwrap_err();
     assert!(fs::read(at("f")).unwrap() == bytes);
     // A memfd by its path.
     let memory = memory(&bytes);
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     let save = Save::new(Origin::fd(memory.try_clone().unwrap(), 0), path);
-    save.length(MIB).in_place(4096).run().unwrap_err();
+    save.length(MIB).offset(4096).run().unwrap_err();
     assert_eq!(
         dmafile_testkit::descriptor_digest(memory, 0, bytes.len() as u64),
         bytes_digest(&bytes)
@@ -826,7 +826,7 @@ fn ranges_of_one_file_that_do_not_overlap_are_copied() {
                     Origin::memory(&map.0[from..][..len])
                 }
             };
-            let save = Save::new(origin, &path).length(len).in_place(to);
+            let save = Save::new(origin, &path).length(len).offset(to);
             run(save.method(method), &what);
             let mut want = bytes.clone();
             want.resize(want.len().max((to + len) as usize), 0);
@@ -854,7 +854,7 @@ fn a_loop_device_is_not_saved_onto_its_own_file() {
         let onto = |from: &Path, to: &Path, at| {
             Save::new(Origin::File(from.into()), to)
                 .length(MIB)
-                .in_place(at)
+                .offset(at)
                 .run()
         };
         // Byte 0 of the device is byte 4096 of the file.
@@ -916,7 +916,7 @@ fn links_of_other_users_in_sticky_folders_are_not_followed() {
     let save = |name: &str, at: Option<u64>| {
         let save = Save::new(Origin::fd(memory(b"new"), 0), shared(name));
         match at {
-            Some(at) => save.in_place(at).run(),
+            Some(at) => save.offset(at).run(),
             None => save.run(),
         }
     };
@@ -1008,7 +1008,7 @@ fn names_are_bytes() {
         for path in [&to, &link] {
             let save = || Save::new(Origin::fd(memory(b"new"), 0), path);
             run(save(), "a new file");
-            run(save().in_place(3), "in place");
+            run(save().offset(3), "in place");
             assert_eq!(fs::read(&to).unwrap(), b"newnew");
             run(save(), "an old file");
             run(Save::new(Origin::File(path.clone()), path), "onto itself");

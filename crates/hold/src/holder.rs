@@ -34,7 +34,7 @@ use std::time::Duration;
 pub struct Hold {
     wanted: HoldOptions,
     name: Option<String>,
-    at: Option<PathBuf>,
+    socket: Option<PathBuf>,
     mode: Option<u32>,
     group: Option<u32>,
     idle: Option<Duration>,
@@ -52,7 +52,7 @@ impl Hold {
         Self {
             wanted: HoldOptions::new(paths.into_iter().map(Into::into).collect()),
             name: None,
-            at: None,
+            socket: None,
             mode: None,
             group: None,
             idle: None,
@@ -73,8 +73,8 @@ impl Hold {
 
     /// The path of the socket; default: the name's socket in [`Shared::place`](super::Shared::place). Only this
     /// user and root may be able to write to its folder.
-    pub fn at(mut self, socket: impl Into<PathBuf>) -> Self {
-        self.at = Some(socket.into());
+    pub fn socket(mut self, socket: impl Into<PathBuf>) -> Self {
+        self.socket = Some(socket.into());
         self
     }
 
@@ -202,7 +202,7 @@ impl Hold {
         };
         let stored = store::own(&name, &mut inherited);
         let listener = self.listener(inherited)?;
-        let at = match (&listener, &self.at) {
+        let at = match (&listener, &self.socket) {
             (Some(_), _) => None,
             (None, Some(at)) => Some(at.clone()),
             (None, None) => Some(place::own_folder()?.place(&name)),
@@ -428,7 +428,7 @@ impl Holder {
     }
 
     /// The path of the socket; empty for an inherited one without a path.
-    pub fn at(&self) -> &Path {
+    pub fn socket(&self) -> &Path {
         &self.at
     }
 

@@ -42,7 +42,7 @@ impl FileIdentity {
         for _ in 0..TRIES {
             before.pass();
             for at in (0..before.size.max(1)).step_by(PART) {
-                if cancel.is_set() {
+                if cancel.is_cancelled() {
                     return Err(Errno::CANCELED);
                 }
                 file::write_back(fd, at, PART as u64)?;

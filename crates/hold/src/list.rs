@@ -20,7 +20,7 @@ pub struct Holding {
     pub name: String,
     /// The path of the socket.
     #[serde(serialize_with = "dmafile::internal::lossy")]
-    pub at: PathBuf,
+    pub socket: PathBuf,
     /// The holder's process ID; 0 means another PID namespace.
     pub pid: u32,
     /// Its user.
@@ -52,15 +52,15 @@ pub struct Taker {
     pub uid: u32,
 }
 
-/// Lists what is held at one socket, or at all sockets of this user and of root. Without `at`,
+/// Lists what is held at one socket, or at all sockets of this user and of root. Without `socket`,
 /// sockets that have no holder or that this user may not use are skipped. `cancel` ends the wait for
 /// a holder that does not answer; it may take up to 10 seconds.
 ///
 /// # Errors
-/// ECANCELED; as [`Take::run`](super::Take::run), if `at` is given.
-pub fn holds(at: Option<&Path>, cancel: &CancelToken) -> Result<Vec<Holding>> {
-    if let Some(at) = at {
-        return Ok(vec![ask(at, cancel)?]);
+/// ECANCELED; as [`Take::run`](super::Take::run), if `socket` is given.
+pub fn holds(socket: Option<&Path>, cancel: &CancelToken) -> Result<Vec<Holding>> {
+    if let Some(socket) = socket {
+        return Ok(vec![ask(socket, cancel)?]);
     }
     let mut all = Vec::new();
     for folder in place::folders() {
@@ -82,13 +82,13 @@ pub fn holds(at: Option<&Path>, cancel: &CancelToken) -> Result<Vec<Holding>> {
             let named = name.to_str().is_some_and(|name| name::check(name).is_ok());
             if is_socket && named {
                 match ask(&entry.path(), cancel) {
-                    Err(error) if cancel.is_set() => return Err(error),
+                    Err(error) if cancel.is_cancelled() => return Err(error),
                     answer => all.extend(answer.ok()),
                 }
             }
         }
     }
-    all.sort_by(|one, other| (&one.name, &one.at).cmp(&(&other.name, &other.at)));
+    all.sort_by(|one, other| (&one.name, &one.socket).cmp(&(&other.name, &other.socket)));
     Ok(all)
 }
 
@@ -98,10 +98,10 @@ pub fn holds(at: Option<&Path>, cancel: &CancelToken) -> Result<Vec<Holding>> {
 /// # Errors
 /// ECANCELED; EPERM unless this process belongs to the holder's user or to root; otherwise as
 /// [`Take::run`](super::Take::run).
-pub fn release(name: &str, at: Option<&Path>, cancel: &CancelToken) -> Result<()> {
+pub fn release(name: &str, socket: Option<&Path>, cancel: &CancelToken) -> Result<()> {
     name::check(name)?;
-    let places = match at {
-        Some(at) => vec![at.to_path_buf()],
+    let places = match socket {
+        Some(socket) => vec![socket.to_path_buf()],
         None => {
             let folders = place::folders().into_iter();
             folders.map(|folder| folder.join(name)).collect()
@@ -110,7 +110,7 @@ pub fn release(name: &str, at: Option<&Path>, cancel: &CancelToken) -> Result<()
     let mut first = None;
     for at in places {
         match end(&at, name, cancel) {
-            Err(error) if cancel.is_set() => return Err(error),
+            Err(error) if cancel.is_cancelled() => return Err(error),
             Err(error) if first.is_none() => first = Some(error),
             Err(_) => {}
             Ok(()) => return Ok(()),
@@ -134,7 +134,7 @@ fn ask(at: &Path, cancel: &CancelToken) -> Result<Holding> {
         if files.len() >= answer.total {
             let takers = answer.some_takers.into_iter();
             return Ok(Holding {
-                at: at.to_path_buf(),
+                socket: at.to_path_buf(),
                 pid: talk.who.pid,
                 uid: talk.who.uid,
                 name: answer.name,

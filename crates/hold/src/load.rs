@@ -171,7 +171,7 @@ impl HoldOptions {
                 fd,
                 superseded,
             } = file;
-            if self.cancel.is_set() {
+            if self.cancel.is_cancelled() {
                 return Err(Error::cancelled(Verb::Load, path.display().to_string()));
             }
             let source = Arc::new(Source::of(&path, fd)?);

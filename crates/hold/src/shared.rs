@@ -44,7 +44,7 @@ const STEP: Duration = Duration::from_millis(5);
 #[must_use = "nothing is loaded or taken before `run`"]
 pub struct Shared {
     wanted: HoldOptions,
-    at: Option<PathBuf>,
+    folder: Option<PathBuf>,
     wait: Duration,
 }
 
@@ -53,15 +53,15 @@ impl Shared {
     pub fn of<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Self {
         Self {
             wanted: HoldOptions::new(paths.into_iter().map(Into::into).collect()),
-            at: None,
+            folder: None,
             wait: Duration::ZERO,
         }
     }
 
     /// The folder in which processes find each other, created if necessary; default: `shared` in the folder of
     /// this user's sockets ([`Shared::place`]). It must belong to this user.
-    pub fn at(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.at = Some(folder.into());
+    pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.folder = Some(folder.into());
         self
     }
 
@@ -151,7 +151,7 @@ impl Shared {
         self.wanted.check()?;
         let files = self.wanted.open()?;
         let key = self.key(&files);
-        let folder = match self.at.take() {
+        let folder = match self.folder.take() {
             Some(folder) => folder,
             None => place::own_folder()?.place("shared"),
         };
@@ -327,7 +327,7 @@ fn look_around(folder: &Folder, key: &str, cancel: &CancelToken) -> Option<Held>
             let stopped = doubted && process::is_stopped(talk.who.pid);
             !ended && !stopped && since.elapsed() < REPLY_TIMEOUT
         });
-        if cancel.is_set() {
+        if cancel.is_cancelled() {
             // The load will notice.
             return None;
         }
@@ -361,7 +361,7 @@ fn lock(all: &Folder, key: &str, until: Instant, cancel: &CancelToken) -> Result
         if let Some(lock) = Lock::take(&folder).map_err(failed)? {
             return Ok((folder, lock));
         }
-        if cancel.is_set() {
+        if cancel.is_cancelled() {
             return Err(Error::cancelled(Verb::Load, place()));
         }
         let left = until.saturating_duration_since(Instant::now());

@@ -27,7 +27,7 @@ const STEP: Duration = Duration::from_millis(10);
 #[must_use = "nothing is taken before `run`"]
 pub struct Take {
     name: String,
-    at: Option<PathBuf>,
+    socket: Option<PathBuf>,
     wait: Duration,
     cancel: CancelToken,
 }
@@ -100,7 +100,7 @@ impl Held {
     pub fn take(name: impl Into<String>) -> Take {
         Take {
             name: name.into(),
-            at: None,
+            socket: None,
             wait: Duration::ZERO,
             cancel: CancelToken::new(),
         }
@@ -138,7 +138,7 @@ impl Held {
     }
 
     /// The path of the socket that it was taken from.
-    pub fn at(&self) -> &Path {
+    pub fn socket(&self) -> &Path {
         &self.from.at
     }
 
@@ -150,7 +150,7 @@ impl Held {
     /// Files that this process has loaded itself.
     pub(super) fn own(name: String, files: Vec<(Buffer, HeldInfo)>, holder: Holder) -> Self {
         let from = From {
-            at: holder.at().to_path_buf(),
+            at: holder.socket().to_path_buf(),
             who: Credentials {
                 pid: std::process::id(),
                 uid: place::user(),
@@ -194,8 +194,8 @@ impl HeldFile {
 
 impl Take {
     /// The path of the socket; default: the name's socket of this user, or else of root.
-    pub fn at(mut self, socket: impl Into<PathBuf>) -> Self {
-        self.at = Some(socket.into());
+    pub fn socket(mut self, socket: impl Into<PathBuf>) -> Self {
+        self.socket = Some(socket.into());
         self
     }
 
@@ -222,7 +222,7 @@ impl Take {
     /// no answer within 10 seconds; EMFILE if this process has too many open descriptors.
     pub fn run(self) -> Result<Held> {
         name::check(&self.name)?;
-        let places = match &self.at {
+        let places = match &self.socket {
             Some(at) => vec![at.clone()],
             None => {
                 let folders = place::folders().into_iter();
@@ -244,7 +244,7 @@ impl Take {
                 }
             }
             let error = first.expect("there is a place to look at");
-            if self.cancel.is_set() {
+            if self.cancel.is_cancelled() {
                 return Err(Error::cancelled(Verb::Take, &self.name));
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -373,7 +373,7 @@ impl Talk {
                 Err(error)
                     if error.raw_os_error() == Some(libc::EAGAIN)
                         && Instant::now() < until
-                        && !cancel.is_set() =>
+                        && !cancel.is_cancelled() =>
                 {
                     std::thread::sleep(STEP);
                 }
@@ -457,7 +457,7 @@ impl Talk {
                 Err(Errno::MSGSIZE) => return Err(self.unsound("it is too long")),
                 done => break done.map_err(failed)?,
             }
-            if self.cancel.is_set() {
+            if self.cancel.is_cancelled() {
                 return Err(Error::cancelled(self.what, self.at.display().to_string()));
             }
             let left = self.until.saturating_duration_since(Instant::now());

@@ -3,7 +3,7 @@
 
 use dmafile::{Buffer, Kind, Load, Pages, Save};
 use dmafile_hold::{Hold, Shared};
-use dmafile_record::{Capture, Note, RecordBuffer};
+use dmafile_record::{Note, RecorderBuffer, RecorderOptions};
 use dmafile_testkit::{Forked, cold, dir, file_digest, memfd};
 use rustix::fs::SealFlags;
 use std::os::fd::OwnedFd;
@@ -79,7 +79,7 @@ fn a_child_forked_during_a_load_does_not_keep_the_memory_from_being_sealed() {
     let digest = file_digest(&path, 0, LEN as u64);
     for (kind, _fd) in sealable(&path) {
         let child = Arc::default();
-        let load = small_blocks(Load::new(&path).to(kind).pages(Pages::Small));
+        let load = small_blocks(Load::new(&path).to(kind).pages(Pages::Base));
         let mut buffer = load.progress(forks(&child)).run().unwrap().buffer;
         assert!(child.get().is_some(), "nothing was forked");
         buffer.seal().unwrap();
@@ -87,11 +87,13 @@ fn a_child_forked_during_a_load_does_not_keep_the_memory_from_being_sealed() {
         assert!(child_has(&buffer));
     }
     let child = Arc::default();
-    let hold = Hold::of([&path]).name("a").at(dir.path().join("socket"));
+    let hold = Hold::of([&path])
+        .name("a")
+        .socket(dir.path().join("socket"));
     let holder = hold.each(small_blocks).progress(forks(&child)).start();
     assert!(child.get().is_some() && holder.unwrap().files()[0].sealed);
     let child = Arc::default();
-    let shared = Shared::of([&path]).at(dir.path().join("shared"));
+    let shared = Shared::of([&path]).folder(dir.path().join("shared"));
     let held = shared
         .each(small_blocks)
         .progress(forks(&child))
@@ -122,9 +124,9 @@ fn children_forked_all_the_time_do_not_keep_held_memory_from_being_sealed() {
         let ended = (0..300).try_for_each(|number| {
             let at = dir.path().join(format!("{number}"));
             match number % 3 {
-                0 => drop(Hold::of([&path]).name("a").at(&at).start()?),
-                1 => drop(Shared::of([&path]).at(&at).run()?),
-                _ => match Shared::of([&path]).at(&at).find()? {
+                0 => drop(Hold::of([&path]).name("a").socket(&at).start()?),
+                1 => drop(Shared::of([&path]).folder(&at).run()?),
+                _ => match Shared::of([&path]).folder(&at).find()? {
                     dmafile_hold::Found::Vacant(vacant) => drop(vacant.fill(vec![copy(&path)])?),
                     dmafile_hold::Found::Held(_) => unreachable!("nothing is in a new folder"),
                 },
@@ -183,7 +185,7 @@ fn a_child_has_buffers_of_its_parent() {
         }
     }
     let shared = Shared::of([&path])
-        .at(dir.path().join("shared"))
+        .folder(dir.path().join("shared"))
         .writable(true);
     assert!(child_has(&shared.run().unwrap().files()[0].buffer));
     let fd = memfd(LEN.next_multiple_of(1 << 20) as u64);
@@ -200,10 +202,10 @@ fn a_child_can_record_memory_that_its_parent_attached() {
     let path = cold(dir.path(), LEN);
     let buffer = Load::new(&path).run().unwrap().buffer;
     let fd = buffer.as_fd().unwrap().try_clone_to_owned().unwrap();
-    let attached = RecordBuffer::open(&dmafile::Origin::fd(fd, buffer.offset())).unwrap();
+    let attached = RecorderBuffer::open(&dmafile::Origin::fd(fd, buffer.offset())).unwrap();
     let to = dir.path().join("record");
     let done = in_child(|| {
-        let recorder = Capture::new(&to).start().unwrap();
+        let recorder = RecorderOptions::new(&to).start().unwrap();
         let length = attached.bytes().min(LEN as u64);
         recorder
             .append(&attached, 0, length, Note::default())
@@ -221,10 +223,10 @@ fn a_forked_child_drops_a_recorder_and_its_tickets_without_waiting() {
     let _alone = alone();
     let dir = dir();
     let to = dir.path().join("record");
-    let recorder = Capture::new(&to).start().unwrap();
+    let recorder = RecorderOptions::new(&to).start().unwrap();
     let frame: Arc<Vec<u8>> = Arc::new(dmafile_testkit::noise(1 << 20, 3));
     let append = || {
-        let memory = RecordBuffer::lent(Arc::clone(&frame) as _);
+        let memory = RecorderBuffer::lent(Arc::clone(&frame) as _);
         recorder
             .append(&memory, 0, 1 << 20, Note::default())
             .unwrap()
@@ -254,7 +256,7 @@ fn a_forked_child_does_not_release_what_its_parent_is_loading_for_all() {
     let _alone = alone();
     let dir = dir();
     let path = cold(dir.path(), 100_000);
-    let find = || Shared::of([&path]).at(dir.path().join("shared")).find();
+    let find = || Shared::of([&path]).folder(dir.path().join("shared")).find();
     let found = find().unwrap();
     let status = in_child(|| {
         // SAFETY: the child ends without using the original again.

@@ -64,7 +64,7 @@ fn send_with(socket: &OwnedFd, text: &str, fds: &[BorrowedFd<'_>]) {
 }
 
 fn taken_is_equal(at: &Path, name: &str, files: &[PathBuf]) {
-    let held = Held::take(name).at(at).run().unwrap();
+    let held = Held::take(name).socket(at).run().unwrap();
     assert_eq!(held.files().len(), files.len());
     for (file, path) in held.files().iter().zip(files) {
         assert_eq!(file.name, path.file_name().unwrap().to_str().unwrap());
@@ -81,7 +81,7 @@ fn taken_memory_equals_the_file_and_is_sealed() {
     let verify = Verify::compute(Algorithm::Sha256);
     let holder = Hold::of([&path])
         .name("a")
-        .at(&at)
+        .socket(&at)
         .verify(verify)
         .start()
         .unwrap();
@@ -89,7 +89,7 @@ fn taken_memory_equals_the_file_and_is_sealed() {
         fs::metadata(&at).unwrap().permissions().mode() & 0o777,
         0o600
     );
-    let held = Held::take("a").at(&at).run().unwrap();
+    let held = Held::take("a").socket(&at).run().unwrap();
     let file = &held.files()[0];
     let want = file_digest(&path, 0, (5 << 20) + 123);
     assert_eq!(digest(file), want);
@@ -113,7 +113,7 @@ fn taken_memory_equals_the_file_and_is_sealed() {
     holder.stop();
     assert!(!at.exists());
     assert_eq!(digest(file), want);
-    let error = Held::take("a").at(&at).run().unwrap_err();
+    let error = Held::take("a").socket(&at).run().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ENOENT), "{error}");
 }
 
@@ -128,7 +128,7 @@ fn each_file_of_a_model_has_its_own_memory() {
     let at = dir.path().join("socket");
     let holder = Hold::of([dir.path()])
         .name("model")
-        .at(&at)
+        .socket(&at)
         .start()
         .unwrap();
     let files: Vec<_> = (1..=40)
@@ -152,13 +152,13 @@ fn a_writable_hold_shows_what_its_takers_write() {
     let at = dir.path().join("socket");
     let _holder = Hold::of([&path])
         .name("a")
-        .at(&at)
+        .socket(&at)
         .writable(true)
         .start()
         .unwrap();
     let take = || {
         Held::take("a")
-            .at(&at)
+            .socket(&at)
             .run()
             .unwrap()
             .into_files()
@@ -195,12 +195,12 @@ fn every_taker_gets_an_open_file_of_its_own() {
     let path = cold(dir.path(), 100_000);
     for writable in [false, true] {
         let at = dir.path().join(format!("socket-{writable}"));
-        let hold = Hold::of([&path]).name("a").at(&at).writable(writable);
+        let hold = Hold::of([&path]).name("a").socket(&at).writable(writable);
         let holder = hold.start().unwrap();
         // One that uses dmafile, and one that does not.
-        let held = Held::take("a").at(&at).run().unwrap();
+        let held = Held::take("a").socket(&at).run().unwrap();
         let (_peer, raw) = take_raw(&at, "a");
-        let again = Held::take("a").at(&at).run().unwrap();
+        let again = Held::take("a").socket(&at).run().unwrap();
         let (_peer, raw_again) = take_raw(&at, "a");
         let fds = [
             held.files()[0].buffer.as_fd().unwrap(),
@@ -239,7 +239,7 @@ fn a_taker_does_not_share_its_open_file_with_the_holder() {
         send_with(&peer, &answer("v", "v"), &[memory.as_fd()]);
         peer
     });
-    let held = Held::take("a").at(&at).run().unwrap();
+    let held = Held::take("a").socket(&at).run().unwrap();
     let taken = held.files()[0].buffer.as_fd().unwrap();
     assert_eq!(rustix::fs::tell(taken).unwrap(), 0);
     dmafile_testkit::are_independent(&[taken, own.as_fd()]);
@@ -296,13 +296,13 @@ fn a_store_to_a_page_that_was_dirty_during_the_load_is_noticed() {
     let path = cold(dir.path(), 100_000);
     let at = dir.path().join("socket");
     let shared = || {
-        let shared = Shared::of([&path]).at(dir.path().join("shared"));
+        let shared = Shared::of([&path]).folder(dir.path().join("shared"));
         let buffered = |load: Load| load.method(Method::Threads).io(Io::Buffered);
         shared.each(buffered).wait(LONG).run().unwrap()
     };
     let mapped = Mapped::new(&path, 100_000);
     mapped.change(5000);
-    let hold = Hold::of([&path]).name("a").at(&at);
+    let hold = Hold::of([&path]).name("a").socket(&at);
     // Direct reads would write the page back.
     let hold = hold.each(|load| load.method(Method::Threads).io(Io::Buffered));
     let _holder = hold.start().unwrap();
@@ -311,7 +311,7 @@ fn a_store_to_a_page_that_was_dirty_during_the_load_is_noticed() {
     mapped.change(6000);
     mapped.sync();
     assert_eq!(changed(), Some(true));
-    let info = &Held::take("a").at(&at).run().unwrap().into_files()[0].info;
+    let info = &Held::take("a").socket(&at).run().unwrap().into_files()[0].info;
     assert_eq!(info.changed, Some(true));
 
     mapped.change(7000);
@@ -335,11 +335,11 @@ fn a_file_that_changes_during_the_load_is_refused() {
             rustix::io::pwrite(&file, b"x", 200_000).unwrap();
         }
     };
-    let hold = Hold::of([&path]).name("a").at(&at);
+    let hold = Hold::of([&path]).name("a").socket(&at);
     let error = hold.progress(write(path.clone())).start().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}");
     assert!(!at.exists());
-    let shared = || Shared::of([&path]).at(dir.path().join("shared"));
+    let shared = || Shared::of([&path]).folder(dir.path().join("shared"));
     let error = shared().progress(write(path.clone())).run().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}");
     let held = shared().run().unwrap();
@@ -353,15 +353,15 @@ fn a_held_name_is_refused_and_replaced_on_request() {
     fs::write(&path, noise(300_000, 1)).unwrap();
     let old = file_digest(&path, 0, 300_000);
     let at = dir.path().join("socket");
-    let hold = || Hold::of([&path]).name("a").at(&at);
+    let hold = || Hold::of([&path]).name("a").socket(&at);
     let first = hold().start().unwrap();
     let error = hold().start().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EADDRINUSE), "{error}");
-    let held = Held::take("a").at(&at).run().unwrap();
+    let held = Held::take("a").socket(&at).run().unwrap();
     fs::write(&path, noise(200_000, 2)).unwrap();
     let changed = || holds(Some(&at), &CancelToken::new()).unwrap()[0].changed;
     assert_eq!(changed(), Some(true));
-    let old_file = Held::take("a").at(&at).run().unwrap();
+    let old_file = Held::take("a").socket(&at).run().unwrap();
     assert_eq!(old_file.files()[0].info.changed, Some(true));
     let second = hold().replace(true).start().unwrap();
     assert_eq!(first.wait(), Ended::Released);
@@ -389,7 +389,7 @@ fn a_token_ends_the_wait_for_a_silent_holder() {
     let errors = [
         holds(Some(&at), &token).unwrap_err(),
         release("a", Some(&at), &token).unwrap_err(),
-        Held::take("a").at(&at).cancel(token).run().unwrap_err(),
+        Held::take("a").socket(&at).cancel(token).run().unwrap_err(),
     ];
     for (error, what) in errors.iter().zip(["list", "release", "take"]) {
         assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
@@ -409,15 +409,19 @@ fn the_socket_of_a_killed_holder_is_replaced() {
     rustix::net::bind(&left, &SocketAddrUnix::new(&at).unwrap()).unwrap();
     rustix::net::listen(&left, 1).unwrap();
     drop(left);
-    let error = Held::take("a").at(&at).run().unwrap_err();
+    let error = Held::take("a").socket(&at).run().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{error}");
-    let _holder = Hold::of([&path]).name("a").at(&at).start().unwrap();
+    let _holder = Hold::of([&path]).name("a").socket(&at).start().unwrap();
     taken_is_equal(&at, "a", &[path]);
     // A file that is not a socket is not replaced.
     let file = dir.path().join("precious");
     fs::write(&file, "x").unwrap();
     let path = cold(dir.path(), 10_001);
-    let error = Hold::of([path]).name("a").at(&file).start().unwrap_err();
+    let error = Hold::of([path])
+        .name("a")
+        .socket(&file)
+        .start()
+        .unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EEXIST), "{error}");
     assert_eq!(fs::read(&file).unwrap(), b"x");
 }
@@ -428,7 +432,7 @@ fn the_socket_of_a_killed_holder_is_replaced() {
 fn forking_holder() {
     let path = |name| PathBuf::from(std::env::var_os(name).unwrap());
     let hold = Hold::of([path("HOLDER_FILE")]).name("a");
-    let _holder = hold.at(path("HOLDER_SOCKET")).start().unwrap();
+    let _holder = hold.socket(path("HOLDER_SOCKET")).start().unwrap();
     // SAFETY: the child makes two system calls, and ends with its parent's stdin.
     unsafe {
         if libc::fork() == 0 {
@@ -463,11 +467,11 @@ fn a_child_of_a_killed_holder_does_not_count_as_the_holder() {
     holder.kill().unwrap();
     // Before and after the parent has waited for it.
     for _ in 0..2 {
-        let error = Held::take("a").at(&at).run().unwrap_err();
+        let error = Held::take("a").socket(&at).run().unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{error}");
         let _ = holder.wait();
     }
-    let hold = Hold::of([&path]).name("a").at(&at).replace(true);
+    let hold = Hold::of([&path]).name("a").socket(&at).replace(true);
     let _holder = hold.start().unwrap();
     taken_is_equal(&at, "a", &[path]);
     drop(child_lives);
@@ -480,12 +484,12 @@ fn a_folder_that_all_users_can_write_to_is_refused() {
     let open = dir.path().join("open");
     fs::create_dir(&open).unwrap();
     let at = open.join("socket");
-    let holder = Hold::of([&path]).name("a").at(&at).start().unwrap();
+    let holder = Hold::of([&path]).name("a").socket(&at).start().unwrap();
     fs::set_permissions(&open, Permissions::from_mode(0o1777)).unwrap();
-    let error = Held::take("a").at(&at).run().unwrap_err();
+    let error = Held::take("a").socket(&at).run().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{error}");
     drop(holder);
-    let error = Hold::of([&path]).name("a").at(&at).start().unwrap_err();
+    let error = Hold::of([&path]).name("a").socket(&at).start().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{error}");
 }
 
@@ -494,7 +498,7 @@ fn invalid_requests_are_usage_errors() {
     let dir = dir();
     let path = cold(dir.path(), 10_000);
     let at = dir.path().join("socket");
-    let hold = || Hold::of([&path]).name("a").at(&at);
+    let hold = || Hold::of([&path]).name("a").socket(&at);
     let none: [&Path; 0] = [];
     for (what, hold) in [
         ("no file", Hold::of(none).name("a")),
@@ -512,7 +516,7 @@ fn invalid_requests_are_usage_errors() {
     }
     let twice = Hold::of([&path, &path])
         .name("a")
-        .at(&at)
+        .socket(&at)
         .start()
         .unwrap_err();
     assert_eq!(twice.raw_os_error(), Some(libc::EEXIST), "{twice}");
@@ -520,8 +524,12 @@ fn invalid_requests_are_usage_errors() {
     let comma = dir.path().join("a,b");
     fs::write(&comma, "x").unwrap();
     let listed = [
-        Hold::of([&comma]).name("a").at(&at).start().unwrap_err(),
-        Shared::of([&comma]).at(dir.path()).run().unwrap_err(),
+        Hold::of([&comma])
+            .name("a")
+            .socket(&at)
+            .start()
+            .unwrap_err(),
+        Shared::of([&comma]).folder(dir.path()).run().unwrap_err(),
     ];
     for error in listed {
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
@@ -530,7 +538,7 @@ fn invalid_requests_are_usage_errors() {
     fs::remove_file(&comma).unwrap();
     let gone = Hold::of([dir.path().join("missing")])
         .name("a")
-        .at(&at)
+        .socket(&at)
         .start()
         .unwrap_err();
     assert_eq!(gone.raw_os_error(), Some(libc::ENOENT), "{gone}");
@@ -545,19 +553,19 @@ fn an_idle_holder_ends_when_no_process_has_its_memory() {
     let idle = Duration::from_millis(50);
     let holder = Hold::of([&path])
         .name("a")
-        .at(&at)
+        .socket(&at)
         .idle(Duration::from_secs(3600))
         .start()
         .unwrap();
     drop(holder);
     let holder = Hold::of([&path])
         .name("a")
-        .at(&at)
+        .socket(&at)
         .idle(idle)
         .start()
         .unwrap();
     // It may have ended before the take.
-    if let Ok(held) = Held::take("a").at(&at).run() {
+    if let Ok(held) = Held::take("a").socket(&at).run() {
         thread::sleep(idle * 4);
         assert!(holder.is_serving(), "it is connected");
         drop(held);
@@ -573,14 +581,14 @@ fn a_take_waits_until_something_is_held() {
     let at = dir.path().join("socket");
     let taker = {
         let at = at.clone();
-        thread::spawn(move || Held::take("a").at(at).wait(LONG).run())
+        thread::spawn(move || Held::take("a").socket(at).wait(LONG).run())
     };
     thread::sleep(Duration::from_millis(30));
-    let _holder = Hold::of([&path]).name("a").at(&at).start().unwrap();
+    let _holder = Hold::of([&path]).name("a").socket(&at).start().unwrap();
     let held = taker.join().unwrap().unwrap();
     assert_eq!(digest(&held.files()[0]), file_digest(&path, 0, 10_000));
     let error = Held::take("b")
-        .at(&at)
+        .socket(&at)
         .wait(Duration::from_millis(30))
         .run()
         .unwrap_err();
@@ -592,7 +600,7 @@ fn misbehaving_clients_are_dropped_and_do_not_block_others() {
     let dir = dir();
     let path = cold(dir.path(), 10_000);
     let at = dir.path().join("socket");
-    let _holder = Hold::of([&path]).name("a").at(&at).start().unwrap();
+    let _holder = Hold::of([&path]).name("a").socket(&at).start().unwrap();
     let served = || taken_is_equal(&at, "a", std::slice::from_ref(&path));
     let take = r#"{"v":1,"op":"take","name":"a"}"#;
 
@@ -809,7 +817,7 @@ fn invalid_answers_of_a_holder_are_refused() {
                 hear(&peer);
             }
         });
-        let taken = Held::take("a").at(&at).run();
+        let taken = Held::take("a").socket(&at).run();
         fake.join().unwrap();
         match (what, taken) {
             ("sound", taken) => assert_eq!(taken.unwrap().files()[0].buffer.len(), 10_000),
@@ -855,7 +863,7 @@ fn a_folder_of_links_has_the_bytes_of_the_model() {
     }
     let links = dir.path().join("links");
     let at = dir.path().join("socket");
-    let hold = || Hold::of([&model]).name("m").at(&at).folder(&links);
+    let hold = || Hold::of([&model]).name("m").socket(&at).folder(&links);
     let holder = hold().start().unwrap();
     assert_eq!(
         dmafile_testkit::names(&links),

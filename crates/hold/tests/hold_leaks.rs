@@ -57,11 +57,11 @@ fn takes_leak_no_descriptor_mapping_or_thread() {
     let dir = dir();
     let path = cold(dir.path(), 3 << 20);
     let at = dir.path().join("socket");
-    let hold = || Hold::of([&path]).name("a").at(&at).start().unwrap();
+    let hold = || Hold::of([&path]).name("a").socket(&at).start().unwrap();
     // Some things are allocated on first use.
     let threads = counts().2;
     let holder = hold();
-    drop(Held::take("a").at(&at).run().unwrap());
+    drop(Held::take("a").socket(&at).run().unwrap());
     drop(holder);
     // Nothing waits for the thread that looks at the files.
     while counts().2 != threads {
@@ -72,7 +72,7 @@ fn takes_leak_no_descriptor_mapping_or_thread() {
     let before = counts();
     assert_eq!(before.1, outside.1, "a holder maps nothing");
     for round in 0..1000 {
-        let held = Held::take("a").at(&at).run().unwrap();
+        let held = Held::take("a").socket(&at).run().unwrap();
         let file = &held.files()[0];
         assert_eq!(file.buffer.as_slice().unwrap().len(), 3 << 20);
         if round % 100 == 0 {

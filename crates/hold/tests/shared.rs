@@ -32,7 +32,7 @@ fn member() {
             .block(64 << 10)
     };
     let shared = Shared::of([file])
-        .at(folder.join("shared"))
+        .folder(folder.join("shared"))
         .wait(LONG)
         .each(slowly)
         .progress(move |_| {
@@ -167,7 +167,7 @@ fn a_changed_file_or_other_options_are_loaded_separately() {
     let file = cold(dir.path(), 100_000);
     let at = dir.path().join("shared");
     let take = |shared: Shared| {
-        let held = shared.at(&at).wait(LONG).run().unwrap();
+        let held = shared.folder(&at).wait(LONG).run().unwrap();
         let fd = held.files()[0].buffer.as_fd().unwrap();
         let inode = rustix::fs::fstat(fd).unwrap().st_ino;
         (held, inode)
@@ -211,16 +211,18 @@ fn waiting_for_a_slow_loader_times_out() {
     let (go_on, wait) = std::sync::mpsc::channel::<()>();
     let wait = std::sync::Mutex::new(wait);
     let loader = std::thread::spawn(move || {
-        let shared = Shared::of([of_loader]).at(at_loader).progress(move |_| {
-            let _ = begun.send(());
-            let _ = wait.lock().unwrap().recv();
-        });
+        let shared = Shared::of([of_loader])
+            .folder(at_loader)
+            .progress(move |_| {
+                let _ = begun.send(());
+                let _ = wait.lock().unwrap().recv();
+            });
         shared.run()
     });
     has_begun.recv().unwrap();
     drop(has_begun);
     let error = Shared::of([&file])
-        .at(&at)
+        .folder(&at)
         .wait(Duration::from_millis(30))
         .run()
         .unwrap_err();
@@ -228,7 +230,7 @@ fn waiting_for_a_slow_loader_times_out() {
     let token = dmafile::CancelToken::new();
     token.cancel();
     let error = Shared::of([&file])
-        .at(&at)
+        .folder(&at)
         .wait(LONG)
         .cancel(token)
         .run()
@@ -256,7 +258,7 @@ fn memory_that_the_caller_fills_is_shared() {
     let dir = dir();
     let file = cold(dir.path(), 100_000);
     let at = dir.path().join("shared");
-    let shared = || Shared::of([&file]).at(&at);
+    let shared = || Shared::of([&file]).folder(&at);
     let found = vacant(shared());
     let files: Vec<_> = found
         .files()
@@ -286,7 +288,7 @@ fn memory_that_the_caller_fills_is_shared() {
 fn a_child_forked_during_the_load_does_not_keep_the_lock() {
     let dir = dir();
     let file = cold(dir.path(), 100_000);
-    let shared = || Shared::of([&file]).at(dir.path().join("shared"));
+    let shared = || Shared::of([&file]).folder(dir.path().join("shared"));
     let found = vacant(shared());
     let _child = Forked::start();
     drop(found);
@@ -297,7 +299,7 @@ fn a_child_forked_during_the_load_does_not_keep_the_lock() {
 #[test]
 #[ignore = "started by another test"]
 fn forking_loader() {
-    let shared = Shared::of([env("MEMBER_FILE")]).at(env("MEMBER_FOLDER").join("shared"));
+    let shared = Shared::of([env("MEMBER_FILE")]).folder(env("MEMBER_FOLDER").join("shared"));
     let _loading = vacant(shared);
     // SAFETY: the child makes two system calls, and ends with its parent's stdin.
     unsafe {
@@ -317,7 +319,7 @@ fn a_child_of_a_killed_loader_does_not_keep_the_lock() {
     let mut loader = start("forking_loader", &file, dir.path());
     assert!(told(&mut loader).is_some());
     let child_lives = loader.stdin.take();
-    let shared = || Shared::of([&file]).at(dir.path().join("shared"));
+    let shared = || Shared::of([&file]).folder(dir.path().join("shared"));
     let error = shared().run().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT), "{error}");
     loader.kill().unwrap();
@@ -337,7 +339,11 @@ fn a_stopped_process_does_not_keep_others_waiting() {
     assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
     // Less than the time that a process has for its answer, during which the first one keeps the lock.
     let wait = Duration::from_secs(9);
-    let shared = || Shared::of([&file]).at(dir.path().join("shared")).wait(wait);
+    let shared = || {
+        Shared::of([&file])
+            .folder(dir.path().join("shared"))
+            .wait(wait)
+    };
     let inodes = std::thread::scope(|scope| {
         let one = || {
             let held = shared().run().unwrap();
@@ -361,7 +367,7 @@ fn memory_that_does_not_match_the_files_is_refused() {
     let short = dir.path().join("short");
     fs::write(&short, dmafile_testkit::noise(99_999, 3)).unwrap();
     let at = dir.path().join("shared");
-    let shared = || Shared::of([&file]).at(&at);
+    let shared = || Shared::of([&file]).folder(&at);
     let refused = |error: dmafile::Error, errno| {
         assert_eq!(error.raw_os_error(), Some(errno), "{error}");
         assert_eq!(

@@ -170,7 +170,7 @@ pub fn watch(what: &Watch, stop: &CancelToken, started: impl FnOnce()) -> Result
     const PAUSE: Duration = Duration::from_millis(100);
     const LOOK_EVERY: u32 = 10;
     for round in 1_u32.. {
-        if stop.is_set() || what.time.is_some_and(|time| begun.elapsed() >= time) {
+        if stop.is_cancelled() || what.time.is_some_and(|time| begun.elapsed() >= time) {
             break;
         }
         std::thread::sleep(what.time.map_or(PAUSE, |time| {

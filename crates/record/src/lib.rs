@@ -46,22 +46,22 @@ pub enum WhenFull {
 /// A builder for a recording: where it goes, and how.
 ///
 /// ```no_run
-/// use dmafile_record::{Capture, Note, RecordBuffer};
+/// use dmafile_record::{RecorderOptions, Note, RecorderBuffer};
 /// use dmafile::Origin;
 /// use std::sync::Arc;
 ///
-/// let recorder = Capture::new("camera.rec").in_flight(2).start()?;
-/// let buffer = RecordBuffer::open(&"fd:3".parse::<Origin>()?)?; // once, however often it is filled
+/// let recorder = RecorderOptions::new("camera.rec").in_flight(2).start()?;
+/// let buffer = RecorderBuffer::open(&"fd:3".parse::<Origin>()?)?; // once, however often it is filled
 /// let frame = recorder.append(&buffer, 0, 8_294_400, Note::default())?.expect("it waits");
 /// frame.wait()?; // the buffer may be filled again
-/// recorder.append(&RecordBuffer::lent(Arc::new(vec![1, 2, 3])), 0, 3, Note::default())?;
+/// recorder.append(&RecorderBuffer::lent(Arc::new(vec![1, 2, 3])), 0, 3, Note::default())?;
 /// recorder.sync()?; // all of it would survive a crash
 /// println!("{} records", recorder.finish()?.records);
 /// # Ok::<(), dmafile::Error>(())
 /// ```
 #[must_use = "nothing is recorded before `start`"]
 #[derive(Clone, Debug)]
-pub struct Capture {
+pub struct RecorderOptions {
     path: PathBuf,
     in_flight: u32,
     when_full: WhenFull,
@@ -74,7 +74,7 @@ pub struct Capture {
     rotate_after: Option<Duration>,
 }
 
-impl Capture {
+impl RecorderOptions {
     /// Records to a new file at `path`; with rotation, the second file is `path.1`, and so on.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -211,9 +211,9 @@ fn name_of(first: &std::path::Path, file: u32) -> PathBuf {
 
 /// Memory to record from. It is mapped and inspected once, and can be appended often; clones share it.
 #[derive(Clone)]
-pub struct RecordBuffer(Arc<part::PartMemory>);
+pub struct RecorderBuffer(Arc<part::PartMemory>);
 
-impl RecordBuffer {
+impl RecorderBuffer {
     /// Memory behind a descriptor (a memfd, a dma-buf), or a file. Offsets count from the start of the
     /// origin.
     ///
@@ -236,9 +236,14 @@ impl RecordBuffer {
     }
 }
 
-impl std::fmt::Debug for RecordBuffer {
+impl std::fmt::Debug for RecorderBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RecordBuffer({}, {} bytes)", self.0.name(), self.bytes())
+        write!(
+            f,
+            "RecorderBuffer({}, {} bytes)",
+            self.0.name(),
+            self.bytes()
+        )
     }
 }
 

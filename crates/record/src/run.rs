@@ -3,7 +3,7 @@
 
 use super::file::Writing;
 use super::format::{Ends, FileHeader, RecordEntry};
-use super::{Capture, Note, RecordBuffer, WhenFull, now};
+use super::{Note, RecorderBuffer, RecorderOptions, WhenFull, now};
 use dmafile::internal::{
     Verb, folder::Folder, part::PartOptions, part::folder_of, sync::lock, sync::wait,
     sync::wait_for,
@@ -56,7 +56,7 @@ pub struct Ticket {
 struct RecorderShared {
     /// The process that has the threads.
     process: u32,
-    capture: Capture,
+    options: RecorderOptions,
     how: PartOptions,
     folder: Folder,
     recording: [u8; 16],
@@ -100,7 +100,7 @@ struct FileSpace {
 
 struct Item {
     number: u64,
-    buffer: RecordBuffer,
+    buffer: RecorderBuffer,
     at: u64,
     length: u64,
     file: Arc<Writing>,
@@ -113,11 +113,11 @@ struct QueueSlot {
 }
 
 impl Recorder {
-    pub(super) fn start(capture: Capture) -> Result<Self> {
-        let folder = folder_of(&capture.path)?;
-        let second = capture.name_of(1);
+    pub(super) fn start(options: RecorderOptions) -> Result<Self> {
+        let folder = folder_of(&options.path)?;
+        let second = options.name_of(1);
         let name = second.file_name().unwrap_or_default();
-        if (capture.rotate_bytes.is_some() || capture.rotate_after.is_some())
+        if (options.rotate_bytes.is_some() || options.rotate_after.is_some())
             && !matches!(folder.look_up(name), Ok(None))
         {
             return Err(Error::os(Verb::Record, Errno::EXIST)
@@ -127,8 +127,8 @@ impl Recorder {
         }
         let shared = Arc::new(RecorderShared {
             process: std::process::id(),
-            how: capture.how(),
-            capture,
+            how: options.how(),
+            options,
             folder,
             recording: host::random(),
             state: Mutex::new(RecorderState {
@@ -183,7 +183,7 @@ impl Recorder {
             Ok(())
         };
         start("dmafile-keep".to_string(), RecorderShared::keep)?;
-        for worker in 0..self.shared.capture.in_flight {
+        for worker in 0..self.shared.options.in_flight {
             start(format!("dmafile-rec-{worker}"), RecorderShared::work)?;
         }
         Ok(())
@@ -198,7 +198,7 @@ impl Recorder {
     /// otherwise the error of an earlier write.
     pub fn append(
         &self,
-        buffer: &RecordBuffer,
+        buffer: &RecorderBuffer,
         at: u64,
         length: u64,
         note: Note,
@@ -211,7 +211,7 @@ impl Recorder {
             if taken.is_some() {
                 return Ok(taken);
             }
-            if shared.capture.when_full == WhenFull::Drop {
+            if shared.options.when_full == WhenFull::Drop {
                 state.counts.dropped += 1;
                 return Ok(None);
             }
@@ -225,7 +225,7 @@ impl Recorder {
     /// As [`Recorder::append`].
     pub fn try_append(
         &self,
-        buffer: &RecordBuffer,
+        buffer: &RecorderBuffer,
         at: u64,
         length: u64,
         note: Note,
@@ -316,7 +316,7 @@ impl std::fmt::Debug for Recorder {
         write!(
             f,
             "Recorder({}, {:?})",
-            self.shared.capture.path.display(),
+            self.shared.options.path.display(),
             self.recorded()
         )
     }
@@ -426,7 +426,7 @@ impl RecorderState {
         if self.closing {
             return Err(Error::os(Verb::Record, Errno::INVAL)
                 .with_why("the recording is finished")
-                .at(shared.capture.path.display().to_string())
+                .at(shared.options.path.display().to_string())
                 .with_remedy("start another one"));
         }
         Ok(())
@@ -445,11 +445,11 @@ impl RecorderShared {
         }
         Err(Error::os(Verb::Record, Errno::INVAL)
             .with_why("the recorder belongs to the process that forked this one")
-            .at(self.capture.path.display().to_string())
+            .at(self.options.path.display().to_string())
             .with_remedy("start another one"))
     }
 
-    fn check(&self, buffer: &RecordBuffer, at: u64, length: u64) -> Result<()> {
+    fn check(&self, buffer: &RecorderBuffer, at: u64, length: u64) -> Result<()> {
         let bytes = buffer.bytes();
         if at.checked_add(length).is_some_and(|end| end <= bytes) {
             return Ok(());
@@ -462,7 +462,7 @@ impl RecorderShared {
     }
 
     fn has_room(&self, state: &RecorderState) -> bool {
-        state.queue.len() as u64 + u64::from(state.writing) < self.capture.in_flight.into()
+        state.queue.len() as u64 + u64::from(state.writing) < self.options.in_flight.into()
     }
 
     /// Waits until a condition is true, and returns the locked state; None on timeout. Fails in a forked child.
@@ -515,7 +515,7 @@ impl RecorderShared {
     fn take_if_room(
         self: &Arc<Self>,
         state: &mut RecorderState,
-        buffer: &RecordBuffer,
+        buffer: &RecorderBuffer,
         range: (u64, u64),
         note: Note,
     ) -> Result<Option<Ticket>> {
@@ -529,7 +529,7 @@ impl RecorderShared {
     fn take(
         self: &Arc<Self>,
         state: &mut RecorderState,
-        buffer: &RecordBuffer,
+        buffer: &RecorderBuffer,
         (at, length): (u64, u64),
         note: Note,
     ) -> Result<Ticket> {
@@ -540,8 +540,8 @@ impl RecorderShared {
         let is_full = |most| place.end + blocks > most;
         let is_old = |time| place.since.elapsed() >= time;
         if !is_empty
-            && (self.capture.rotate_bytes.is_some_and(is_full)
-                || self.capture.rotate_after.is_some_and(is_old))
+            && (self.options.rotate_bytes.is_some_and(is_full)
+                || self.options.rotate_after.is_some_and(is_old))
         {
             self.open_file(state)?;
         }
@@ -588,7 +588,7 @@ impl RecorderShared {
             first,
             index: 0,
         };
-        let path: PathBuf = self.capture.name_of(number);
+        let path: PathBuf = self.options.name_of(number);
         let file = Writing::create(&self.folder, &path, header)?;
         if let Some(last) = state.files.back_mut() {
             last.last = Some(first);
@@ -668,7 +668,7 @@ impl RecorderShared {
             return;
         };
         let (file, end) = (Arc::clone(&place.file), place.end);
-        let most = self.capture.rotate_bytes.unwrap_or(u64::MAX);
+        let most = self.options.rotate_bytes.unwrap_or(u64::MAX);
         if file.growing.reserved() >= (end + READY).min(most) {
             return;
         }
@@ -685,10 +685,10 @@ impl RecorderShared {
         loop {
             let due = |state: &RecorderState| {
                 let unsettled = state.written - state.counts.durable;
-                let most = self.capture.sync_every.unwrap_or(MOST_UNSETTLED);
+                let most = self.options.sync_every.unwrap_or(MOST_UNSETTLED);
                 let asked = state.wanted > state.counts.durable && unsettled > 0;
                 let old = self
-                    .capture
+                    .options
                     .sync_interval
                     .map(|time| since.elapsed() >= time);
                 let rotated = state.files.front().and_then(|place| place.last);
@@ -704,7 +704,7 @@ impl RecorderShared {
             };
             let over = |state: &RecorderState| due(state) || ended(state);
             let left = self
-                .capture
+                .options
                 .sync_interval
                 .map(|time| time.saturating_sub(since.elapsed()));
             let left = left.map(|left| left.max(Duration::from_millis(1)));

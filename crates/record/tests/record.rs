@@ -2,7 +2,9 @@
 //! recorder, and no record is partial.
 
 use dmafile::{ErrorKind, Io, Method, Origin, OriginPart};
-use dmafile_record::{Capture, Note, RecordBuffer, Recorder, Recording, Ticket, WhenFull};
+use dmafile_record::{
+    Note, Recorder, RecorderBuffer, RecorderOptions, Recording, Ticket, WhenFull,
+};
 use dmafile_testkit::{bytes_digest, dir, noise};
 use rustix::fs::SealFlags;
 use rustix::process::{Resource, Rlimit};
@@ -43,8 +45,8 @@ fn memory(bytes: &[u8], seals: SealFlags) -> OwnedFd {
     fd
 }
 
-fn lent(bytes: &[u8]) -> RecordBuffer {
-    RecordBuffer::lent(Arc::new(bytes.to_vec()))
+fn lent(bytes: &[u8]) -> RecorderBuffer {
+    RecorderBuffer::lent(Arc::new(bytes.to_vec()))
 }
 
 fn note(number: u64) -> Note {
@@ -53,7 +55,12 @@ fn note(number: u64) -> Note {
     note
 }
 
-fn append(recorder: &Recorder, buffer: &RecordBuffer, (at, len): (usize, usize), n: u64) -> Ticket {
+fn append(
+    recorder: &Recorder,
+    buffer: &RecorderBuffer,
+    (at, len): (usize, usize),
+    n: u64,
+) -> Ticket {
     let ticket = recorder.append(buffer, at as u64, len as u64, note(n));
     ticket.unwrap().expect("append waits for room")
 }
@@ -83,13 +90,13 @@ fn the_documented_reader_reads_every_kind_of_memory_and_method() {
     let file = dir.path().join("source");
     fs::write(&file, &bytes).unwrap();
     let sealed = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
-    let open = |fd| RecordBuffer::open(&Origin::fd(fd, 0)).unwrap();
+    let open = |fd| RecorderBuffer::open(&Origin::fd(fd, 0)).unwrap();
     // A second part that begins at a block boundary, and one that does not.
     let several = |middle: usize| {
         let (one, other) = bytes.split_at(middle);
         let part =
             |bytes: &[u8]| OriginPart::fd(memory(bytes, SealFlags::empty()), 0, bytes.len() as u64);
-        RecordBuffer::open(&Origin::Parts(vec![part(one), part(other)])).unwrap()
+        RecorderBuffer::open(&Origin::Parts(vec![part(one), part(other)])).unwrap()
     };
     for method in [Method::Auto, Method::Uring, Method::Threads, Method::Bounce] {
         for io in [Io::Auto, Io::Buffered] {
@@ -97,12 +104,16 @@ fn the_documented_reader_reads_every_kind_of_memory_and_method() {
                 open(memory(&bytes, SealFlags::empty())),
                 open(memory(&bytes, sealed)),
                 lent(&bytes),
-                RecordBuffer::open(&Origin::File(file.clone())).unwrap(),
+                RecorderBuffer::open(&Origin::File(file.clone())).unwrap(),
                 several(MIB),
                 several(MIB + 5),
             ];
             let path = dir.path().join(format!("{method}-{io}.rec"));
-            let recorder = Capture::new(&path).method(method).io(io).start().unwrap();
+            let recorder = RecorderOptions::new(&path)
+                .method(method)
+                .io(io)
+                .start()
+                .unwrap();
             let mut expected = Vec::new();
             for (kind, buffer) in buffers.iter().enumerate() {
                 // Files have no memory that these two methods could write from, and the allocator does not
@@ -172,11 +183,11 @@ fn the_documented_reader_reads_every_kind_of_memory_and_method() {
 fn a_buffer_may_be_reused_as_soon_as_its_record_is_written() {
     let dir = dir();
     let path = dir.path().join("a.rec");
-    let recorder = Capture::new(&path).in_flight(2).start().unwrap();
+    let recorder = RecorderOptions::new(&path).in_flight(2).start().unwrap();
     let fds = [0, 1].map(|_| dmafile_testkit::memfd(MIB as u64));
     let buffers = fds
         .each_ref()
-        .map(|fd| RecordBuffer::open(&Origin::fd(fd.try_clone().unwrap(), 0)).unwrap());
+        .map(|fd| RecorderBuffer::open(&Origin::fd(fd.try_clone().unwrap(), 0)).unwrap());
     let frame = |number: u64| noise(MIB, number + 9);
     let mut tickets = [None, None];
     for number in 0..40 {
@@ -206,11 +217,13 @@ fn a_buffer_may_be_reused_as_soon_as_its_record_is_written() {
 #[test]
 fn memory_of_the_caller_is_referenced_only_until_it_is_written() {
     let dir = dir();
-    let recorder = Capture::new(dir.path().join("a.rec")).start().unwrap();
+    let recorder = RecorderOptions::new(dir.path().join("a.rec"))
+        .start()
+        .unwrap();
     let owner = Arc::new(noise(100_000, 3));
     let ticket = append(
         &recorder,
-        &RecordBuffer::lent(owner.clone()),
+        &RecorderBuffer::lent(owner.clone()),
         (0, 100_000),
         0,
     );
@@ -223,7 +236,9 @@ fn many_records_fill_many_blocks_of_the_index() {
     let dir = dir();
     let reader = reader(dir.path());
     let path = dir.path().join("a.rec");
-    let recorder = Capture::new(&path).checksum(false).sync_interval(None);
+    let recorder = RecorderOptions::new(&path)
+        .checksum(false)
+        .sync_interval(None);
     let recorder = recorder.start().unwrap();
     let bytes = noise(4096, 5);
     let buffer = lent(&bytes);
@@ -257,7 +272,9 @@ fn files_are_rotated_by_size_and_read_as_one() {
     let dir = dir();
     let reader = reader(dir.path());
     let path = dir.path().join("a.rec");
-    let recorder = Capture::new(&path).rotate_bytes(Some(MIB as u64)).start();
+    let recorder = RecorderOptions::new(&path)
+        .rotate_bytes(Some(MIB as u64))
+        .start();
     let recorder = recorder.unwrap();
     let bytes = noise(2 * MIB, 6);
     let buffer = lent(&bytes);
@@ -310,7 +327,7 @@ fn a_recording_stays_in_the_folder_that_was_opened() {
     fs::create_dir(at("opened")).unwrap();
     fs::create_dir(at("other")).unwrap();
     std::os::unix::fs::symlink("opened", at("current")).unwrap();
-    let recorder = Capture::new(at("current/a.rec"))
+    let recorder = RecorderOptions::new(at("current/a.rec"))
         .rotate_bytes(Some(1))
         .start()
         .unwrap();
@@ -334,7 +351,7 @@ fn a_recording_stays_in_the_folder_that_was_opened() {
 fn files_are_rotated_by_time() {
     let dir = dir();
     let path = dir.path().join("a.rec");
-    let recorder = Capture::new(&path).rotate_after(Some(Duration::from_millis(20)));
+    let recorder = RecorderOptions::new(&path).rotate_after(Some(Duration::from_millis(20)));
     let recorder = recorder.start().unwrap();
     let buffer = lent(&noise(5000, 2));
     for number in 0..3 {
@@ -352,7 +369,9 @@ fn a_full_queue_delays_or_drops_appends() {
     let buffer = lent(&bytes);
     for when_full in [WhenFull::Wait, WhenFull::Drop] {
         let path = dir.path().join(format!("{when_full:?}.rec"));
-        let recorder = Capture::new(&path).in_flight(1).when_full(when_full);
+        let recorder = RecorderOptions::new(&path)
+            .in_flight(1)
+            .when_full(when_full);
         let recorder = recorder.start().unwrap();
         let (mut taken, mut turned_away) = (0, 0);
         // A write takes longer than an append, unless this thread is preempted in between.
@@ -406,7 +425,7 @@ fn records_are_synced_after_a_number_and_after_a_time() {
     let dir = dir();
     let buffer = lent(&noise(5000, 2));
     let path = |name: &str| dir.path().join(name);
-    let every = Capture::new(path("every"))
+    let every = RecorderOptions::new(path("every"))
         .sync_interval(None)
         .sync_every(Some(3));
     let recorder = every.start().unwrap();
@@ -419,7 +438,7 @@ fn records_are_synced_after_a_number_and_after_a_time() {
     assert_eq!(Recording::open(path("every")).unwrap().records().len(), 3);
     drop(recorder);
 
-    let timed = Capture::new(path("time")).sync_interval(Some(Duration::from_millis(5)));
+    let timed = RecorderOptions::new(path("time")).sync_interval(Some(Duration::from_millis(5)));
     let recorder = timed.start().unwrap();
     let ticket = append(&recorder, &buffer, (0, 5000), 0);
     while !ticket.is_durable() {
@@ -431,7 +450,7 @@ fn records_are_synced_after_a_number_and_after_a_time() {
         (1, false)
     );
 
-    let never = Capture::new(path("never"))
+    let never = RecorderOptions::new(path("never"))
         .sync_interval(None)
         .start()
         .unwrap();
@@ -448,7 +467,7 @@ fn records_are_synced_after_a_number_and_after_a_time() {
 fn invalid_requests_are_refused_with_one_message() {
     let dir = dir();
     let path = dir.path().join("a.rec");
-    let start = |path: &Path| Capture::new(path).start();
+    let start = |path: &Path| RecorderOptions::new(path).start();
     let recorder = start(&path).unwrap();
     let error = start(&path).unwrap_err();
     assert_eq!(errno(&error), Some(libc::EBUSY));
@@ -477,7 +496,7 @@ fn invalid_requests_are_refused_with_one_message() {
     assert_eq!(errno(&error), Some(libc::EISDIR));
     let other = dir.path().join("b.rec");
     fs::write(dir.path().join("b.rec.1"), b"").unwrap();
-    let error = Capture::new(&other)
+    let error = RecorderOptions::new(&other)
         .rotate_bytes(Some(1))
         .start()
         .unwrap_err();
@@ -485,12 +504,12 @@ fn invalid_requests_are_refused_with_one_message() {
     assert!(!other.exists());
 
     let usage = [
-        Capture::new(&other).in_flight(0),
-        Capture::new(&other).in_flight(65),
-        Capture::new(&other).sync_every(Some(0)),
-        Capture::new(&other).rotate_bytes(Some(0)),
-        Capture::new(&other).sync_interval(Some(Duration::ZERO)),
-        Capture::new(&other).rotate_after(Some(Duration::ZERO)),
+        RecorderOptions::new(&other).in_flight(0),
+        RecorderOptions::new(&other).in_flight(65),
+        RecorderOptions::new(&other).sync_every(Some(0)),
+        RecorderOptions::new(&other).rotate_bytes(Some(0)),
+        RecorderOptions::new(&other).sync_interval(Some(Duration::ZERO)),
+        RecorderOptions::new(&other).rotate_after(Some(Duration::ZERO)),
     ];
     for capture in usage {
         assert_eq!(capture.start().unwrap_err().kind(), ErrorKind::Usage);
@@ -502,14 +521,14 @@ fn invalid_requests_are_refused_with_one_message() {
         assert_eq!(errno(&error), Some(libc::EINVAL), "{error}");
     }
     let (pipe, _write) = std::io::pipe().unwrap();
-    let error = RecordBuffer::open(&Origin::fd(pipe.into(), 0)).unwrap_err();
+    let error = RecorderBuffer::open(&Origin::fd(pipe.into(), 0)).unwrap_err();
     assert_eq!(errno(&error), Some(libc::EINVAL));
     // A method that cannot write this source ends the recording with an error.
-    let uring = Capture::new(dir.path().join("c.rec")).method(Method::Uring);
+    let uring = RecorderOptions::new(dir.path().join("c.rec")).method(Method::Uring);
     let recorder = uring.start().unwrap();
     let (file, len) = (dir.path().join("file"), 2 * rustix::param::page_size());
     fs::write(&file, noise(len, 1)).unwrap();
-    let file = RecordBuffer::open(&Origin::File(file)).unwrap();
+    let file = RecorderBuffer::open(&Origin::File(file)).unwrap();
     let ticket = append(&recorder, &file, (0, len), 0);
     assert_eq!(errno(&ticket.wait().unwrap_err()), Some(libc::EOPNOTSUPP));
     let error = recorder.append(&file, 0, 1, note(1)).unwrap_err();
@@ -527,10 +546,10 @@ fn invalid_requests_are_refused_with_one_message() {
 fn truncated_memory_ends_the_recording_and_keeps_earlier_records() {
     let dir = dir();
     let path = dir.path().join("a.rec");
-    let recorder = Capture::new(&path).start().unwrap();
+    let recorder = RecorderOptions::new(&path).start().unwrap();
     let bytes = noise(2 * MIB, 3);
     let fd = memory(&bytes, SealFlags::empty());
-    let buffer = RecordBuffer::open(&Origin::fd(fd.try_clone().unwrap(), 0)).unwrap();
+    let buffer = RecorderBuffer::open(&Origin::fd(fd.try_clone().unwrap(), 0)).unwrap();
     append(&recorder, &buffer, (0, 2 * MIB), 0).wait().unwrap();
     rustix::fs::ftruncate(&fd, 4096).unwrap();
     let error = append(&recorder, &buffer, (0, 2 * MIB), 1)
@@ -551,7 +570,10 @@ fn truncated_memory_ends_the_recording_and_keeps_earlier_records() {
 fn a_torn_tail_leaves_only_whole_records() {
     let dir = dir();
     let path = dir.path().join("whole.rec");
-    let recorder = Capture::new(&path).sync_interval(None).start().unwrap();
+    let recorder = RecorderOptions::new(&path)
+        .sync_interval(None)
+        .start()
+        .unwrap();
     let bytes = noise(200_000, 4);
     let buffer = lent(&bytes);
     let part = |number: u64| (number as usize * 3, 3 + number as usize * 331 % 50_000);
@@ -617,7 +639,7 @@ fn killed_record(number: u64) -> Vec<u8> {
 #[test]
 #[ignore = "it is killed by a_killed_recorder_leaves_every_acknowledged_record"]
 fn records_until_it_is_killed() {
-    let recorder = Capture::new(asked())
+    let recorder = RecorderOptions::new(asked())
         .rotate_bytes(Some(4 << 20))
         .sync_every(Some(5));
     let recorder = recorder.start().unwrap();
@@ -692,7 +714,7 @@ fn records_with_a_limit() {
         maximum: None,
     };
     rustix::process::setrlimit(Resource::Fsize, limit).unwrap();
-    let recorder = Capture::new(asked()).start().unwrap();
+    let recorder = RecorderOptions::new(asked()).start().unwrap();
     fill(&recorder, libc::EFBIG);
     recorder.finish().unwrap();
 }
@@ -742,7 +764,7 @@ fn a_limit_on_file_size_fails_the_append() {
 #[test]
 #[ignore = "it runs on a small file system, for a_full_file_system_fails_the_append_or_finish"]
 fn records_on_a_small_file_system() {
-    let recorder = Capture::new(asked()).start().unwrap();
+    let recorder = RecorderOptions::new(asked()).start().unwrap();
     fill(&recorder, libc::ENOSPC);
     // Finish the first recording and free its space.
     let other = asked().with_extension("other");
@@ -754,7 +776,10 @@ fn records_on_a_small_file_system() {
         return eprintln!("SKIP: the numbers below are those of blocks of 4 KiB");
     }
     // The index has one block left, and needs two to finish.
-    let recorder = Capture::new(&other).sync_interval(None).start().unwrap();
+    let recorder = RecorderOptions::new(&other)
+        .sync_interval(None)
+        .start()
+        .unwrap();
     let buffer = lent(&noise(4096, 1));
     for number in 0..63 {
         append(&recorder, &buffer, (0, 10), number);
@@ -831,14 +856,14 @@ impl Drop for Unreleasable {
 fn a_panic_of_a_recorders_thread_is_an_error_of_every_record_and_call_after_it() {
     let dir = dir();
     let to = dir.path().join("a.rec");
-    let recorder = Capture::new(&to).in_flight(2).start().unwrap();
+    let recorder = RecorderOptions::new(&to).in_flight(2).start().unwrap();
     append(&recorder, &lent(&noise(100, 1)), (0, 100), 0);
     recorder.sync().unwrap();
     let me = std::thread::current().id();
     let mut tickets = Vec::new();
     // This thread may be the last one that has the memory, but rarely.
     let failed = (0..10_000).any(|_| {
-        let memory = RecordBuffer::lent(Arc::new(Unreleasable(me)));
+        let memory = RecorderBuffer::lent(Arc::new(Unreleasable(me)));
         let taken = recorder.append(&memory, 0, 100, Note::default());
         taken.map(|ticket| tickets.extend(ticket)).is_err()
     });

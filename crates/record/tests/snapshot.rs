@@ -257,8 +257,8 @@ fn each_source_has_its_own_options_and_progress_covers_all() {
         .add("part", origin(&bytes))
         .add("all", origin(&bytes))
         .each(|name, save| match name {
-            // A snapshot ignores `in_place`.
-            "part" => save.length(MIB).in_place(77),
+            // A snapshot ignores `offset`.
+            "part" => save.length(MIB).offset(77),
             _ => save.io(Io::Buffered),
         })
         .progress(move |progress| *heard.lock().unwrap() = (progress.done, progress.total))

@@ -142,7 +142,7 @@ def mapped() -> set[str]:
 def test_code_that_needs_a_path_reads_the_folder_of_a_hold(model: Path, tmp_path: Path) -> None:
     theirs = transformers.LlamaForCausalLM.from_pretrained(model)
     held = tmp_path / "held"
-    with dmafile.hold(model, at=tmp_path / "socket", folder=held):
+    with dmafile.hold(model, socket=tmp_path / "socket", folder=held):
         ours = transformers.AutoModelForCausalLM.from_pretrained(held)
     check_same(ours, theirs)
     # The tensors are views of the memory that was held.

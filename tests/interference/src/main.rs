@@ -23,7 +23,7 @@ use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -410,16 +410,9 @@ fn tools(args: &Args, base: &Path) -> io::Result<(Tools, tempfile::TempDir)> {
     std::fs::copy(args.dmafile.as_ref().unwrap_or(&own), &program)?;
     let mut dmafile: Vec<OsString> = vec![program.into()];
     dmafile.extend(args.dmafile.is_none().then(|| "dmafile".into()));
-    let mut command = Command::new(&dmafile[0]);
-    let help = command
-        .args(&dmafile[1..])
-        .args(["save", "--help"])
-        .output()?;
-    let has_suffix = !String::from_utf8_lossy(&help.stdout).contains("--offset");
     let tools = Tools {
         dmafile,
         own: own.into(),
-        has_suffix,
     };
     Ok((tools, folder))
 }

@@ -3,7 +3,7 @@
 
 use crate::calls::CALLS;
 use dmafile_hold::Shared;
-use dmafile_record::{Capture, Note, RecordBuffer};
+use dmafile_record::{Note, RecorderBuffer, RecorderOptions};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, raise};
 use seccompiler::{
@@ -108,14 +108,14 @@ pub const RECORDS: u64 = 12;
 
 /// Records to a file, in three files, and prints how many records are acknowledged.
 pub fn record(file: PathBuf) -> Result<(), dmafile::Error> {
-    let recorder = Capture::new(file)
+    let recorder = RecorderOptions::new(file)
         .in_flight(2)
         .sync_interval(None)
         .rotate_bytes(Some(160_000))
         .start()?;
     say("begun");
     for number in 0..RECORDS {
-        let buffer = RecordBuffer::lent(Arc::new(crate::world::record(number)));
+        let buffer = RecorderBuffer::lent(Arc::new(crate::world::record(number)));
         let note = Note {
             tag: number,
             ..Note::default()
@@ -136,7 +136,7 @@ pub fn record(file: PathBuf) -> Result<(), dmafile::Error> {
 /// Shares a file with other processes, prints its bytes, and keeps it until stdin ends.
 pub fn shared(folder: PathBuf, file: PathBuf) -> Result<(), dmafile::Error> {
     let held = Shared::of([file])
-        .at(folder)
+        .folder(folder)
         .wait(Duration::from_secs(40))
         .run()?;
     for file in held.files() {

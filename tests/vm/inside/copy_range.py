@@ -67,7 +67,7 @@ def made(loads: Loads, folder: Path) -> None:
     back = setting(POOL, 4)
     for kind in MADE:
         for io in ("direct", "buffered"):
-            pages = [[]] if kind.startswith("heap") else [["--pages=4k"], ["--pages=thp"]]
+            pages = [[]] if kind.startswith("heap") else [["--pages=base"], ["--pages=thp"]]
             pages += [["--pages=huge"]] if kind == "memfd" else []
             for words in pages:
                 report = loads.load(file, kind, f"--method={METHOD}", f"--io={io}", *words)

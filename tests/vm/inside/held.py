@@ -64,9 +64,9 @@ def held(
     """Holds a file, kills the holder and restarts it with the stored descriptors. Then takes the
     file once for each importer, kills the holder again, and lets the importers import it.
     """
-    where = ["--name=file", f"--at={SOCKET}", f"--to={kind}"]
+    where = ["--name=file", f"--socket={SOCKET}", f"--to={kind}"]
     # Linux 6.12 maps huge pages wrongly for drivers (importers.py).
-    where += ["--pages=4k"] if kind == "udmabuf" else []
+    where += ["--pages=base"] if kind == "udmabuf" else []
     file.evict()
     for again in (False, True):
         holder = manager.start([loads.dmafile, "hold", str(file.path), *where])
@@ -77,7 +77,7 @@ def held(
         if not again:
             holder.kill()
             holder.wait()
-    take = [loads.dmafile, "take", "file", f"--at={SOCKET}", "--quiet", "--"]
+    take = [loads.dmafile, "take", "file", f"--socket={SOCKET}", "--quiet", "--"]
     wait = ["sh", "-c", 'echo >&2 && read go && exec "$@"', "sh"]
     pipe = subprocess.PIPE
     takers = [

@@ -36,7 +36,7 @@ def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
     file = File.of(Path(folder) / "file", FRAME)
     for one in kinds:
         kind, _, method = one.partition(",")
-        words = ["--pages=4k"] if kind == "udmabuf" else []
+        words = ["--pages=base"] if kind == "udmabuf" else []
         words += [f"--method={method}"] if method else []
         for how in ways:
             seen = loads.command(file, kind, *words, command=how)

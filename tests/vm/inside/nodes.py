@@ -72,7 +72,7 @@ def main() -> None:
     loads, folder = Loads(*sys.argv[1:3]), Path(sys.argv[3])
     file = File(folder / "file", BLOB * (SIZE // len(BLOB)))
     file.path.write_bytes(file.data)
-    for pages in ("4k", "thp"):
+    for pages in ("base", "thp"):
         seen = [load(loads, file, pages) for _ in range(4)]
         print(f"# {pages}: {seen}")
         for node in (0, 1):

@@ -129,7 +129,7 @@ class Users:
             for kind in ("memfd", *self.kinds):
                 # The kernel does not charge memory of a heap.
                 if not kind.startswith("heap:"):
-                    for pages in ("auto",) if kind == "module" else ("4k", "thp"):
+                    for pages in ("auto",) if kind == "module" else ("base", "thp"):
                         self.fits_or_not(File(path, b""), kind, pages, mib * MIB)
         events = (GROUP / "memory.events").read_text().split()
         assert events[events.index("oom_kill") + 1] == "0", events

@@ -243,7 +243,7 @@ impl Bench<'_> {
             .stderr(Stdio::piped());
         let mut child = command.spawn().map_err(failed)?;
         self.wait_for_output(&mut child).map_err(failed)?;
-        if self.token.is_set() {
+        if self.token.is_cancelled() {
             // It may have ended by itself, or by the same signal.
             let _ = child.kill();
             let _ = child.wait();
@@ -287,7 +287,7 @@ impl Bench<'_> {
             tv_sec: 0,
             tv_nsec: 100_000_000,
         };
-        while !self.token.is_set() {
+        while !self.token.is_cancelled() {
             let mut fds = [PollFd::new(stdout, PollFlags::IN)];
             match poll(&mut fds, Some(&now_and_then)) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => {}
@@ -325,7 +325,7 @@ fn each_step(
 ) -> Result<(), Failure> {
     let mut step = vec![0; 1 << 20];
     loop {
-        if token.is_set() {
+        if token.is_cancelled() {
             return Err(cancelled(name));
         }
         match file.read(&mut step) {

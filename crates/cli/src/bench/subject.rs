@@ -216,7 +216,7 @@ fn fill(
     let mut step = vec![0; 1 << 20];
     let mut left = bytes;
     while left > 0 {
-        if token.is_set() {
+        if token.is_cancelled() {
             return Err(cancelled(name));
         }
         for word in step.chunks_exact_mut(8) {

@@ -31,7 +31,7 @@ impl Tactic {
         let huge = match pages {
             Pages::Huge => pool().unwrap_or(0),
             Pages::Thp => huge(),
-            Pages::Auto | Pages::Small => 0,
+            Pages::Auto | Pages::Base => 0,
         };
         Self {
             pages,
@@ -53,7 +53,7 @@ impl Tactic {
         // counted.
         let _ = match self.pages {
             Pages::Thp => region.want_huge(),
-            Pages::Small => region.want_small(),
+            Pages::Base => region.want_small(),
             Pages::Auto | Pages::Huge => Ok(()),
         };
     }

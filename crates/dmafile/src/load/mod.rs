@@ -3,12 +3,12 @@
 mod report;
 mod run;
 
-use crate::control::{CancelToken, Progress, ProgressFn};
+use crate::control::{CancelToken, Progress};
 use crate::error::Result;
-use crate::message::{Builder, Names};
-use crate::options::{Allocation, Io, Kind, Method, Pages};
+use crate::message::{Names, Opt};
+use crate::options::{Allocation, Io, Kind, Method, OptionValue, Pages};
 use crate::plan::Plan;
-use crate::request::{Reach, Request};
+use crate::request::{Common, Reach, Request, common_setters};
 use crate::source::Source;
 use crate::verify::Verify;
 use std::path::PathBuf;
@@ -55,12 +55,8 @@ impl LoadOrigin {
 pub struct Load {
     origin: LoadOrigin,
     request: Request,
-    verify: Option<Verify>,
-    trace: bool,
-    cancel: CancelToken,
-    progress: Option<ProgressFn>,
+    common: Common,
     on_plan: Option<LoadPlanFn>,
-    names: &'static dyn Names,
 }
 
 impl Load {
@@ -93,13 +89,26 @@ impl Load {
         Self {
             origin,
             request: Request::default(),
-            verify: None,
-            trace: false,
-            cancel: CancelToken::new(),
-            progress: None,
+            common: Common::default(),
             on_plan: None,
-            names: &Builder,
         }
+    }
+
+    common_setters!(request);
+
+    fn set_to(&mut self, option: Opt, value: &OptionValue) -> Result<()> {
+        let request = &mut self.request;
+        match option {
+            Opt::To => request.kind = value.parse(option)?,
+            Opt::Pages => request.pages = value.parse(option)?,
+            Opt::Offset => request.offset = value.number(option)?,
+            Opt::Length => request.length = Some(value.number(option)?),
+            Opt::Chunk => request.chunk = Some(value.number(option)?),
+            Opt::Allocation => request.allocation = value.parse(option)?,
+            Opt::CheckMemory => request.check_memory = value.flag(option)?,
+            _ => self.common.set(&mut request.how, option, value)?,
+        }
+        Ok(())
     }
 
     /// The kind of memory; default [`Kind::Memfd`].
@@ -119,18 +128,6 @@ impl Load {
     /// false.
     pub fn exact_size(mut self, exact: bool) -> Self {
         self.request.exact_size = exact;
-        self
-    }
-
-    /// The method that moves the bytes; default [`Method::Auto`].
-    pub fn method(mut self, method: Method) -> Self {
-        self.request.method = method;
-        self
-    }
-
-    /// Bypass or use the page cache; default [`Io::Auto`].
-    pub fn io(mut self, io: Io) -> Self {
-        self.request.io = io;
         self
     }
 
@@ -154,55 +151,15 @@ impl Load {
         self
     }
 
-    /// Bytes per operation, within [`BLOCK_RANGE`](crate::BLOCK_RANGE) and a multiple of the file's
-    /// direct I/O alignment; default: chosen by the plan.
-    pub fn block(mut self, bytes: u64) -> Self {
-        self.request.block = Some(bytes);
-        self
-    }
-
-    /// Operations in flight, within [`QUEUE_DEPTH_RANGE`](crate::QUEUE_DEPTH_RANGE); default: chosen
-    /// by the plan.
-    pub fn queue_depth(mut self, operations: u32) -> Self {
-        self.request.queue_depth = Some(operations);
-        self
-    }
-
     /// When pages are allocated; default [`Allocation::Auto`].
     pub fn allocation(mut self, allocation: Allocation) -> Self {
         self.request.allocation = allocation;
         self
     }
 
-    /// Computes a checksum while the bytes arrive. If one is expected and differs, the load fails
-    /// (EBADMSG) and returns nothing.
-    pub fn verify(mut self, verify: Verify) -> Self {
-        self.verify = Some(verify);
-        self
-    }
-
     /// Sets whether to refuse a load that exceeds available memory or a cgroup's limit early; default true.
     pub fn check_memory(mut self, check: bool) -> Self {
         self.request.check_memory = check;
-        self
-    }
-
-    /// Records a timeline, available from [`Report::trace`]; default false.
-    pub fn trace(mut self, trace: bool) -> Self {
-        self.trace = trace;
-        self
-    }
-
-    /// Lets `token` cancel the load.
-    pub fn cancel(mut self, token: CancelToken) -> Self {
-        self.cancel = token;
-        self
-    }
-
-    /// Calls `progress` at most 30 times a second, from the threads that move the bytes, and once at
-    /// the end. It should return quickly.
-    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.progress = Some(Box::new(progress));
         self
     }
 
@@ -213,14 +170,8 @@ impl Load {
     /// # Errors
     /// Kind [`Usage`](crate::ErrorKind::Usage).
     pub fn check(&self) -> Result<()> {
+        self.common.check()?;
         self.request.check()
-    }
-
-    /// Sets how messages name options, for programs whose options have other names; default: as this
-    /// crate does.
-    pub fn names(mut self, names: &'static dyn Names) -> Self {
-        self.names = names;
-        self
     }
 
     /// Calls `show` with the plan, before any byte is moved.

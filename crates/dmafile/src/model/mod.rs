@@ -45,7 +45,7 @@ pub struct Tensor {
     /// Its size in bytes.
     pub bytes: u64,
     /// Offset of its first byte within the requested bytes of a buffer from [`Model::load`] or
-    /// [`Model::load_only`].
+    /// [`Model::load_tensors`].
     pub at: u64,
 }
 
@@ -56,7 +56,7 @@ pub struct Tensor {
 /// use dmafile::{Kind, Model};
 ///
 /// let model = Model::open("model/")?;
-/// let loaded = model.load_only(&["*.layers.0.*".parse()?])?.to(Kind::Anon).run()?;
+/// let loaded = model.load_tensors(&["*.layers.0.*".parse()?])?.to(Kind::Anon).run()?;
 /// let bytes = loaded.buffer.as_slice().expect("private memory");
 /// for tensor in model.tensors() {
 ///     println!("{} {} {:?} at {}", tensor.name, tensor.dtype, tensor.shape, tensor.at);
@@ -324,7 +324,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::matching`]; ENODATA if all matching tensors are empty.
-    pub fn load_only(&self, patterns: &[Pattern]) -> Result<Load> {
+    pub fn load_tensors(&self, patterns: &[Pattern]) -> Result<Load> {
         let chosen = self.matching(patterns)?;
         let full = chosen.iter().filter(|tensor| tensor.bytes > 0);
         let ranges: Vec<_> = full

@@ -59,7 +59,7 @@ impl FromStr for Pattern {
             // The libraries' messages have several lines; the last one has the cause.
             let why = why.lines().last().unwrap_or_default().trim().to_string();
             Error::usage(
-                Opt::Patterns,
+                Opt::Tensors,
                 format!("'{text}' is not a valid pattern: {why}"),
             )
         };

@@ -62,7 +62,7 @@ pub(super) fn pages(
     }
     let vmaps_wrong = matches!(target.kind, Kind::Udmabuf) && host.udmabuf_vmaps_wrong;
     if request.pages != Pages::Auto {
-        let why = match vmaps_wrong && request.pages != Pages::Small {
+        let why = match vmaps_wrong && request.pages != Pages::Base {
             true => format!("requested; {VMAPS_WRONG}"),
             false => "requested".to_string(),
         };
@@ -109,19 +109,19 @@ fn best_pages(
     };
     if host.thp_size == 0 {
         return (
-            Pages::Small,
+            Pages::Base,
             format!("this kernel has no transparent huge pages, or /sys hides them{pool}"),
         );
     }
     if bytes <= SMALL_FILE.max(host.thp_size) {
         return (
-            Pages::Small,
+            Pages::Base,
             "too small for huge pages to matter".to_string(),
         );
     }
     if host.thp_size > request.chunk.unwrap_or(DEFAULT_CHUNK) {
         return (
-            Pages::Small,
+            Pages::Base,
             format!(
                 "a huge page, {} MiB, is larger than a chunk",
                 host.thp_size >> 20
@@ -134,13 +134,13 @@ fn best_pages(
     if huge > small + small / 4 {
         let (small, huge) = (small >> 10, huge >> 10);
         return (
-            Pages::Small,
+            Pages::Base,
             format!("{small} KiB of data between holes would take {huge} KiB of huge pages"),
         );
     }
     match (&target.kind, host.thp.as_deref()) {
         (Kind::Anon, Some("never")) => (
-            Pages::Small,
+            Pages::Base,
             format!("transparent huge pages are switched off{pool}"),
         ),
         (Kind::Anon, _) => (Pages::Thp, "MADV_HUGEPAGE".to_string()),

@@ -86,17 +86,20 @@ impl Default for Asked {
             kind,
             pages,
             exact_size,
-            method,
-            io,
+            how,
             reach: _,
             offset,
             length,
             chunk,
-            block,
-            queue_depth,
             allocation,
             check_memory,
         } = Request::default();
+        let How {
+            method,
+            io,
+            block,
+            queue_depth,
+        } = how;
         Self {
             kind,
             pages,
@@ -124,14 +127,16 @@ impl Asked {
             kind: self.kind.clone(),
             pages: self.pages,
             exact_size: self.exact_size,
-            method: self.method,
-            io: self.io,
+            how: How {
+                method: self.method,
+                io: self.io,
+                block: self.block,
+                queue_depth: self.queue_depth,
+            },
             reach: Reach::Asked,
             offset: self.offset,
             length: self.length,
             chunk: self.chunk,
-            block: self.block,
-            queue_depth: self.queue_depth,
             allocation: self.allocation,
             check_memory: self.check_memory,
         }
@@ -563,7 +568,7 @@ fn auto_selects_the_largest_available_pages() {
         ..Asked::default()
     };
     assert_eq!(pages(&exact, &pool, GIB), Pages::Thp);
-    assert_eq!(pages(&Asked::default(), &host(), 4 * MIB), Pages::Small);
+    assert_eq!(pages(&Asked::default(), &host(), 4 * MIB), Pages::Base);
     let never = Host {
         thp: Some("never".to_string()),
         ..host()
@@ -572,17 +577,17 @@ fn auto_selects_the_largest_available_pages() {
         kind: Kind::Anon,
         ..Asked::default()
     };
-    assert_eq!(pages(&anon, &never, GIB), Pages::Small);
+    assert_eq!(pages(&anon, &never, GIB), Pages::Base);
     let enormous = Host {
         thp_size: 512 * MIB,
         ..host()
     };
-    assert_eq!(pages(&Asked::default(), &enormous, GIB), Pages::Small);
+    assert_eq!(pages(&Asked::default(), &enormous, GIB), Pages::Base);
     let none = Host {
         thp_size: 0,
         ..host()
     };
-    assert_eq!(pages(&Asked::default(), &none, GIB), Pages::Small);
+    assert_eq!(pages(&Asked::default(), &none, GIB), Pages::Base);
 }
 
 #[test]
@@ -601,7 +606,7 @@ fn the_pages_of_a_ring_depend_on_its_own_size() {
     assert_eq!(pages(16 * GIB, &pool(254 * MIB)), Pages::Thp);
     // A ring is never larger than the file.
     assert_eq!(pages(7 * MIB, &pool(8 * MIB)), Pages::Huge);
-    assert_eq!(pages(4 * MIB, &host()), Pages::Small);
+    assert_eq!(pages(4 * MIB, &host()), Pages::Base);
     // It has no holes.
     let layout = Layout {
         runs: vec![DataRun {
@@ -806,7 +811,7 @@ fn buffered_reads_by_one_thread_drop_their_pages_if_possible() {
         ..file(GIB)
     };
     let small = |io, block| Asked {
-        pages: Pages::Small,
+        pages: Pages::Base,
         io,
         block,
         ..Asked::default()
@@ -1004,7 +1009,7 @@ fn udmabufs_use_base_pages_if_the_kernel_maps_other_pages_wrongly() {
         };
         plan_for(&request, &file(GIB), &wrong, false).unwrap()
     };
-    assert_eq!(pages(Kind::Udmabuf, Pages::Auto).pages, Pages::Small);
+    assert_eq!(pages(Kind::Udmabuf, Pages::Auto).pages, Pages::Base);
     assert_eq!(pages(Kind::Memfd, Pages::Auto).pages, Pages::Huge);
     let asked = pages(Kind::Udmabuf, Pages::Thp);
     assert_eq!(asked.pages, Pages::Thp);

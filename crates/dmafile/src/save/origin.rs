@@ -376,7 +376,7 @@ impl<'m> Opened<'m> {
         loop {
             match dmabuf::try_sync(memory.fd.as_fd(), false, false) {
                 Ok(()) => return Ok(ReadAccess(vec![memory.fd.as_fd()])),
-                Err(Errno::INTR | Errno::AGAIN) if cancel.is_set() => {
+                Err(Errno::INTR | Errno::AGAIN) if cancel.is_cancelled() => {
                     return Err(Error::cancelled(Verb::Save, &self.name));
                 }
                 Err(Errno::INTR | Errno::AGAIN) => {}
@@ -632,7 +632,7 @@ impl PipeStream {
         let mut done = 0;
         let fd = self.fd.as_fd();
         while done < len && !state.ended {
-            if cancel.is_set() {
+            if cancel.is_cancelled() {
                 return Err(Error::cancelled(Verb::Save, name));
             }
             let failed = |errno| Error::os("cannot read", errno).at(name);

@@ -15,6 +15,7 @@ use crate::folder::{Folder, split};
 use crate::options::{Io, Method};
 use crate::plan::Attempt;
 use crate::reasons::Reasons;
+use crate::request::How;
 use crate::sync::{self, lock};
 use crate::sys::map::{Borrowed, Mapping, page_size};
 use crate::sys::{Errno, file, memfd, place, retry};
@@ -187,10 +188,11 @@ impl PartMemory {
         let wanted = SaveRequest {
             from: self.name.clone(),
             length: None,
-            method: how.method,
-            io: how.io,
-            block: None,
-            queue_depth: None,
+            how: How {
+                method: how.method,
+                io: how.io,
+                ..How::default()
+            },
             sync: true,
         };
         let runs = [(0, origin.bytes.unwrap_or(0))];

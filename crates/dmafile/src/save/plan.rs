@@ -18,17 +18,6 @@ use crate::sys::file;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// The methods of [`Method`] that saves support.
-pub(super) const METHODS: [Method; 7] = [
-    Method::Auto,
-    Method::Uring,
-    Method::Threads,
-    Method::Bounce,
-    Method::Module,
-    Method::CopyFileRange,
-    Method::Premap,
-];
-
 /// A plan for a save: data that `explain`, `--json`, logs and errors print alike. Sizes are in bytes.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]

@@ -90,7 +90,7 @@ impl<'m> Save<'m> {
     /// # Errors
     /// As [`Save::run`], as far as they can be foreseen.
     pub fn plan(mut self) -> Result<SavePlan> {
-        let decided = self.prepare(&Clock::start(), &Reasons::named(self.names))?;
+        let decided = self.prepare(&Clock::start(), &Reasons::named(self.common.names))?;
         Ok(decided.plan)
     }
 
@@ -105,7 +105,7 @@ impl<'m> Save<'m> {
     /// method that does not work with the memory or file, EBADMSG for a wrong digest. The old file is
     /// unchanged, and nothing is left behind; a part that is written in place is undefined.
     pub fn run(mut self) -> Result<SaveReport> {
-        let (clock, log) = (Clock::start(), Reasons::named(self.names));
+        let (clock, log) = (Clock::start(), Reasons::named(self.common.names));
         let decided = self.prepare(&clock, &log)?;
         self.carry_out(decided, &clock, &log)
     }
@@ -113,7 +113,7 @@ impl<'m> Save<'m> {
     /// Inspects and plans, without writing. The file is replaced completely, whatever was set before.
     pub fn stage(mut self) -> Result<Staged<'m>> {
         self.in_place = None;
-        let log = Reasons::named(self.names);
+        let log = Reasons::named(self.common.names);
         let decided = self.prepare(&Clock::start(), &log)?;
         Ok(Staged {
             save: self,
@@ -149,7 +149,7 @@ impl<'m> Save<'m> {
             runs,
             ..
         } = decided;
-        let access = origin.begin(&self.cancel)?;
+        let access = origin.begin(&self.common.cancel)?;
         let transfer = SaveTransfer {
             verify: self.verify.as_ref(),
             origin: &origin,

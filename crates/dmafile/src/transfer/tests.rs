@@ -75,7 +75,7 @@ fn a_refused_direct_read_falls_back_to_buffered() {
             eprintln!("SKIP: no direct I/O on {}", source.file_system());
             return;
         }
-        let load = Load::new(&path).method(method).pages(Pages::Small);
+        let load = Load::new(&path).method(method).pages(Pages::Base);
         let mut plan = load.plan().unwrap();
         // Unaligned, so that the disk cannot read directly.
         plan.tuning.align = 1;
@@ -165,7 +165,7 @@ fn a_panic_in_a_thread_that_reads_ends_the_waits_of_the_others() {
     std::fs::write(&path, vec![1; 20 * BLOCK as usize]).unwrap();
     let load = Load::new(&path).length(8 * BLOCK).block(BLOCK);
     let mut plan = load
-        .pages(Pages::Small)
+        .pages(Pages::Base)
         .method(Method::Threads)
         .plan()
         .unwrap();
@@ -213,7 +213,7 @@ fn more_threads_allocate_only_while_reads_wait() {
     let path = dir.path().join("file");
     std::fs::write(&path, vec![1; SIZE as usize]).unwrap();
     let threads = |allocation, reads| {
-        let mut plan = Load::new(&path).pages(Pages::Small).plan().unwrap();
+        let mut plan = Load::new(&path).pages(Pages::Base).plan().unwrap();
         (plan.tuning.allocators, plan.allocation) = (3, allocation);
         let parts = Parts::of(&path, plan, Pages::Small);
         let run = parts.run();

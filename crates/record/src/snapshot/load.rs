@@ -126,7 +126,7 @@ impl SnapshotLoad {
         let mut sources = Vec::new();
         let mut reports = Vec::new();
         for (entry, load) in manifest.sources.iter().zip(loads) {
-            if self.cancel.is_set() {
+            if self.cancel.is_cancelled() {
                 return Err(Error::cancelled(
                     Verb::Load,
                     self.path.display().to_string(),

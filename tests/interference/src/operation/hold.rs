@@ -133,7 +133,14 @@ fn links(world: &World) -> PathBuf {
 }
 
 fn hold(world: &World, source: PathBuf) -> Run {
-    Run::of(args!["hold", source, "--name", "m", "--at", socket(world)])
+    Run::of(args![
+        "hold",
+        source,
+        "--name",
+        "m",
+        "--socket",
+        socket(world)
+    ])
 }
 
 fn plain(_: &Tools, world: &World, which: Which) -> Run {
@@ -149,7 +156,7 @@ fn with_folder(_: &Tools, world: &World, which: Which) -> Run {
         which.source(world),
         "--name",
         "m",
-        "--at",
+        "--socket",
         at
     ]);
     run.and(args!["--folder", links(world)])
@@ -163,7 +170,7 @@ fn with_the_folder(_: &Tools, world: &World, which: Which) -> Run {
         which.source(world),
         "--name",
         "m",
-        "--at",
+        "--socket",
         at
     ]);
     run.and(args!["--folder", world.work()])
@@ -186,7 +193,7 @@ fn old_with_folder(_: &Tools, world: &World, _: Which) -> Run {
 }
 
 fn take(world: &World) -> Run {
-    Run::of(args!["take", "m", "--at", socket_of(world)])
+    Run::of(args!["take", "m", "--socket", socket_of(world)])
 }
 
 /// Where the socket is: beside the folder if that could not have one.
@@ -206,7 +213,7 @@ fn take_path(_: &Tools, world: &World, _: Which) -> Run {
 }
 
 pub fn release(_: &Tools, world: &World, _: Which) -> Run {
-    Run::of(args!["release", "m", "--at", socket_of(world)])
+    Run::of(args!["release", "m", "--socket", socket_of(world)])
 }
 
 fn serving(tools: &Tools, world: &World, run: &Run) -> io::Result<Vec<Peer>> {
@@ -554,7 +561,7 @@ pub fn evil(
         world.at("actor/evil.bin"),
         "--name",
         "m",
-        "--at",
+        "--socket",
         world.at("actor/socket"),
         "--mode",
         "666"

@@ -113,8 +113,6 @@ pub struct Tools {
     pub dmafile: Vec<OsString>,
     /// This program.
     pub own: OsString,
-    /// Whether a save into a file is `FILE@OFFSET`, as it once was.
-    pub has_suffix: bool,
 }
 
 impl Tools {

@@ -74,13 +74,16 @@ fn from_pipe(_: &Tools, world: &World, which: Which) -> Run {
     }
 }
 
-fn inside(tools: &Tools, world: &World, which: Which) -> Run {
-    let run = Run::of(args!["save", "-q", which.source(world)]);
+fn inside(_: &Tools, world: &World, which: Which) -> Run {
     let out = world.dir().join("out");
-    match tools.has_suffix {
-        true => run.and(args![format!("{}@0", out.display())]),
-        false => run.and(args!["--offset", "0", out]),
-    }
+    Run::of(args![
+        "save",
+        "-q",
+        which.source(world),
+        "--offset",
+        "0",
+        out
+    ])
 }
 
 fn judge(seen: &mut Seen) -> Vec<Fault> {

@@ -1,4 +1,6 @@
-//! Option values of a request: kinds of memory, page sizes, methods, I/O modes, and their ranges.
+//! Options, and their values: kinds of memory, page sizes, methods, I/O modes.
+
+mod table;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -11,13 +13,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 use strum::{Display, EnumString, IntoStaticStr, VariantArray};
 
-/// Smallest and largest block, in bytes.
-pub const BLOCK_RANGE: RangeInclusive<u64> = 4 << 10..=64 << 20;
-/// Smallest and largest queue depth, in operations.
-pub const QUEUE_DEPTH_RANGE: RangeInclusive<u32> = 1..=4096;
-/// Default maximum size of a chunk of memory that is allocated while the previous one is being read
-/// ([`Load::chunk`](crate::Load::chunk)), in bytes.
-pub const DEFAULT_CHUNK: u64 = 128 << 20;
+pub use table::{
+    BLOCK_RANGE, DEFAULT_CHUNK, OPTIONS, Operation, OptionGroup, OptionInfo, OptionType,
+    OptionValue, QUEUE_DEPTH_RANGE,
+};
 
 /// The kind of memory that a buffer consists of.
 #[derive(Clone, Debug)]
@@ -118,13 +117,42 @@ impl FromStr for Kind {
                 at,
             });
         }
-        Err(Error::usage(
-            Opt::To,
-            format!(
-                "'{text}' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, module, dma-buf, cuda-host, hip-host"
-            ),
-        ))
+        let words = [
+            "anon",
+            "memfd",
+            "fd:N",
+            "udmabuf",
+            "heap:NAME",
+            "module",
+            "dma-buf",
+            "cuda-host",
+            "hip-host",
+        ];
+        Err(not_one_of(Opt::To, text, &words))
     }
+}
+
+/// What all options have whose values are a few words.
+macro_rules! words_of {
+    ($option:ident) => {
+        impl $option {
+            /// All values, in the order of the documentation.
+            pub const ALL: &'static [Self] = Self::VARIANTS;
+
+            /// Its name on the command line and in JSON.
+            pub fn word(self) -> &'static str {
+                self.into()
+            }
+
+            pub(crate) fn words() -> Vec<&'static str> {
+                Self::ALL.iter().map(|one| one.word()).collect()
+            }
+
+            fn unknown(text: &str) -> Error {
+                not_one_of(Opt::$option, text, &Self::words())
+            }
+        }
+    };
 }
 
 /// The page size of a buffer.
@@ -137,28 +165,15 @@ impl FromStr for Kind {
 pub enum Pages {
     /// Huge pages if an unprivileged user gets them.
     Auto,
-    /// Base pages: 4, 16 or 64 KiB, depending on the machine. `4k` is an older word for them.
-    #[strum(to_string = "base", serialize = "4k")]
-    Small,
+    /// Base pages: 4, 16 or 64 KiB, depending on the machine.
+    Base,
     /// Transparent huge pages: `MADV_HUGEPAGE` for private memory, `MADV_COLLAPSE` for memfd.
     Thp,
     /// Pages of the hugetlb pool.
     Huge,
 }
 
-impl Pages {
-    /// All values, in the order of the documentation.
-    pub const ALL: &'static [Self] = Self::VARIANTS;
-
-    /// Its name on the command line and in JSON.
-    pub fn word(self) -> &'static str {
-        self.into()
-    }
-
-    fn unknown(text: &str) -> Error {
-        none_of(Opt::Pages, Self::ALL, text)
-    }
-}
+words_of!(Pages);
 
 /// The method that moves the bytes.
 #[derive(
@@ -188,13 +203,22 @@ pub enum Method {
     Premap,
 }
 
-impl Method {
-    /// All values, in the order of the documentation.
-    pub const ALL: &'static [Self] = Self::VARIANTS;
+words_of!(Method);
 
-    /// Its name on the command line and in JSON.
-    pub fn word(self) -> &'static str {
-        self.into()
+impl Method {
+    /// Those that saves support.
+    pub(crate) const OF_SAVES: &'static [Self] = &[
+        Self::Auto,
+        Self::Uring,
+        Self::Threads,
+        Self::Bounce,
+        Self::Module,
+        Self::CopyFileRange,
+        Self::Premap,
+    ];
+
+    pub(crate) fn words_of_saves() -> Vec<&'static str> {
+        Self::OF_SAVES.iter().map(|one| one.word()).collect()
     }
 
     /// Why a method that other loaders have is refused; None for any other word.
@@ -205,13 +229,6 @@ impl Method {
                 "the module nvidia_fs is not loaded, without which cuFile copies as the ring does"
             }
         })
-    }
-
-    fn unknown(text: &str) -> Error {
-        match Self::refused(text) {
-            Some(why) => Error::usage(Opt::Method, format!("'{text}' is refused: {why}")),
-            None => none_of(Opt::Method, Self::ALL, text),
-        }
     }
 }
 
@@ -231,19 +248,7 @@ pub enum Io {
     Buffered,
 }
 
-impl Io {
-    /// All values, in the order of the documentation.
-    pub const ALL: &'static [Self] = Self::VARIANTS;
-
-    /// Its name on the command line and in JSON.
-    pub fn word(self) -> &'static str {
-        self.into()
-    }
-
-    fn unknown(text: &str) -> Error {
-        none_of(Opt::Io, Self::ALL, text)
-    }
-}
+words_of!(Io);
 
 /// When the pages of a buffer are allocated.
 #[derive(
@@ -263,27 +268,22 @@ pub enum Allocation {
     Before,
 }
 
-impl Allocation {
-    /// All values, in the order of the documentation.
-    pub const ALL: &'static [Self] = Self::VARIANTS;
+words_of!(Allocation);
 
-    /// Its name on the command line and in JSON.
-    pub fn word(self) -> &'static str {
-        self.into()
-    }
-
-    fn unknown(text: &str) -> Error {
-        none_of(Opt::Allocation, Self::ALL, text)
-    }
-}
-
-/// The error for a word that is not one of an option's values.
-fn none_of<T: Copy + Into<&'static str>>(option: Opt, all: &[T], text: &str) -> Error {
-    let words: Vec<&str> = all.iter().map(|&value| value.into()).collect();
+/// The error for a word that is not one of an option's.
+fn not_one_of(option: Opt, text: &str, words: &[&str]) -> Error {
     Error::usage(
         option,
-        format!("'{text}' is not one of {}", words.join(", ")),
+        match Method::refused(text) {
+            Some(why) if option == Opt::Method => format!("'{text}' is refused: {why}"),
+            _ => format!("'{text}' is not one of {}", words.join(", ")),
+        },
     )
+}
+
+/// The error for a number that is out of an option's range.
+pub(crate) fn out_of_range(option: Opt, number: u64, (low, high): (u64, u64)) -> Error {
+    Error::usage(option, format!("{number} is out of range: {low} to {high}"))
 }
 
 #[cfg(test)]
@@ -297,10 +297,6 @@ mod tests {
             assert_eq!(method.word().parse::<Method>().unwrap(), method);
             assert_eq!(format!("{method:>15}"), format!("{:>15}", method.word()));
             assert_eq!(serde_json::to_value(method).unwrap(), method.word());
-        }
-        for word in ["base", "4k"] {
-            let pages = word.parse::<Pages>().unwrap();
-            assert_eq!((pages, pages.word()), (Pages::Small, "base"));
         }
         let error = "slow".parse::<Io>().unwrap_err();
         assert_eq!(

@@ -1,0 +1,355 @@
+//! The list of options: what each one is called, what it accepts and what it means, in every front end.
+
+use super::{Allocation, Io, Method, Pages, out_of_range};
+use crate::error::{Error, Result};
+use crate::message::Opt;
+use std::str::FromStr;
+
+/// An option of loads or of saves. The command, the C API and the Python package build their arguments,
+/// their help and their documentation from these. In texts, words of an option are in backquotes.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct OptionInfo {
+    /// Which one; [`Opt::name`] is its name.
+    pub option: Opt,
+    /// What has it.
+    pub of: Operation,
+    /// Where it belongs in a help text.
+    pub group: OptionGroup,
+    /// What it accepts.
+    pub accepts: OptionType,
+    /// A name for its value.
+    pub value: &'static str,
+    /// Its default, in words.
+    pub default: &'static str,
+    /// What it is, on one line.
+    pub help: &'static str,
+    /// More about it; may be empty.
+    pub details: &'static str,
+}
+
+/// What an option belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Operation {
+    /// Loads.
+    Load,
+    /// Saves.
+    Save,
+    /// Both.
+    Any,
+}
+
+/// Where an option belongs in a help text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OptionGroup {
+    /// Which bytes.
+    What,
+    /// Into which memory, or to where.
+    Where,
+    /// How; rarely needed.
+    Tuning,
+}
+
+/// What an option accepts.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum OptionType {
+    /// Yes or no; the default is yes. The text says what no means.
+    Flag(&'static str),
+    /// A number of bytes, in this range.
+    Bytes(u64, u64),
+    /// Another number, in this range.
+    Count(u64, u64),
+    /// One of these words.
+    Word(fn() -> Vec<&'static str>),
+    /// A text; some that it accepts.
+    Text(&'static [&'static str]),
+    /// Several texts.
+    Texts,
+}
+
+use Operation::{Any, Load, Save};
+use OptionGroup::{Tuning, What, Where};
+use OptionType::{Bytes, Count, Flag, Text, Texts, Word};
+
+/// Smallest and largest block, in bytes.
+pub const BLOCK_RANGE: std::ops::RangeInclusive<u64> = 4 << 10..=64 << 20;
+/// Smallest and largest queue depth, in operations.
+pub const QUEUE_DEPTH_RANGE: std::ops::RangeInclusive<u32> = 1..=4096;
+/// Default maximum size of a chunk of memory that is allocated while the previous one is being read
+/// ([`Load::chunk`](crate::Load::chunk)), in bytes.
+pub const DEFAULT_CHUNK: u64 = 128 << 20;
+
+/// No file is larger.
+const LARGEST: u64 = i64::MAX as u64;
+const BLOCK: OptionType = Bytes(*BLOCK_RANGE.start(), *BLOCK_RANGE.end());
+const DEPTH: OptionType = Count(
+    *QUEUE_DEPTH_RANGE.start() as u64,
+    *QUEUE_DEPTH_RANGE.end() as u64,
+);
+
+const fn row(
+    (option, of, group): (Opt, Operation, OptionGroup),
+    (accepts, value, default): (OptionType, &'static str, &'static str),
+    help: &'static str,
+    details: &'static str,
+) -> OptionInfo {
+    OptionInfo {
+        option,
+        of,
+        group,
+        accepts,
+        value,
+        default,
+        help,
+        details,
+    }
+}
+
+/// All options of loads and saves, those of each group together.
+pub const OPTIONS: &[OptionInfo] = &[
+    row(
+        (Opt::Tensors, Load, What),
+        (Texts, "PATTERN", "all"),
+        "Only these tensors of a model",
+        "Each pattern is a name, a glob, or `re:` and a regular expression.",
+    ),
+    row(
+        (Opt::Offset, Load, What),
+        (Bytes(0, u64::MAX), "BYTES", "0"),
+        "First byte of the file to load",
+        "",
+    ),
+    row(
+        (Opt::Length, Load, What),
+        (Bytes(1, u64::MAX), "BYTES", "to the end of the file"),
+        "How many bytes to load",
+        "A range that ends after the file is refused.",
+    ),
+    row(
+        (Opt::Verify, Load, What),
+        (
+            Text(&["crc32c", "xxh3", "blake3", "sha256", "hub"]),
+            "ALGO[=HEX]|hub",
+            "none",
+        ),
+        "Compute a checksum, and compare it with HEX",
+        "`crc32c`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the load \
+         fails (EBADMSG) if the digest differs. `hub` compares each file with the digest that is its name \
+         in a Hugging Face cache, and refuses files without one.",
+    ),
+    row(
+        (Opt::To, Load, Where),
+        (
+            Text(&[
+                "anon",
+                "memfd",
+                "udmabuf",
+                "heap:system",
+                "module",
+                "dma-buf",
+                "cuda-host",
+                "hip-host",
+            ]),
+            "KIND",
+            "memfd",
+        ),
+        "Kind of memory: `memfd`, `anon`, `dma-buf`, `fd:N`, and others",
+        "`memfd` (sealable); `anon` (private, without a descriptor); `udmabuf` (a dma-buf over a memfd, or \
+         several); `heap:NAME` (a dma-buf from /dev/dma_heap/NAME); `module` (a dma-buf of dmafile.ko); \
+         `dma-buf` (the best of the last three that works here); `fd:N` (fills an existing memfd or dma-buf \
+         from its start); `fd:N@OFFSET` (fills a range of it, from byte OFFSET on, and changes nothing \
+         else); `cuda-host`, `cuda-host:N`, `hip-host`, `hip-host:N` (a memfd that is pinned for a GPU \
+         while it is filled).",
+    ),
+    row(
+        (Opt::Pages, Load, Where),
+        (Word(Pages::words), "PAGES", "auto"),
+        "Page size",
+        "",
+    ),
+    row(
+        (Opt::InPlace, Save, What),
+        (Bytes(0, u64::MAX), "BYTES", "the file is replaced"),
+        "Write in place, from this byte on",
+        "The file or block device must exist; nothing else in it changes. That is not atomic: a save that \
+         ends early leaves a mixture of old and new bytes.",
+    ),
+    row(
+        (Opt::Length, Save, What),
+        (Bytes(0, u64::MAX), "BYTES", "to the end of the source"),
+        "How many bytes to save",
+        "",
+    ),
+    row(
+        (Opt::Verify, Save, What),
+        (
+            Text(&["crc32c", "xxh3", "blake3", "sha256"]),
+            "ALGO[=HEX]",
+            "none",
+        ),
+        "Compute a checksum of what is saved, and compare it with HEX",
+        "`crc32c`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the save \
+         fails (EBADMSG) if the digest differs, before the old file is replaced.",
+    ),
+    row(
+        (Opt::Sync, Save, What),
+        (
+            Flag(
+                "Return before the bytes are on the disk: a system crash shortly afterwards may leave the \
+ old file, or an incomplete one",
+            ),
+            "",
+            "yes",
+        ),
+        "Return only when the bytes and the name are on the disk",
+        "",
+    ),
+    row(
+        (Opt::Method, Load, Tuning),
+        (Word(Method::words), "METHOD", "auto"),
+        "Method that moves the bytes",
+        "",
+    ),
+    row(
+        (Opt::Method, Save, Tuning),
+        (Word(Method::words_of_saves), "METHOD", "auto"),
+        "Method that moves the bytes",
+        "",
+    ),
+    row(
+        (Opt::Io, Any, Tuning),
+        (Word(Io::words), "MODE", "auto"),
+        "Bypass or use the page cache",
+        "",
+    ),
+    row(
+        (Opt::Allocation, Load, Tuning),
+        (Word(Allocation::words), "WHEN", "auto"),
+        "When memory is allocated",
+        "`ahead` (one chunk ahead of the reads), `in-read` (by the reads themselves), `before` (all of it \
+         before the first read).",
+    ),
+    row(
+        (Opt::Chunk, Load, Tuning),
+        (Bytes(*BLOCK_RANGE.start(), LARGEST), "BYTES", "128 MiB"),
+        "Largest chunk of memory that is allocated before it is read into, at least a block",
+        "",
+    ),
+    row(
+        (Opt::Block, Any, Tuning),
+        (
+            BLOCK,
+            "BYTES",
+            "4 MiB for direct I/O, 1 MiB through the page cache, 512 KiB for `bounce`",
+        ),
+        "Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O",
+        "",
+    ),
+    row(
+        (Opt::QueueDepth, Any, Tuning),
+        (DEPTH, "OPERATIONS", "8"),
+        "Operations in flight, 1 to 4096",
+        "",
+    ),
+    row(
+        (Opt::CheckMemory, Load, Tuning),
+        (
+            Flag(
+                "Load even what exceeds available memory or a cgroup's limit, at the risk of an \
+ out-of-memory kill",
+            ),
+            "",
+            "yes",
+        ),
+        "Refuse early what exceeds available memory or a cgroup's limit",
+        "",
+    ),
+];
+
+impl OptionInfo {
+    /// The options of loads, or of saves.
+    pub fn all(of: Operation) -> impl Iterator<Item = &'static Self> {
+        OPTIONS
+            .iter()
+            .filter(move |info| info.of == of || info.of == Any)
+    }
+
+    /// An option of loads, or of saves, by its name.
+    pub fn named(of: Operation, name: &str) -> Option<&'static Self> {
+        Self::all(of).find(|info| info.option.name() == name)
+    }
+
+    /// Refuses a number that is out of range.
+    pub(crate) fn check(of: Operation, option: Opt, number: Option<u64>) -> Result<()> {
+        let accepts = Self::all(of).find(|info| info.option == option);
+        match (number, accepts.map(|info| info.accepts)) {
+            (Some(number), Some(Bytes(low, high) | Count(low, high)))
+                if !(low..=high).contains(&number) =>
+            {
+                Err(out_of_range(option, number, (low, high)))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The value of an option, for [`Load::set`](crate::Load::set) and [`Save::set`](crate::Save::set).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OptionValue {
+    /// For a flag.
+    Flag(bool),
+    /// A number of bytes, or another number.
+    Number(u64),
+    /// A word, or a text.
+    Text(String),
+}
+
+impl OptionValue {
+    pub(crate) fn flag(&self, option: Opt) -> Result<bool> {
+        match self {
+            Self::Flag(flag) => Ok(*flag),
+            _ => Err(Error::usage(option, "it is either true or false")),
+        }
+    }
+
+    pub(crate) fn number(&self, option: Opt) -> Result<u64> {
+        match self {
+            Self::Number(number) => Ok(*number),
+            _ => Err(Error::usage(option, "it is a number")),
+        }
+    }
+
+    pub(crate) fn parse<T: FromStr<Err = Error>>(&self, option: Opt) -> Result<T> {
+        match self {
+            Self::Text(text) => text.parse(),
+            _ => Err(Error::usage(option, "it is a text")),
+        }
+    }
+}
+
+impl From<bool> for OptionValue {
+    fn from(flag: bool) -> Self {
+        Self::Flag(flag)
+    }
+}
+
+impl From<u64> for OptionValue {
+    fn from(number: u64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<&str> for OptionValue {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_string())
+    }
+}
+
+impl From<String> for OptionValue {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
