@@ -20,7 +20,6 @@ const ROOMS: &[(&str, &[&str])] = &[
     // The request and its source.
     ("options", &["device", "error", "message"]),
     ("kind", &["device", "options"]),
-    ("request", &["error", "message", "options"]),
     ("source", &["error", "sync"]),
     ("format", &["error"]),
     ("exporter", &["error", "message", "options"]),

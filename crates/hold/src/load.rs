@@ -254,7 +254,7 @@ impl HoldOptions {
         let data = [(0, size)];
         let mut follower = Follower::new(check.algorithm, size, 0, &data);
         let copy = |at, into: &mut [u8]| access.read_at(at, into);
-        if !follower.advance(size, copy, || self.cancel.is_set())? {
+        if !follower.advance(size, copy, || self.cancel.is_cancelled())? {
             let place = check.file.display().to_string();
             return Err(Error::cancelled(Verb::Load, place));
         }

@@ -16,7 +16,7 @@ pub(crate) struct Run<'a> {
 impl Run<'_> {
     /// The error of a cancelled run, at this place.
     pub(crate) fn check(&self, place: impl FnOnce() -> String) -> Result<()> {
-        match self.cancel.is_set() {
+        match self.cancel.is_cancelled() {
             true => Err(Error::cancelled(self.verb, place())),
             false => Ok(()),
         }

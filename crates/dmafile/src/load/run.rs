@@ -30,7 +30,7 @@ impl Load {
     /// # Errors
     /// As [`Load::run`], as far as they can be foreseen.
     pub fn plan(mut self) -> Result<Plan> {
-        let (show, log) = (self.on_plan.take(), Reasons::named(self.names));
+        let (show, log) = (self.on_plan.take(), Reasons::named(self.common.names));
         let run = self.start(&Clock::start(), &log, false);
         let LoadTask { mut plan, kind, .. } = self.prepare(None, &run)?;
         if let Some(show) = show {
@@ -48,7 +48,7 @@ impl Load {
     /// # Errors
     /// As [`Load::run_through`], as far as they can be foreseen.
     pub fn plan_through(mut self, ring: Ring, device: Device) -> Result<Plan> {
-        let log = Reasons::named(self.names);
+        let log = Reasons::named(self.common.names);
         self.request = self.request.through();
         let run = self.start(&Clock::start(), &log, true);
         let mut plan = self.prepare_through(ring, &run)?.plan;
@@ -75,9 +75,9 @@ impl Load {
     /// As [`Load::run`], for memory that will be sealed; children that are forked before then do not get it.
     #[doc(hidden)]
     pub fn run_to_seal(mut self) -> Result<Loaded> {
-        let (clock, log) = (Clock::start(), Reasons::named(self.names));
+        let (clock, log) = (Clock::start(), Reasons::named(self.common.names));
         let show = self.on_plan.take();
-        let run = self.start(&clock, &log, self.verify.is_some());
+        let run = self.start(&clock, &log, self.common.verify.is_some());
         let task = self.prepare(None, &run)?;
         let plan = &task.plan;
         if let Some(show) = show {
@@ -118,9 +118,9 @@ impl Load {
     /// # Errors
     /// As [`Load::run`]; EINVAL if `memory` is too small. After an error its contents are undefined.
     pub fn run_into(mut self, memory: &mut [u8]) -> Result<Report> {
-        let (clock, log) = (Clock::start(), Reasons::named(self.names));
+        let (clock, log) = (Clock::start(), Reasons::named(self.common.names));
         let show = self.on_plan.take();
-        let run = self.start(&clock, &log, self.verify.is_some());
+        let run = self.start(&clock, &log, self.common.verify.is_some());
         let task = self.prepare(Some(MemoryTarget::caller(memory)), &run)?;
         if let Some(show) = show {
             show(&task.plan);
@@ -147,7 +147,7 @@ impl Load {
     /// As for [`Load::run`]; errors of the sink; EAGAIN if a thread cannot be created. The sink may then have
     /// taken some of the bytes. None of the slots is in use any more.
     pub fn run_through(mut self, ring: Ring, sink: &mut dyn Sink) -> Result<Report> {
-        let (clock, log) = (Clock::start(), Reasons::named(self.names));
+        let (clock, log) = (Clock::start(), Reasons::named(self.common.names));
         let show = self.on_plan.take();
         self.request = self.request.through();
         let run = self.start(&clock, &log, true);
@@ -166,11 +166,11 @@ impl Load {
     /// How far it is: nothing has happened yet. `ordered`: the meter must also track how far the bytes are in place
     /// without a gap.
     fn start<'a>(&'a self, clock: &Clock, log: &'a Reasons, ordered: bool) -> Run<'a> {
-        let progress = self.progress.as_ref();
+        let progress = self.common.progress.as_ref();
         Run {
             verb: Verb::Load,
-            meter: Meter::new(clock.begin, self.trace, ordered, progress),
-            cancel: &self.cancel,
+            meter: Meter::new(clock.begin, self.common.trace, ordered, progress),
+            cancel: &self.common.cancel,
             log,
         }
     }
@@ -239,7 +239,7 @@ impl Load {
         (start, end): (u64, u64),
         log: &Reasons,
     ) -> Result<Vec<DigestCheck>> {
-        let checks = match &self.verify {
+        let checks = match &self.common.verify {
             Some(_) if matches!(self.request.reach, Reach::Only(_)) => {
                 let why = "cannot verify selected tensors";
                 let remedy = message!["load whole files, or drop ", Opt::Verify];

@@ -285,7 +285,7 @@ impl CallMonitor<'_> {
     fn over<T>(&self, call: impl FnOnce(&ModuleProgress) -> T) -> T {
         let progress = ModuleProgress::default();
         if self.range.len <= SHORT {
-            if self.run.cancel.is_set() {
+            if self.run.cancel.is_cancelled() {
                 progress.stop();
             }
             return call(&progress);
@@ -307,7 +307,7 @@ impl CallMonitor<'_> {
         let mut since = self.run.meter.now();
         let mut ended = sync::lock(&over.0);
         while !*ended {
-            if self.run.cancel.is_set() || self.feed.is_some_and(Feed::stopped) {
+            if self.run.cancel.is_cancelled() || self.feed.is_some_and(Feed::stopped) {
                 progress.stop();
             }
             let bytes = progress.bytes().min(self.range.len);

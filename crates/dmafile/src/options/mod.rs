@@ -7,7 +7,6 @@ use crate::error::{Error, Result};
 use crate::message::Opt;
 use crate::sys;
 use serde::Serialize;
-use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::str::FromStr;
 use std::sync::Arc;

@@ -216,7 +216,7 @@ pub(super) fn window(
     log: &Reasons,
 ) -> u64 {
     let page = match pages {
-        Pages::Small => host.page,
+        Pages::Base => host.page,
         // Existing memory may have them, too.
         Pages::Thp | Pages::Auto => host.thp_size.max(host.page),
         Pages::Huge => host.pool_page.max(host.page),

@@ -71,8 +71,8 @@ pub(super) fn pages(
     }
     if vmaps_wrong {
         let why = format!("{VMAPS_WRONG}; huge pages are for importers that do not");
-        log.add(About::Pages, Pages::Small, why);
-        return Ok(Pages::Small);
+        log.add(About::Pages, Pages::Base, why);
+        return Ok(Pages::Base);
     }
     let (choice, why) = best_pages(request, host, target, bytes, footprint);
     log.add(About::Pages, choice, why);

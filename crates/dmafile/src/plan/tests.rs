@@ -7,7 +7,7 @@ use crate::facts::target::{DmaBufFacts, ExistingMemory, MemoryTarget};
 use crate::facts::{DataRun, File, Host, Layout};
 use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::reasons::{About, Reasons};
-use crate::request::{Reach, Request};
+use crate::request::{How, Reach, Request};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -247,7 +247,7 @@ fn auto_uses_base_pages_if_huge_pages_would_fill_holes() {
         decide(&request, &file(GIB), &host, &layout)
     };
     let small = plan(Pages::Auto, 2 * MIB).unwrap();
-    assert_eq!(small.pages, Pages::Small);
+    assert_eq!(small.pages, Pages::Base);
     assert!(why(&small, About::Pages, "base").contains("2048 KiB of data between holes"));
     assert_eq!(plan(Pages::Thp, GIB).unwrap().pages, Pages::Thp);
     // A request for these pages is refused, with what it would need.

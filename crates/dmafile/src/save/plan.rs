@@ -228,8 +228,8 @@ fn choose(
     log: &Reasons,
 ) -> Result<Vec<Attempt>> {
     let (asked, io) = (wanted.method, wanted.io);
-    if !METHODS.contains(&asked) {
-        let words: Vec<_> = METHODS.iter().map(|method| method.word()).collect();
+    if !Method::OF_SAVES.contains(&asked) {
+        let words = Method::words_of_saves();
         let why = format!(
             "{asked} is a load method; saves support {}",
             words.join(", ")

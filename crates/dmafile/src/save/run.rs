@@ -130,8 +130,13 @@ impl<'m> Save<'m> {
     ) -> Result<SaveReport> {
         let run = Run {
             verb: Verb::Save,
-            meter: Meter::new(clock.begin, self.trace, false, self.progress.as_ref()),
-            cancel: &self.cancel,
+            meter: Meter::new(
+                clock.begin,
+                self.common.trace,
+                false,
+                self.common.progress.as_ref(),
+            ),
+            cancel: &self.common.cancel,
             log,
         };
         let meter = &run.meter;
@@ -151,7 +156,7 @@ impl<'m> Save<'m> {
         } = decided;
         let access = origin.begin(&self.common.cancel)?;
         let transfer = SaveTransfer {
-            verify: self.verify.as_ref(),
+            verify: self.common.verify.as_ref(),
             origin: &origin,
             to: &to,
             at: to.at,
@@ -311,7 +316,7 @@ impl SaveTransfer<'_> {
             return Ok((attempt, verified, edges));
         }
         let over = AtomicBool::new(false);
-        let stopped = || over.load(Ordering::Relaxed) || self.run.cancel.is_set();
+        let stopped = || over.load(Ordering::Relaxed) || self.run.cancel.is_cancelled();
         let meter = &self.run.meter;
         let digest = |follower: Option<Follower<'_>>| {
             follower

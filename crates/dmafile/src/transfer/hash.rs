@@ -29,7 +29,7 @@ impl LoadTask {
             copied.map_err(|errno| Error::os("cannot verify the buffer", errno))
         };
         // A transfer that has failed or been cancelled needs no digest.
-        let stop = || run.cancel.is_set() || feed.failed();
+        let stop = || run.cancel.is_cancelled() || feed.failed();
         let data = self.layout.runs.iter();
         let data: Vec<_> = data.map(|run| (run.start, run.end)).collect();
         let mut digests = Vec::new();

@@ -80,7 +80,7 @@ fn a_refused_direct_read_falls_back_to_buffered() {
         // Unaligned, so that the disk cannot read directly.
         plan.tuning.align = 1;
         plan.tuning.block = 100_001;
-        let parts = Parts::of(&path, plan, Pages::Small);
+        let parts = Parts::of(&path, plan, Pages::Base);
         let run = parts.run();
         let outcome = parts.transfer(&run).run().unwrap();
         assert!(!outcome.attempt.direct, "{method}");
@@ -170,7 +170,7 @@ fn a_panic_in_a_thread_that_reads_ends_the_waits_of_the_others() {
         .plan()
         .unwrap();
     plan.tuning.threads = 3;
-    let parts = Parts::of(&path, plan, Pages::Small);
+    let parts = Parts::of(&path, plan, Pages::Base);
     let run = parts.run();
     let transfer = parts.transfer(&run);
     // As if there were memory for the whole file.
@@ -215,7 +215,7 @@ fn more_threads_allocate_only_while_reads_wait() {
     let threads = |allocation, reads| {
         let mut plan = Load::new(&path).pages(Pages::Base).plan().unwrap();
         (plan.tuning.allocators, plan.allocation) = (3, allocation);
-        let parts = Parts::of(&path, plan, Pages::Small);
+        let parts = Parts::of(&path, plan, Pages::Base);
         let run = parts.run();
         let (transfer, meter) = (parts.transfer(&run), &run.meter);
         let feed = Feed::new([], [], transfer.task.cut(), None);
