@@ -268,7 +268,13 @@ impl Drop for LinkFolder {
             && is_own(&self.name)
             && place::exchange(parent.fd(), other, &self.name).is_ok()
         {
-            self.name.clone_from(other);
+            let place = std::mem::replace(&mut self.name, other.clone());
+            // Its holder removes it, unless it has ended while this folder was in its place.
+            if let Ok(theirs) = parent.within(&place)
+                && !is_marked(&theirs)
+            {
+                remove_marked(parent, &place, &theirs);
+            }
         }
         remove_links(&self.folder, &self.links);
         // If another holder has replaced it, that one removes the folder.
@@ -350,6 +356,15 @@ fn open_mark(folder: &Folder) -> Result<Option<(OwnedFd, bool)>, Errno> {
     }
     let locked = place::try_lock(mark.as_fd()).is_ok();
     Ok(Some((mark, locked)))
+}
+
+/// Whether a holder that has not ended uses a folder, or may be using it.
+fn is_marked(folder: &Folder) -> bool {
+    match open_mark(folder) {
+        Ok(Some((mark, locked))) => !locked && Mark::read(&mark).is_alive(),
+        Ok(None) => false,
+        Err(_) => true,
+    }
 }
 
 /// What a mark says: the process of the holder, its socket, and the links.
@@ -469,6 +484,35 @@ mod tests {
         assert!(read.is_alive());
         Mark { pid: 1, ..mark }.write(&file).unwrap();
         assert!(!Mark::read(&file).is_alive());
+    }
+
+    /// The new holder fails after it has put its folder in place; the old one has ended meanwhile, or ends afterwards.
+    #[test]
+    fn no_folder_is_left_if_a_holder_ends_while_it_is_being_replaced() {
+        let set = Set {
+            name: "m".to_string(),
+            members: Vec::new(),
+            since: 0,
+        };
+        for ends_first in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("links");
+            let make = |replace| {
+                let spot = Spot::check(&path, Path::new("/run/m"), replace).unwrap();
+                LinkFolder::make(spot, &set, &[], replace).unwrap()
+            };
+            let old = make(false);
+            let mut new = make(true);
+            new.put().unwrap();
+            let (first, second) = match ends_first {
+                true => (old, new),
+                false => (new, old),
+            };
+            drop(first);
+            assert!(path.exists(), "the second one has it");
+            drop(second);
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        }
     }
 
     #[test]

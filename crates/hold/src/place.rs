@@ -301,7 +301,15 @@ impl Bound {
             return Err(in_use(&self.path));
         }
         // An exchange, so that a socket that another process has put there in between is not lost.
-        place::exchange(folder, &file.name, name).map_err(&failed)?;
+        match place::exchange(folder, &file.name, name) {
+            Err(Errno::NOENT) => {
+                // The other holder has just ended.
+                place::rename_new(folder, &file.name, name).map_err(&failed)?;
+                file.name = name.to_os_string();
+                return Ok(());
+            }
+            exchanged => exchanged.map_err(&failed)?,
+        }
         let other = std::mem::replace(&mut file.name, name.to_os_string());
         match answers(&file.folder, &other)? {
             true => file.replaced = Some(other),
