@@ -1,7 +1,7 @@
 //! The hold request, as a builder, and the holder that it starts.
 
 use super::folder::{LinkFolder, Spot};
-use super::load::HoldOptions;
+use super::load::{HoldOptions, hold_setters};
 use super::place::{self, Bound, SocketAccess};
 use super::protocol::HeldInfo;
 use super::serve::{Ended, Server};
@@ -78,30 +78,7 @@ impl Hold {
         self
     }
 
-    /// The kind of memory, any that has a descriptor; default [`Kind::Memfd`].
-    pub fn to(mut self, kind: Kind) -> Self {
-        self.wanted.kind = kind;
-        self
-    }
-
-    /// The page size; default [`Pages::Auto`], which does not use hugetlb pages here ([`Load::exact_size`]).
-    pub fn pages(mut self, pages: Pages) -> Self {
-        self.wanted.pages = pages;
-        self
-    }
-
-    /// Computes a checksum of each file while loading it, as [`Load::verify`] does.
-    pub fn verify(mut self, verify: Verify) -> Self {
-        self.wanted.verify = Some(verify);
-        self
-    }
-
-    /// Lets every process that takes a memfd write to it; only its size is sealed. Default false: no process
-    /// can change the bytes. dma-bufs cannot be sealed, and are always writable.
-    pub fn writable(mut self, writable: bool) -> Self {
-        self.wanted.writable = writable;
-        self
-    }
+    hold_setters!();
 
     /// The permissions of the socket: users that may write to it may take the files. Default 0600, or 0660
     /// with a [`Hold::group`].
@@ -157,31 +134,6 @@ impl Hold {
     /// looks. A thread that waits for a FUSE server which does not answer keeps its process from ending.
     pub fn looker(mut self, program: Command) -> Self {
         self.looker = Some(program);
-        self
-    }
-
-    /// Calls `with` with each file's load, to set its options. The hold's own options (`verify`, `cancel`,
-    /// `progress`) are set afterwards.
-    pub fn each(mut self, with: impl Fn(Load) -> Load + Send + 'static) -> Self {
-        self.wanted.each = Box::new(with);
-        self
-    }
-
-    /// Lets `token` cancel the loads.
-    pub fn cancel(mut self, token: CancelToken) -> Self {
-        self.wanted.cancel = token;
-        self
-    }
-
-    /// As [`Load::progress`], for all files together.
-    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.wanted.progress = Some(Arc::new(Box::new(progress)));
-        self
-    }
-
-    /// Sets how messages name options; default: as this crate does.
-    pub fn names(mut self, names: &'static dyn Names) -> Self {
-        self.wanted.names = names;
         self
     }
 

@@ -32,6 +32,63 @@ pub(super) struct HoldOptions {
     pub names: &'static dyn Names,
 }
 
+/// The options that `Hold` and `Shared` have in common.
+macro_rules! hold_setters {
+    () => {
+        /// The kind of memory, any that has a descriptor; default [`Kind::Memfd`].
+        pub fn to(mut self, kind: Kind) -> Self {
+            self.wanted.kind = kind;
+            self
+        }
+
+        /// The page size; default [`Pages::Auto`], which does not use hugetlb pages here ([`Load::exact_size`]).
+        pub fn pages(mut self, pages: Pages) -> Self {
+            self.wanted.pages = pages;
+            self
+        }
+
+        /// Computes a checksum of each file while loading it, as [`Load::verify`] does. Processes that take the memory
+        /// rely on the one that loaded it.
+        pub fn verify(mut self, verify: Verify) -> Self {
+            self.wanted.verify = Some(verify);
+            self
+        }
+
+        /// Lets every process that takes a memfd write to it; only its size is sealed. Default false: no process
+        /// can change the bytes. dma-bufs cannot be sealed, and are always writable.
+        pub fn writable(mut self, writable: bool) -> Self {
+            self.wanted.writable = writable;
+            self
+        }
+
+        /// Calls `with` with each file's load, to set its options. The hold's own options (`verify`, `cancel`,
+        /// `progress`) are set afterwards.
+        pub fn each(mut self, with: impl Fn(Load) -> Load + Send + 'static) -> Self {
+            self.wanted.each = Box::new(with);
+            self
+        }
+
+        /// Lets `token` cancel the loads, and the wait for another process.
+        pub fn cancel(mut self, token: CancelToken) -> Self {
+            self.wanted.cancel = token;
+            self
+        }
+
+        /// As [`Load::progress`], for all files together, if this process loads.
+        pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+            self.wanted.progress = Some(Arc::new(Box::new(progress)));
+            self
+        }
+
+        /// Sets how messages name options; default: as this crate does.
+        pub fn names(mut self, names: &'static dyn Names) -> Self {
+            self.wanted.names = names;
+            self
+        }
+    };
+}
+pub(super) use hold_setters;
+
 /// A file that is open to be loaded.
 pub(super) struct OpenFile {
     pub path: PathBuf,

@@ -7,7 +7,7 @@
 //! last process.
 
 use super::holder::Holder;
-use super::load::{HoldOptions, OpenFile};
+use super::load::{HoldOptions, OpenFile, hold_setters};
 use super::lock::{self, Lock};
 use super::place::{self, Bound, SocketAccess};
 use super::protocol::{HeldInfo, Op};
@@ -81,53 +81,7 @@ impl Shared {
         self
     }
 
-    /// As [`Hold::to`](super::Hold::to).
-    pub fn to(mut self, kind: Kind) -> Self {
-        self.wanted.kind = kind;
-        self
-    }
-
-    /// As [`Hold::pages`](super::Hold::pages).
-    pub fn pages(mut self, pages: Pages) -> Self {
-        self.wanted.pages = pages;
-        self
-    }
-
-    /// As [`Hold::verify`](super::Hold::verify); processes that take the memory rely on the one that loaded it.
-    pub fn verify(mut self, verify: Verify) -> Self {
-        self.wanted.verify = Some(verify);
-        self
-    }
-
-    /// As [`Hold::writable`](super::Hold::writable).
-    pub fn writable(mut self, writable: bool) -> Self {
-        self.wanted.writable = writable;
-        self
-    }
-
-    /// As [`Hold::each`](super::Hold::each).
-    pub fn each(mut self, with: impl Fn(Load) -> Load + Send + 'static) -> Self {
-        self.wanted.each = Box::new(with);
-        self
-    }
-
-    /// Lets `token` cancel the loads, and the wait for another process.
-    pub fn cancel(mut self, token: CancelToken) -> Self {
-        self.wanted.cancel = token;
-        self
-    }
-
-    /// As [`Hold::progress`](super::Hold::progress), if this process loads.
-    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.wanted.progress = Some(Arc::new(Box::new(progress)));
-        self
-    }
-
-    /// Sets how messages name options; default: as this crate does.
-    pub fn names(mut self, names: &'static dyn Names) -> Self {
-        self.wanted.names = names;
-        self
-    }
+    hold_setters!();
 
     /// Takes the memory from a process that has it, or loads it. From then on a thread of this process passes
     /// it on, until the last of its files is dropped.
