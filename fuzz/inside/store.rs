@@ -69,7 +69,10 @@ fn check(set: Set, kept: usize) {
             "{info:?}"
         );
         assert_eq!(Ok(info.identity), FileIdentity::at(&info.file));
-        assert_eq!((&*info.kind, info.descriptors, fds.len()), ("memfd", 1, 1));
+        assert_eq!(
+            (info.kind.clone(), info.descriptors, fds.len()),
+            (dmafile::MemoryKind::Memfd, 1, 1)
+        );
         count += fds.len();
         let range = (info.offset, info.bytes);
         let adopted = Buffer::of_peer(fds, &info.kind, range, info.sealed);

@@ -73,7 +73,10 @@ pub fn taker(input: &[u8]) {
         );
         assert!(names.insert(name), "{info:?}");
         buffer(&file.buffer, (info.offset, info.bytes), info.sealed);
-        assert_eq!((&*info.kind, info.descriptors), ("memfd", 1));
+        assert_eq!(
+            (info.kind.clone(), info.descriptors),
+            (dmafile::MemoryKind::Memfd, 1)
+        );
     }
     assert!(!names.is_empty() && names.len() <= 10_000);
 }

@@ -168,7 +168,7 @@ impl Recorder {
         if !memory.is_c_contiguous() {
             return Err(PyBufferError::new_err("this memory is not contiguous"));
         }
-        let memory = record::RecorderBuffer::lent(Arc::new(Held {
+        let memory = record::RecorderBuffer::of_memory(Arc::new(Held {
             export: Some(memory),
             released: self.released.clone(),
         }));

@@ -181,7 +181,7 @@ pub unsafe extern "C" fn dmafile_recorder_append_memory(
         // SAFETY: the header requires null or a recorder that is alive.
         let recorder = unsafe { border::shared(recorder, "recorder")? };
         border::check(memory.cast(), length, "memory")?;
-        let memory = record::RecorderBuffer::lent(Arc::new(Memory(memory.cast(), length)));
+        let memory = record::RecorderBuffer::of_memory(Arc::new(Memory(memory.cast(), length)));
         append(recorder, &memory, (0, length as u64), timestamp, tag)
     })
 }

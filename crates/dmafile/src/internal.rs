@@ -7,7 +7,7 @@ pub use crate::flow::clock::Clock;
 pub use crate::message::{Builder, one_line, unlisted};
 pub use crate::model::is_hidden;
 pub use crate::reasons::Reasons;
-pub use crate::request::Reach;
+pub use crate::request::Selection;
 pub use crate::save::part;
 pub use crate::save::{Staged, cannot_make};
 pub use crate::source::Source;

@@ -171,7 +171,7 @@ pub(crate) struct Request {
     pub pages: Pages,
     pub exact_size: bool,
     pub how: How,
-    pub reach: Reach,
+    pub selection: Selection,
     pub offset: u64,
     pub length: Option<u64>,
     pub chunk: Option<u64>,
@@ -187,7 +187,7 @@ impl Default for Request {
             pages: Pages::Auto,
             exact_size: false,
             how: How::default(),
-            reach: Reach::Asked,
+            selection: Selection::Requested,
             offset: 0,
             length: None,
             chunk: None,
@@ -199,9 +199,9 @@ impl Default for Request {
 
 /// Which part of its source a load takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum Selection {
     /// The requested length, from the requested offset on.
-    Asked,
+    Requested,
     /// A start and a length, in bytes.
     Part(u64, u64),
     /// Only these ranges, in ascending order.
@@ -227,7 +227,7 @@ impl Request {
             return Err(out_of_range(Opt::Chunk, chunk, (block, i64::MAX as u64)));
         }
         OptionInfo::check(Operation::Load, Opt::Length, self.length)?;
-        if self.reach != Reach::Asked && (self.offset != 0 || self.length.is_some()) {
+        if self.selection != Selection::Requested && (self.offset != 0 || self.length.is_some()) {
             let why = message![
                 "selects its own bytes: cannot be combined with ",
                 Opt::Offset,
@@ -250,6 +250,6 @@ impl Request {
 
     /// Whether all of a file is requested.
     pub(crate) fn is_whole(&self) -> bool {
-        (&self.reach, self.offset, self.length) == (&Reach::Asked, 0, None)
+        (&self.selection, self.offset, self.length) == (&Selection::Requested, 0, None)
     }
 }

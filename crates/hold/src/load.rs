@@ -4,7 +4,7 @@ use super::identity::FileIdentity;
 use super::protocol::{Digest, HeldInfo, LONGEST_NAMES, MOST_FILES};
 use super::set::{Member, Set, now};
 use dmafile::internal::{
-    Builder, DigestCheck, Follower, ProgressFn, Reach, Source, Verb, unlisted,
+    Builder, DigestCheck, Follower, ProgressFn, Selection, Source, Verb, unlisted,
 };
 use dmafile::{
     Buffer, CancelToken, Error, Kind, Load, MemoryKind, Model, Names, Opt, Pages, Progress, Result,
@@ -232,7 +232,7 @@ impl HoldOptions {
                 return Err(Error::cancelled(Verb::Load, path.display().to_string()));
             }
             let source = Arc::new(Source::of(&path, fd)?);
-            let load = Load::of(Arc::clone(&source), Reach::Asked)
+            let load = Load::of(Arc::clone(&source), Selection::Requested)
                 .names(self.names)
                 .to(self.kind.clone())
                 .pages(self.pages)

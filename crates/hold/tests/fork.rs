@@ -226,7 +226,7 @@ fn a_forked_child_drops_a_recorder_and_its_tickets_without_waiting() {
     let recorder = RecorderOptions::new(&to).start().unwrap();
     let frame: Arc<Vec<u8>> = Arc::new(dmafile_testkit::noise(1 << 20, 3));
     let append = || {
-        let memory = RecorderBuffer::lent(Arc::clone(&frame) as _);
+        let memory = RecorderBuffer::of_memory(Arc::clone(&frame) as _);
         recorder
             .append(&memory, 0, 1 << 20, Note::default())
             .unwrap()

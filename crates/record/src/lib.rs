@@ -54,7 +54,7 @@ pub enum WhenFull {
 /// let buffer = RecorderBuffer::open(&"fd:3".parse::<Origin>()?)?; // once, however often it is filled
 /// let frame = recorder.append(&buffer, 0, 8_294_400, Note::default())?.expect("it waits");
 /// frame.wait()?; // the buffer may be filled again
-/// recorder.append(&RecorderBuffer::lent(Arc::new(vec![1, 2, 3])), 0, 3, Note::default())?;
+/// recorder.append(&RecorderBuffer::of_memory(Arc::new(vec![1, 2, 3])), 0, 3, Note::default())?;
 /// recorder.sync()?; // all of it would survive a crash
 /// println!("{} records", recorder.finish()?.records);
 /// # Ok::<(), dmafile::Error>(())
@@ -226,8 +226,8 @@ impl RecorderBuffer {
 
     /// Memory of this process. The owner is kept alive until the last record from it is written. The bytes
     /// of a record should not change before then.
-    pub fn lent(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
-        Self(Arc::new(part::PartMemory::lent(owner)))
+    pub fn of_memory(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
+        Self(Arc::new(part::PartMemory::of_caller(owner)))
     }
 
     /// Its size in bytes.

@@ -46,7 +46,7 @@ fn memory(bytes: &[u8], seals: SealFlags) -> OwnedFd {
 }
 
 fn lent(bytes: &[u8]) -> RecorderBuffer {
-    RecorderBuffer::lent(Arc::new(bytes.to_vec()))
+    RecorderBuffer::of_memory(Arc::new(bytes.to_vec()))
 }
 
 fn note(number: u64) -> Note {
@@ -223,7 +223,7 @@ fn memory_of_the_caller_is_referenced_only_until_it_is_written() {
     let owner = Arc::new(noise(100_000, 3));
     let ticket = append(
         &recorder,
-        &RecorderBuffer::lent(owner.clone()),
+        &RecorderBuffer::of_memory(owner.clone()),
         (0, 100_000),
         0,
     );
@@ -863,7 +863,7 @@ fn a_panic_of_a_recorders_thread_is_an_error_of_every_record_and_call_after_it()
     let mut tickets = Vec::new();
     // This thread may be the last one that has the memory, but rarely.
     let failed = (0..10_000).any(|_| {
-        let memory = RecorderBuffer::lent(Arc::new(Unreleasable(me)));
+        let memory = RecorderBuffer::of_memory(Arc::new(Unreleasable(me)));
         let taken = recorder.append(&memory, 0, 100, Note::default());
         taken.map(|ticket| tickets.extend(ticket)).is_err()
     });

@@ -301,7 +301,7 @@ pub fn pread_dropping(
 /// Whether [`pread_dropping`] works, tried at the end of a file of `size` bytes, where nothing is read.
 pub fn drops_behind(fd: impl AsFd, size: u64) -> bool {
     let mut byte = [0_u8];
-    let region = Region::lent(&mut byte);
+    let region = Region::of_slice(&mut byte);
     retry(|| pread_dropping(&fd, &region, 0, 1, size)).is_ok()
 }
 

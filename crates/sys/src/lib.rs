@@ -13,6 +13,7 @@
 pub mod block;
 pub mod cache;
 pub mod dmabuf;
+pub mod dmabuf_sync;
 pub mod driver;
 pub mod file;
 mod fork;
@@ -29,7 +30,7 @@ pub mod process;
 pub mod sandbox;
 pub mod socket;
 pub mod stat;
-pub mod turn;
+
 pub mod uring;
 pub mod usage;
 

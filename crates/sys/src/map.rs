@@ -479,7 +479,7 @@ unsafe impl Sync for Region<'_> {}
 
 impl<'m> Region<'m> {
     /// Memory that a caller lends; nothing else can access it during that time.
-    pub fn lent(memory: &'m mut [u8]) -> Self {
+    pub fn of_slice(memory: &'m mut [u8]) -> Self {
         Self::of(NonNull::from(memory))
     }
 
@@ -655,7 +655,7 @@ impl<'m> Region<'m> {
         }
     }
 
-    /// Turns the range into transparent huge pages, independently of `shmem_enabled` (MADV_COLLAPSE, Linux
+    /// SyncedDmaBuf the range into transparent huge pages, independently of `shmem_enabled` (MADV_COLLAPSE, Linux
     /// 6.1). `at` and `len` are multiples of `huge`; one base page of each is made present first, because the
     /// kernel collapses only ranges with a page table.
     pub fn collapse(&self, at: u64, len: u64, huge: u64) -> Result<(), Errno> {
@@ -731,7 +731,7 @@ mod tests {
     fn populate_stays_inside_memory_of_the_caller() {
         let page = page_size() as usize;
         let mut memory = vec![7_u8; 3 * page + 100];
-        let region = Region::lent(&mut memory[13..]);
+        let region = Region::of_slice(&mut memory[13..]);
         let base = region.address();
         let (start, len) = region.pages(0, region.len()).unwrap();
         assert!(start.addr() as u64 >= base && (start.addr() + len) as u64 <= base + region.len());

@@ -115,7 +115,7 @@ pub fn record(file: PathBuf) -> Result<(), dmafile::Error> {
         .start()?;
     say("begun");
     for number in 0..RECORDS {
-        let buffer = RecorderBuffer::lent(Arc::new(crate::world::record(number)));
+        let buffer = RecorderBuffer::of_memory(Arc::new(crate::world::record(number)));
         let note = Note {
             tag: number,
             ..Note::default()

@@ -8,7 +8,7 @@ pub(crate) struct CallerMemory<'m>(Region<'m>);
 
 impl<'m> CallerMemory<'m> {
     pub(crate) fn new(memory: &'m mut [u8]) -> Self {
-        Self(Region::lent(memory))
+        Self(Region::of_slice(memory))
     }
 }
 

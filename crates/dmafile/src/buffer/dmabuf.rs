@@ -5,8 +5,8 @@ use super::DmaBuf;
 use super::memory::{CopyOut, Filled, Filling, Finish};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
+use crate::sys::dmabuf_sync::SyncedDmaBuf;
 use crate::sys::map::{Mapping, Region, View, page_size};
-use crate::sys::turn::Turns;
 use crate::sys::{Errno, dmabuf, file};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -17,9 +17,9 @@ pub(super) struct ToFill {
     piece: DmaBufPiece,
     /// All of it was zero when it was passed in.
     fresh: bool,
-    turns: Turns,
+    access: SyncedDmaBuf,
     /// CPU access for writing: from when it was created to be filled until it is complete, except
-    /// during the turns of devices.
+    /// while a device accesses it.
     access: WriteAccess,
 }
 
@@ -75,7 +75,7 @@ impl ToFill {
         Ok(Self {
             map: Mapping::chain(&[(piece.fd.as_fd(), piece.bytes)])?,
             access: WriteAccess::begin(fd)?,
-            turns: Turns::new(fd),
+            access: SyncedDmaBuf::new(fd),
             piece,
             fresh,
         })
@@ -84,7 +84,7 @@ impl ToFill {
 
 impl CopyOut for ToFill {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-        self.turns.touch(|| self.map.region().copy_out(at, into))
+        self.access.touch(|| self.map.region().copy_out(at, into))
     }
 }
 
@@ -93,8 +93,8 @@ impl Filling for ToFill {
         self.map.region()
     }
 
-    fn dma_buf(&self) -> Option<&Turns> {
-        Some(&self.turns)
+    fn dma_buf(&self) -> Option<&SyncedDmaBuf> {
+        Some(&self.access)
     }
 
     /// The exporter has already allocated all of it.

@@ -4,8 +4,8 @@
 use super::DmaBuf;
 use crate::device::PinnedMemory;
 use crate::error::Error;
+use crate::sys::dmabuf_sync::SyncedDmaBuf;
 use crate::sys::map::{Region, View};
-use crate::sys::turn::Turns;
 use crate::sys::{self, Errno};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -31,7 +31,7 @@ pub(crate) trait Filling: CopyOut {
     }
 
     /// The dma-buf, if it is one, with the lock that controls access to it.
-    fn dma_buf(&self) -> Option<&Turns> {
+    fn dma_buf(&self) -> Option<&SyncedDmaBuf> {
         None
     }
 

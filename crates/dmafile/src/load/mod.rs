@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::message::{Names, Opt};
 use crate::options::{Allocation, Io, Kind, Method, OptionValue, Pages};
 use crate::plan::Plan;
-use crate::request::{Common, Reach, Request, common_setters};
+use crate::request::{Common, Request, Selection, common_setters};
 use crate::source::Source;
 use crate::verify::Verify;
 use std::path::PathBuf;
@@ -67,9 +67,9 @@ impl Load {
 
     /// A load of files that are already open.
     #[doc(hidden)]
-    pub fn of(source: Arc<Source>, reach: Reach) -> Self {
+    pub fn of(source: Arc<Source>, selection: Selection) -> Self {
         let mut load = Self::with_origin(LoadOrigin::Open(source));
-        load.request.reach = reach;
+        load.request.selection = selection;
         load
     }
 

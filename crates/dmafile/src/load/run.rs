@@ -15,7 +15,7 @@ use crate::message::{Opt, message};
 use crate::options::{Io, Kind, Pages};
 use crate::plan::{self, Plan};
 use crate::reasons::{About, Reasons};
-use crate::request::Reach;
+use crate::request::Selection;
 use crate::sink::{Ring, Sink};
 use crate::source::{Sampled, Shard};
 use crate::transfer::{self, LoadTask, LoadTransfer, Outcome, Through};
@@ -189,9 +189,9 @@ impl Load {
         let opened = run.meter.now();
         let (file, host) = (File::of(&source), Host::probe());
         let (start, end) = plan::range(request, &file)?;
-        let only = match &request.reach {
-            Reach::Only(ranges) => Some(&ranges[..]),
-            Reach::Asked | Reach::Part(..) => None,
+        let only = match &request.selection {
+            Selection::Only(ranges) => Some(&ranges[..]),
+            Selection::Requested | Selection::Part(..) => None,
         };
         // Only with this mode are some extents read directly and others copied.
         let asks = request.io == Io::Auto;
@@ -227,7 +227,7 @@ impl Load {
         let mut task = self.prepare(Some(MemoryTarget::ring(ring.bytes)), run)?;
         let plan = &mut task.plan;
         plan.through_ring()?;
-        let shape = ring.shape(plan.tuning.block, plan.reach(), plan.end())?;
+        let shape = ring.shape(plan.tuning.block, plan.span(), plan.end())?;
         plan.add(run.log, About::Ring, shape.bytes, shape.words());
         Ok(task)
     }
@@ -240,7 +240,7 @@ impl Load {
         log: &Reasons,
     ) -> Result<Vec<DigestCheck>> {
         let checks = match &self.common.verify {
-            Some(_) if matches!(self.request.reach, Reach::Only(_)) => {
+            Some(_) if matches!(self.request.selection, Selection::Only(_)) => {
                 let why = "cannot verify selected tensors";
                 let remedy = message!["load whole files, or drop ", Opt::Verify];
                 return Err(Error::usage(Opt::Verify, why).with_remedy(remedy));

@@ -18,9 +18,9 @@ use crate::options::Method;
 use crate::plan::Plan;
 use crate::pump::{Pass, Stop};
 use crate::source::Source;
+use crate::sys::dmabuf_sync::SyncedDmaBuf;
 use crate::sys::file;
 use crate::sys::map::Region;
-use crate::sys::turn::Turns;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 pub(crate) use fill::cut_short;
@@ -38,7 +38,7 @@ pub(crate) struct ReadJob<'a> {
     /// The buffer's descriptor, for methods that write to one.
     pub descriptor: Option<BorrowedFd<'a>>,
     /// The dma-buf, if the buffer is one, with the lock that controls access to it.
-    pub dma_buf: Option<&'a Turns>,
+    pub dma_buf: Option<&'a SyncedDmaBuf>,
 }
 
 impl<'a> ReadJob<'a> {
@@ -58,7 +58,7 @@ impl<'a> ReadJob<'a> {
     /// Calls `touch`, in which the CPU reads or writes the region, when no device is accessing it.
     fn touch<T>(&self, touch: impl FnOnce() -> T) -> Result<T, Error> {
         match self.dma_buf {
-            Some(turns) => turns.touch(touch).map_err(|errno| {
+            Some(access) => access.touch(touch).map_err(|errno| {
                 Error::os("cannot access the dma-buf (DMA_BUF_IOCTL_SYNC)", errno)
             }),
             None => Ok(touch()),

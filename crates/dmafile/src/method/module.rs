@@ -13,8 +13,8 @@ use crate::options::Allocation;
 use crate::plan::Plan;
 use crate::source::Source;
 use crate::sync;
+use crate::sys::dmabuf_sync::SyncedDmaBuf;
 use crate::sys::module::{BUFFERED, ModuleProgress, ModuleRange, MoveOptions, Moved};
-use crate::sys::turn::Turns;
 use crate::sys::{self, Errno, map};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex};
@@ -31,7 +31,7 @@ const FIRST_CHUNK: u64 = 2 << 20;
 pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let dma_buf = job
         .dma_buf
-        .map(Turns::fd)
+        .map(SyncedDmaBuf::fd)
         .ok_or_else(|| Error::new("no dma-buf", "this method writes into one"))?;
     let (node, module) = module::open().map_err(Stop::Refused)?;
     let mut next = job.pass.feed.wait(Queue::Method);

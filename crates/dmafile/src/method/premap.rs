@@ -11,14 +11,14 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     let Some(dma_buf) = job.dma_buf else {
         return uring::run(job);
     };
-    let turn = dma_buf
-        .lend()
+    let access = dma_buf
+        .begin_device_access()
         .map_err(Stop::refused("cannot hand the dma-buf to a device"))?;
     let files = job.source.files();
     let windows = files.map(|(_, start, bytes)| window(job.plan, (start, start + bytes)));
     // Its ring ends here, and with the ring every mapping.
     let done = uring::into(job, RingMemory::Mapped(dma_buf.fd(), windows.collect()));
-    match (done, turn.take_back()) {
+    match (done, access.end()) {
         (Err(Stop::Failed(error)), _) => Err(Stop::Failed(error)),
         (_, Err(errno)) => {
             Err(Error::os("cannot take the dma-buf back from a device", errno).into())

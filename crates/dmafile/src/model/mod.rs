@@ -10,7 +10,7 @@ use crate::format::{Dtype, Entry, Format, MAX_HEADER, Table, Value, quoted};
 use crate::load::Load;
 use crate::message::{Opt, message};
 use crate::options::Kind;
-use crate::request::Reach;
+use crate::request::Selection;
 use crate::source::{Shard, Source};
 use crate::sys::Errno;
 use crate::sys::file;
@@ -315,7 +315,7 @@ impl Model {
     /// copied as it is to [`Shard::at`]. Between files there are zeros, which take no memory except on huge
     /// pages and in dma-bufs.
     pub fn load(&self) -> Load {
-        Load::of(Arc::clone(&self.source), Reach::Asked)
+        Load::of(Arc::clone(&self.source), Selection::Requested)
     }
 
     /// Loads only the tensors that match at least one pattern, at the same offsets as with [`Model::load`].
@@ -335,7 +335,7 @@ impl Model {
                 .with_errno(Errno::NODATA)
                 .at(self.path().display().to_string()));
         }
-        Ok(Load::of(Arc::clone(&self.source), Reach::Only(ranges)))
+        Ok(Load::of(Arc::clone(&self.source), Selection::Only(ranges)))
     }
 
     /// Loads `len` bytes at `offset` of one tensor, into a separate buffer.
@@ -347,7 +347,10 @@ impl Model {
         if len == 0 {
             return Err(self.refuse(tensor, "it has no bytes", Errno::NODATA));
         }
-        Ok(Load::of(Arc::clone(&self.source), Reach::Part(start, len)))
+        Ok(Load::of(
+            Arc::clone(&self.source),
+            Selection::Part(start, len),
+        ))
     }
 
     /// Reads `into.len()` bytes at `offset` of one tensor through the page cache, immediately and without a

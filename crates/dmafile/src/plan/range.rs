@@ -5,7 +5,7 @@ use crate::error::{Error, Result, Verb};
 use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
 use crate::message::{Opt, message};
-use crate::request::{Reach, Request};
+use crate::request::{Request, Selection};
 
 /// The requested range `[start, end)` of a file.
 pub(crate) fn range(request: &Request, file: &File) -> Result<(u64, u64)> {
@@ -21,9 +21,9 @@ pub(crate) fn range(request: &Request, file: &File) -> Result<(u64, u64)> {
         .with_errno(rustix::io::Errno::INVAL)
         .with_remedy("choose a range inside the file")
     };
-    let (start, length) = match request.reach {
-        Reach::Part(start, length) => (start, Some(length)),
-        Reach::Asked | Reach::Only(_) => (request.offset, request.length),
+    let (start, length) = match request.selection {
+        Selection::Part(start, length) => (start, Some(length)),
+        Selection::Requested | Selection::Only(_) => (request.offset, request.length),
     };
     if start >= file.size {
         return Err(past(Opt::Offset, start.to_string()));

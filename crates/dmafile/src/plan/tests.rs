@@ -7,7 +7,7 @@ use crate::facts::target::{DmaBufFacts, ExistingMemory, MemoryTarget};
 use crate::facts::{DataRun, File, Host, Layout};
 use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::reasons::{About, Reasons};
-use crate::request::{How, Reach, Request};
+use crate::request::{How, Request, Selection};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -87,7 +87,7 @@ impl Default for Asked {
             pages,
             exact_size,
             how,
-            reach: _,
+            selection: _,
             offset,
             length,
             chunk,
@@ -133,7 +133,7 @@ impl Asked {
                 block: self.block,
                 queue_depth: self.queue_depth,
             },
-            reach: Reach::Asked,
+            selection: Selection::Requested,
             offset: self.offset,
             length: self.length,
             chunk: self.chunk,

@@ -209,7 +209,7 @@ impl Plan {
     }
 
     /// Number of bytes from the beginning of the first block to the end of the wanted bytes.
-    pub(crate) fn reach(&self) -> u64 {
+    pub(crate) fn span(&self) -> u64 {
         self.phase() + self.place.start + self.bytes
     }
 

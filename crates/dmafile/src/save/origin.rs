@@ -157,7 +157,7 @@ enum Body<'m> {
     Nothing,
     Memory(DescriptorMemory),
     /// Memory that the caller lends.
-    Lent(Borrowed<'m>),
+    Caller(Borrowed<'m>),
     File(Source),
     Stream(PipeStream),
     Parts(OpenParts<'m>),
@@ -241,13 +241,13 @@ impl<'m> Opened<'m> {
     }
 
     /// The caller's memory.
-    pub(super) fn lent(memory: Borrowed<'m>) -> Self {
+    pub(super) fn of_caller(memory: Borrowed<'m>) -> Self {
         Self {
             name: "the caller's memory".to_string(),
             kind: OriginKind::Memory,
             start: 0,
             bytes: Some(memory.region().len()),
-            body: Arc::new(Body::Lent(memory)),
+            body: Arc::new(Body::Caller(memory)),
         }
     }
 
@@ -288,7 +288,7 @@ impl<'m> Opened<'m> {
     pub(super) fn region(&self) -> Result<Region<'_>, &str> {
         match &*self.body {
             Body::Memory(memory) => memory.region(),
-            Body::Lent(memory) => Ok(memory.region()),
+            Body::Caller(memory) => Ok(memory.region()),
             Body::Parts(_) => Err("each part has its own mapping"),
             Body::Stream(_) => Err("a pipe has no memory to write from"),
             Body::Nothing | Body::File(_) => Err("bytes on a disk must be read first"),
@@ -296,8 +296,8 @@ impl<'m> Opened<'m> {
     }
 
     /// Whether it is the caller's memory, which has no holes.
-    pub(super) fn is_lent(&self) -> bool {
-        matches!(*self.body, Body::Lent(_))
+    pub(super) fn is_callers(&self) -> bool {
+        matches!(*self.body, Body::Caller(_))
     }
 
     pub(super) fn parts(&self) -> Option<&OpenParts<'m>> {
@@ -330,7 +330,7 @@ impl<'m> Opened<'m> {
                 Stored::of(fd, at, self.bytes)
             }
             Body::Stream(stream) => Stored::of_stream(stream.fd.as_fd(), self.bytes),
-            Body::Lent(memory) => {
+            Body::Caller(memory) => {
                 let mapped = mapped_from(&memory.region(), file).into_iter();
                 let stored = mapped.filter_map(|(at, from, bytes)| {
                     let stored = Stored::of(file, from, Some(bytes))?;
@@ -361,7 +361,7 @@ impl<'m> Opened<'m> {
             }
             Body::File(source) => source.data(start, end, 0),
             Body::Parts(parts) => parts.data(start, end),
-            Body::Memory(_) | Body::Lent(_) | Body::Stream(_) => vec![(start, end)],
+            Body::Memory(_) | Body::Caller(_) | Body::Stream(_) => vec![(start, end)],
         }
     }
 
@@ -399,7 +399,7 @@ impl<'m> Opened<'m> {
                 }
                 _ => read(memory.fd.as_fd(), at),
             },
-            Body::Lent(memory) => {
+            Body::Caller(memory) => {
                 memory.region().copy_out(at, into);
                 return Ok(());
             }
@@ -436,7 +436,7 @@ impl<'m> Opened<'m> {
                 }
                 _ => self.read(memory.fd.as_fd(), block, (at, at), len),
             },
-            Body::Lent(memory) => {
+            Body::Caller(memory) => {
                 block.ring.copy_from(block.at, &memory.region(), at, len);
                 Ok(len)
             }

@@ -66,8 +66,8 @@ impl PartMemory {
     }
 
     /// The caller's memory.
-    pub fn lent(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
-        let opened = Opened::lent(Borrowed::owned(owner));
+    pub fn of_caller(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
+        let opened = Opened::of_caller(Borrowed::owned(owner));
         Self::new(opened.place(0), opened)
     }
 

@@ -125,7 +125,7 @@ impl<'m> OpenParts<'m> {
         let (mut all, mut start) = (Vec::new(), 0_u64);
         for part in parts {
             let opened = match &part.0 {
-                PartPiece::Memory(memory) => Opened::lent(memory.clone()),
+                PartPiece::Memory(memory) => Opened::of_caller(memory.clone()),
                 PartPiece::Fd {
                     fd,
                     number,
@@ -148,7 +148,7 @@ impl<'m> OpenParts<'m> {
             }
             start = end;
         }
-        let in_memory = all.iter().all(|one| one.opened.is_lent());
+        let in_memory = all.iter().all(|one| one.opened.is_callers());
         let kind = if in_memory {
             OriginKind::Memory
         } else {
@@ -294,7 +294,7 @@ impl Placed<'_> {
     /// Its mapping, if bytes can be written directly from there.
     fn region(&self, fit: Fit) -> Option<Region<'_>> {
         let region = self.opened.in_memory()?;
-        let holes = !self.opened.is_lent();
+        let holes = !self.opened.is_callers();
         let Some((align, grain)) = fit.direct else {
             // A file in memory is read as a file, which does not fill its holes.
             return (!holes).then_some(region);

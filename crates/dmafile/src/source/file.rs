@@ -305,7 +305,7 @@ impl Input {
     /// reads. Pages that a miss brought in are dropped by [`Input::forget_misses`].
     pub(crate) fn peek(&self, offsets: [u64; 2]) -> bool {
         let mut byte = [0_u8];
-        let region = crate::sys::map::Region::lent(&mut byte);
+        let region = crate::sys::map::Region::of_slice(&mut byte);
         let mut hit = |offset| file::pread_cached(self.buffered(), &region, 0, 1, offset) == Ok(1);
         let before = usage::blocks_read();
         let hit = offsets.into_iter().all(&mut hit) && usage::blocks_read() == before;

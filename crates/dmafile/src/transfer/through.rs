@@ -45,7 +45,7 @@ impl<'a> Through<'a> {
         asked: Pages,
     ) -> Result<Self> {
         let plan = &task.plan;
-        let shape = ring.shape(plan.tuning.block, plan.reach(), plan.end())?;
+        let shape = ring.shape(plan.tuning.block, plan.span(), plan.end())?;
         Ok(Self {
             task,
             run,
@@ -126,7 +126,7 @@ impl<'a> Through<'a> {
         };
         sink.sink.begin(Memory::of(self.ring.memory()))?;
         let mut taken = VecDeque::<SlotInSink>::new();
-        let end = self.task.plan.reach().div_ceil(self.slot);
+        let end = self.task.plan.span().div_ceil(self.slot);
         for number in 0..end {
             // Half of the ring is for the readers, unless the rest of the file has its slots.
             while taken.len() as u64 > self.slots / 2 && taken[0].number + self.slots < end {

@@ -7,7 +7,7 @@ use super::report::{
     SourceLoadReport,
 };
 use super::tally::Tally;
-use dmafile::internal::{Builder, Clock, ProgressFn, Reach, Source, Verb, sync::lock};
+use dmafile::internal::{Builder, Clock, ProgressFn, Selection, Source, Verb, sync::lock};
 use dmafile::{
     Buffer, CancelToken, Error, Kind, Load, Loaded, Names, Opt, Plan, Progress, Result, message,
 };
@@ -176,7 +176,7 @@ impl SnapshotLoad {
             let Some(file) = file else {
                 return Ok(None);
             };
-            let load = Load::of(Arc::new(file), Reach::Asked).names(self.names);
+            let load = Load::of(Arc::new(file), Selection::Requested).names(self.names);
             let mut load = (self.each)(&entry.name, load)
                 .verify(manifest.expected(entry)?)
                 .cancel(self.cancel.clone());

@@ -1,6 +1,6 @@
 //! Controls whether the CPU or a device accesses a dma-buf while it is being filled.
 //!
-//! While a device has its turn, the CPU may still copy other bytes in, or read what the device has
+//! While a device accesses it, the CPU may still copy other bytes in, or read what the device has
 //! written. Each such access is then bracketed with `DMA_BUF_IOCTL_SYNC`, which applies to the whole
 //! dma-buf. So only one is made at a time: if caches are not coherent, the beginning of one access would
 //! drop what another one has written and not yet ended.
@@ -9,21 +9,21 @@ use super::{Errno, dmabuf};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-/// A dma-buf that the CPU is writing to, except during the turns of devices.
-pub struct Turns {
+/// A dma-buf that the CPU is writing to, except while a device accesses it.
+pub struct SyncedDmaBuf {
     fd: Arc<OwnedFd>,
-    /// Whether a device has its turn.
-    lent: RwLock<bool>,
-    /// Held during the only CPU access in a device's turn.
+    /// A device accesses it.
+    by_device: RwLock<bool>,
+    /// Held during the only CPU access meanwhile.
     one: Mutex<()>,
 }
 
-impl Turns {
+impl SyncedDmaBuf {
     /// For a dma-buf for which CPU writes have begun (DMA_BUF_IOCTL_SYNC); the caller ends them.
     pub fn new(fd: &Arc<OwnedFd>) -> Self {
         Self {
             fd: Arc::clone(fd),
-            lent: RwLock::new(false),
+            by_device: RwLock::new(false),
             one: Mutex::new(()),
         }
     }
@@ -32,24 +32,33 @@ impl Turns {
         self.fd.as_fd()
     }
 
-    /// Gives the turn to a device, until the result is dropped.
-    pub fn lend(&self) -> Result<DeviceTurn<'_>, Errno> {
-        let mut lent = self.lent.write().unwrap_or_else(PoisonError::into_inner);
+    /// A device accesses it until the result is dropped.
+    pub fn begin_device_access(&self) -> Result<DeviceAccess<'_>, Errno> {
+        let mut by_device = self
+            .by_device
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         self.sync(true)?;
-        *lent = true;
-        Ok(DeviceTurn(Some(self)))
+        *by_device = true;
+        Ok(DeviceAccess(Some(self)))
     }
 
-    fn take_back(&self) -> Result<(), Errno> {
-        let mut lent = self.lent.write().unwrap_or_else(PoisonError::into_inner);
-        *lent = false;
+    fn end(&self) -> Result<(), Errno> {
+        let mut by_device = self
+            .by_device
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *by_device = false;
         self.sync(false)
     }
 
     /// Calls `touch`, in which the CPU reads or writes.
     pub fn touch<T>(&self, touch: impl FnOnce() -> T) -> Result<T, Errno> {
-        let lent = self.lent.read().unwrap_or_else(PoisonError::into_inner);
-        if !*lent {
+        let by_device = self
+            .by_device
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !*by_device {
             return Ok(touch());
         }
         let _one = self.one.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,21 +74,21 @@ impl Turns {
     }
 }
 
-/// A device's turn. Before it ends, everything must be unmapped from the device.
-pub struct DeviceTurn<'a>(Option<&'a Turns>);
+/// An access by a device. Before it ends, everything must be unmapped from the device.
+pub struct DeviceAccess<'a>(Option<&'a SyncedDmaBuf>);
 
-impl DeviceTurn<'_> {
+impl DeviceAccess<'_> {
     /// Ends it. If that fails, the CPU may not see what the device has written.
-    pub fn take_back(mut self) -> Result<(), Errno> {
-        self.0.take().map_or(Ok(()), Turns::take_back)
+    pub fn end(mut self) -> Result<(), Errno> {
+        self.0.take().map_or(Ok(()), SyncedDmaBuf::end)
     }
 }
 
-impl Drop for DeviceTurn<'_> {
+impl Drop for DeviceAccess<'_> {
     fn drop(&mut self) {
-        if let Some(turns) = self.0 {
+        if let Some(access) = self.0 {
             // After a panic the memory is discarded.
-            let _ = turns.take_back();
+            let _ = access.end();
         }
     }
 }
