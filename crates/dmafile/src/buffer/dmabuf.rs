@@ -17,7 +17,7 @@ pub(super) struct ToFill {
     piece: DmaBufPiece,
     /// All of it was zero when it was passed in.
     fresh: bool,
-    access: SyncedDmaBuf,
+    synced: SyncedDmaBuf,
     /// CPU access for writing: from when it was created to be filled until it is complete, except
     /// while a device accesses it.
     access: WriteAccess,
@@ -75,7 +75,7 @@ impl ToFill {
         Ok(Self {
             map: Mapping::chain(&[(piece.fd.as_fd(), piece.bytes)])?,
             access: WriteAccess::begin(fd)?,
-            access: SyncedDmaBuf::new(fd),
+            synced: SyncedDmaBuf::new(fd),
             piece,
             fresh,
         })
@@ -84,7 +84,7 @@ impl ToFill {
 
 impl CopyOut for ToFill {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-        self.access.touch(|| self.map.region().copy_out(at, into))
+        self.synced.touch(|| self.map.region().copy_out(at, into))
     }
 }
 
@@ -94,7 +94,7 @@ impl Filling for ToFill {
     }
 
     fn dma_buf(&self) -> Option<&SyncedDmaBuf> {
-        Some(&self.access)
+        Some(&self.synced)
     }
 
     /// The exporter has already allocated all of it.
