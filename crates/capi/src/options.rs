@@ -1,8 +1,8 @@
 //! `struct dmafile_options`: how a load should be done.
 
 use crate::Token;
-use crate::border::{self, Failure, Result};
-use dmafile::{Allocation, Io, Load, Method, Progress};
+use crate::border::{self, Failure, Header, Result};
+use dmafile::{Load, Opt, OptionValue, Progress, Save};
 use libc::{c_char, c_void};
 use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
@@ -179,6 +179,79 @@ pub(crate) fn teller(call: ProgressCall, user: *mut c_void) -> impl Fn(Progress)
     }
 }
 
+/// The value of a member that is an option. Zero selects the default.
+pub(crate) enum Member {
+    Text(*const c_char),
+    Number(u64),
+    /// A flag that switches the option off.
+    Off(bool),
+}
+
+/// Options that a struct of the caller sets, without its pointers.
+#[derive(Clone)]
+pub(crate) struct Values(Vec<(Opt, OptionValue)>);
+
+impl Values {
+    /// Takes those of these members that are set.
+    ///
+    /// # Safety
+    /// The strings are null or NUL-terminated.
+    pub(crate) unsafe fn of(members: &[(Opt, Member)]) -> Result<Self> {
+        let mut values = Vec::new();
+        for &(option, ref member) in members {
+            let value = match *member {
+                Member::Text(text) => {
+                    let what = format!("options.{}", option.name());
+                    // SAFETY: as this function requires.
+                    unsafe { border::optional(text, &what)? }.map(Into::into)
+                }
+                Member::Number(number) => some(number).map(Into::into),
+                Member::Off(off) => off.then(|| false.into()),
+            };
+            values.extend(value.map(|value| (option, value)));
+        }
+        Ok(Self(values))
+    }
+
+    /// Without the options of which a caller says that they are set elsewhere.
+    pub(crate) fn without(mut self, others: &[Opt]) -> Self {
+        self.0.retain(|(option, _)| !others.contains(option));
+        self
+    }
+
+    pub(crate) fn load(&self, load: Load) -> Load {
+        let set =
+            |load: Load, (option, value): &(Opt, OptionValue)| load.set(*option, value.clone());
+        self.0.iter().fold(load.names(&Header), set)
+    }
+
+    pub(crate) fn save<'m>(&self, mut save: Save<'m>) -> Save<'m> {
+        save = save.names(&Header);
+        for (option, value) in &self.0 {
+            save = save.set(*option, value.clone());
+        }
+        save
+    }
+}
+
+/// Passes the callback and the token of options to a builder.
+///
+/// # Safety
+/// The token is null or valid until the builder has done its work; the callback accepts `user` in any thread.
+macro_rules! watched {
+    ($builder:expr, $options:expr) => {{
+        let mut builder = $builder;
+        if let Some(call) = $options.progress {
+            builder = builder.progress(crate::options::teller(call, $options.user));
+        }
+        if let Some(token) = $options.cancel.as_ref() {
+            builder = builder.cancel(token.0.clone());
+        }
+        builder
+    }};
+}
+pub(crate) use watched;
+
 impl Options {
     /// Applies the options to a load that allocates its memory.
     ///
@@ -187,12 +260,7 @@ impl Options {
     /// the callback accepts `user` in any thread.
     pub(crate) unsafe fn apply(&self, load: Load) -> Result<Load> {
         // SAFETY: as this function requires.
-        let load = match unsafe { word(self.to, "options.to")? } {
-            Some(kind) => load.to(kind),
-            None => load,
-        };
-        // SAFETY: as this function requires.
-        unsafe { self.apply_to_caller(load) }
+        unsafe { Ok(watched!(self.values()?.load(load), self)) }
     }
 
     /// Applies the options to a load into the caller's memory.
@@ -205,91 +273,33 @@ impl Options {
             return Err(Failure::new(libc::EINVAL, "options.to", why));
         }
         // SAFETY: as this function requires.
-        unsafe { self.apply_to_caller(load) }
+        unsafe { self.apply(load) }
     }
 
-    /// Applies everything except the kind of memory.
-    unsafe fn apply_to_caller(&self, load: Load) -> Result<Load> {
-        // SAFETY: as `apply` requires.
-        let mut load = unsafe { self.tuning()? }.tune(load.names(&crate::border::Header));
-        // SAFETY: as `apply` requires.
-        unsafe {
-            if let Some(pages) = word(self.pages, "options.pages")? {
-                load = load.pages(pages);
-            }
-            if let Some(verify) = word(self.verify, "options.verify")? {
-                load = load.verify(verify);
-            }
-        }
-        if let Some(offset) = some(self.offset) {
-            load = load.offset(offset);
-        }
-        if let Some(length) = some(self.length) {
-            load = load.length(length);
-        }
-        if let Some(call) = self.progress {
-            load = load.progress(teller(call, self.user));
-        }
-        // SAFETY: as `apply` requires.
-        if let Some(token) = unsafe { self.cancel.as_ref() } {
-            load = load.cancel(token.0.clone());
-        }
-        Ok(load)
-    }
-
-    /// The options that say how bytes move.
+    /// The options of the load.
     ///
     /// # Safety
     /// The strings are null or NUL-terminated.
-    pub(crate) unsafe fn tuning(&self) -> Result<Tuning> {
+    pub(crate) unsafe fn values(&self) -> Result<Values> {
+        use Member::{Number, Off, Text};
         check_flags(self.flags, DMAFILE_NO_CHECK_MEMORY)?;
+        let off = self.flags & DMAFILE_NO_CHECK_MEMORY != 0;
+        let members = [
+            (Opt::To, Text(self.to)),
+            (Opt::Pages, Text(self.pages)),
+            (Opt::Method, Text(self.method)),
+            (Opt::Io, Text(self.io)),
+            (Opt::Allocation, Text(self.allocation)),
+            (Opt::Verify, Text(self.verify)),
+            (Opt::Offset, Number(self.offset)),
+            (Opt::Length, Number(self.length)),
+            (Opt::Chunk, Number(self.chunk)),
+            (Opt::Block, Number(self.block)),
+            (Opt::QueueDepth, Number(self.queue_depth.into())),
+            (Opt::CheckMemory, Off(off)),
+        ];
         // SAFETY: as this function requires.
-        unsafe {
-            Ok(Tuning {
-                method: word(self.method, "options.method")?,
-                io: word(self.io, "options.io")?,
-                allocation: word(self.allocation, "options.allocation")?,
-                chunk: some(self.chunk),
-                block: some(self.block),
-                queue_depth: some(self.queue_depth),
-                check_memory: self.flags & DMAFILE_NO_CHECK_MEMORY == 0,
-            })
-        }
-    }
-}
-
-/// The options of a load that say how bytes move, without pointers of the caller.
-pub(crate) struct Tuning {
-    method: Option<Method>,
-    io: Option<Io>,
-    allocation: Option<Allocation>,
-    chunk: Option<u64>,
-    block: Option<u64>,
-    queue_depth: Option<u32>,
-    check_memory: bool,
-}
-
-impl Tuning {
-    pub(crate) fn tune(&self, mut load: Load) -> Load {
-        if let Some(method) = self.method {
-            load = load.method(method);
-        }
-        if let Some(io) = self.io {
-            load = load.io(io);
-        }
-        if let Some(allocation) = self.allocation {
-            load = load.allocation(allocation);
-        }
-        if let Some(chunk) = self.chunk {
-            load = load.chunk(chunk);
-        }
-        if let Some(block) = self.block {
-            load = load.block(block);
-        }
-        if let Some(queue_depth) = self.queue_depth {
-            load = load.queue_depth(queue_depth);
-        }
-        load.check_memory(self.check_memory)
+        unsafe { Values::of(&members) }
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::Token;
 use crate::border::{self, Failure, Result};
 use crate::load::path;
-use crate::options::{self, Versioned, check_flags, some, teller, word};
-use dmafile::{Io, Method, Origin, OriginPart, Save};
+use crate::options::{self, Member, Values, Versioned, check_flags, watched};
+use dmafile::{Opt, Origin, OriginPart, Save};
 use libc::{c_char, c_int, c_void};
 use std::ffi::CString;
 use std::mem::offset_of;
@@ -70,77 +70,40 @@ unsafe impl Versioned for SaveOptions {
     const SMALLEST: usize = offset_of!(Self, cancel) + size_of::<*const Token>();
 }
 
-/// The options that say how bytes move.
-pub(crate) struct Ways {
-    method: Option<Method>,
-    io: Option<Io>,
-    block: Option<u64>,
-    queue_depth: Option<u32>,
-}
-
-impl Ways {
-    pub(crate) fn apply<'m>(&self, mut save: Save<'m>) -> Save<'m> {
-        if let Some(method) = self.method {
-            save = save.method(method);
-        }
-        if let Some(io) = self.io {
-            save = save.io(io);
-        }
-        if let Some(block) = self.block {
-            save = save.block(block);
-        }
-        if let Some(operations) = self.queue_depth {
-            save = save.queue_depth(operations);
-        }
-        save
-    }
-}
-
 impl SaveOptions {
+    /// The options of the save.
+    ///
     /// # Safety
     /// Its strings are null or end in NUL.
-    pub(crate) unsafe fn ways(&self) -> Result<Ways> {
+    pub(crate) unsafe fn values(&self) -> Result<Values> {
+        use Member::{Number, Off, Text};
         check_flags(self.flags, DMAFILE_SAVE_NO_SYNC | DMAFILE_SAVE_IN_PLACE)?;
         if self.offset != 0 && self.flags & DMAFILE_SAVE_IN_PLACE == 0 {
             let why = "only a save with DMAFILE_SAVE_IN_PLACE has one";
             return Err(Failure::new(libc::EINVAL, "options.offset", why));
         }
+        let off = self.flags & DMAFILE_SAVE_NO_SYNC != 0;
+        let members = [
+            (Opt::Method, Text(self.method)),
+            (Opt::Io, Text(self.io)),
+            (Opt::Verify, Text(self.verify)),
+            (Opt::Block, Number(self.block)),
+            (Opt::QueueDepth, Number(self.queue_depth.into())),
+            (Opt::Sync, Off(off)),
+        ];
         // SAFETY: as this function requires.
-        let (method, io) = unsafe {
-            (
-                word(self.method, "options.method")?,
-                word(self.io, "options.io")?,
-            )
-        };
-        Ok(Ways {
-            method,
-            io,
-            block: some(self.block),
-            queue_depth: some(self.queue_depth),
-        })
+        unsafe { Values::of(&members) }
     }
 
     /// # Safety
     /// As [`Options::apply`](crate::Options).
     unsafe fn apply<'m>(&self, save: Save<'m>) -> Result<Save<'m>> {
         // SAFETY: as this function requires.
-        let mut save = unsafe { self.ways()? }.apply(save.names(&border::Header));
-        // SAFETY: as this function requires.
-        if let Some(verify) = unsafe { word(self.verify, "options.verify")? } {
-            save = save.verify(verify);
-        }
-        save = save.sync(self.flags & DMAFILE_SAVE_NO_SYNC == 0);
-        if self.flags & DMAFILE_SAVE_IN_PLACE != 0 {
-            save = save.offset(self.offset);
-        }
-        if let Some(call) = self.progress {
-            save = save.progress(teller(call, self.user));
-        }
-        // SAFETY: as this function requires.
-        if let Some(token) = unsafe { self.cancel.as_ref() } {
-            save = save.cancel(token.0.clone());
-        }
-        Ok(save)
+        let save = unsafe { watched!(self.values()?.save(save), self) };
+        Ok(match self.flags & DMAFILE_SAVE_IN_PLACE {
+            0 => save,
+            _ => save.offset(self.offset),
+        })
     }
 }
 
