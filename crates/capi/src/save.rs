@@ -25,8 +25,8 @@ pub struct Part {
     pub bytes: u64,
 }
 
-/// For dmafile_save_options.flags: do not wait until the file and its name are on the disk. A system crash
-/// shortly afterwards may leave the old file, or an incomplete one.
+/// For dmafile_save_options.flags: return before the bytes are on the disk: a system crash shortly afterwards
+/// may leave the old file, or an incomplete one.
 pub const DMAFILE_SAVE_NO_SYNC: u32 = 1;
 /// For dmafile_save_options.flags: write into the existing file or block device, starting at byte `offset`,
 /// and change nothing else in it. That is not atomic: if it ends early, old and new bytes are mixed.
@@ -43,15 +43,16 @@ pub struct SaveOptions {
     pub method: *const c_char,
     /// Bypass or use the page cache: "auto" (default), "direct", "buffered".
     pub io: *const c_char,
-    /// Checksum to compute: "crc32c", "xxh3", "blake3" or "sha256" adds it to the report; "sha256=HEX" and
-    /// similar also fail the save if the digest differs (-EBADMSG). Default: none.
+    /// Compute a checksum of what is saved, and compare it with HEX if given; default: none. "crc32c",
+    /// "xxh3", "blake3" or "sha256", which the report then contains; with "=HEX" the save fails (EBADMSG) if
+    /// the digest differs, before the old file is replaced.
     pub verify: *const c_char,
     /// With DMAFILE_SAVE_IN_PLACE, where the first byte goes; otherwise 0.
     pub offset: u64,
-    /// Bytes per operation: 4 KiB to 64 MiB, a multiple of the file's direct I/O alignment; default: chosen
-    /// by the plan.
+    /// Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O; default: 4
+    /// MiB for direct I/O, 1 MiB through the page cache, 512 KiB for "bounce".
     pub block: u64,
-    /// Queue depth: operations in flight, 1 to 4096; default: chosen by the plan.
+    /// Operations in flight, 1 to 4096; default: 8.
     pub queue_depth: u32,
     /// DMAFILE_SAVE_NO_SYNC, DMAFILE_SAVE_IN_PLACE, or'ed.
     pub flags: u32,
