@@ -112,7 +112,7 @@ def hold(
             the name's socket in `$XDG_RUNTIME_DIR/dmafile`, in `/run/dmafile` for root, or without
             that variable in `/dev/shm/dmafile-UID`.
         to: The kind of memory, any of `load` that has its own descriptor: `memfd`, `udmabuf`,
-            `heap:NAME`, `dmafile`, `dma-buf`.
+            `heap:NAME`, `module`, `dma-buf`.
         verify: As in `load`, for each file.
         mode: The permissions of the socket: users that may write to it may take the files. If None,
             0o600, or 0o660 with a group.

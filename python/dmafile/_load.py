@@ -63,31 +63,34 @@ def load(
 
     Args:
         path: A regular file or a block device.
-        to: The kind of memory: `anon` (private, no descriptor), `memfd` (sealable), `udmabuf` (a
-            dma-buf over a memfd, or several), `heap:NAME` (a dma-buf from `/dev/dma_heap/NAME`),
-            `dmafile` (a dma-buf of dmafile.ko), `dma-buf` (the best of these three that works),
-            `fd:N` (fills an existing memfd or dma-buf from its start), `fd:N@OFFSET` (fills a range
-            of it, starting at byte OFFSET), `cuda-host`, `cuda-host:N`, `hip-host`, `hip-host:N`
-            (a memfd that is pinned for a GPU while it is filled, see `Buffer.pin`; tested only with
-            a test double of the drivers).
-        pages: The page size: `auto`, `base`, `thp`, `huge`.
-        method: The method that moves the bytes: `auto`, `uring`, `threads`, `bounce`, `module`,
-            `copy-file-range`, `heap-read`, `premap`.
-        io: Bypass or use the page cache: `auto`, `direct`, `buffered`.
-        allocation: When pages are allocated: `auto`, `ahead` (one chunk ahead of the reads),
-            `in-read` (by the reads themselves), `before` (all of them before the first read).
-        offset: First byte of the file to load.
-        length: Number of bytes to load; up to the end of the file if None.
-        chunk: Maximum size of a chunk. Memory is allocated in chunks, each while the previous one
-            is being read. 128 MiB if None.
-        block: Bytes per operation, 4 KiB to 64 MiB; chosen by the plan if None.
-        queue_depth: Operations in flight, 1 to 4096; chosen by the plan if None.
-        verify: A checksum to compute during the load: `crc32c`, `xxh3`, `blake3` or `sha256`. With
-            `=HEX` the load fails with EBADMSG if the digest differs. `hub` compares each file with
-            the digest that names it in a Hugging Face cache, and fails with EINVAL if there is
-            none. The digest is in `Buffer.report["verify"]`.
-        check_memory: Whether to refuse early a load that exceeds available memory or a cgroup's
-            limit.
+        to: Kind of memory: `memfd`, `anon`, `dma-buf`, `fd:N`, and others; default: `memfd`.
+            `memfd` (sealable); `anon` (private, without a descriptor); `udmabuf` (a dma-buf over a
+            memfd, or several); `heap:NAME` (a dma-buf from /dev/dma_heap/NAME); `module` (a dma-buf
+            of dmafile.ko); `dma-buf` (the best of the last three that works here); `fd:N` (fills an
+            existing memfd or dma-buf from its start, and keeps a duplicate of N); `fd:N@OFFSET`
+            (fills a range of it, from byte OFFSET on, and changes nothing else); `cuda-host`,
+            `cuda-host:N`, `hip-host`, `hip-host:N` (a memfd that is pinned for a GPU while it is
+            filled; tested only with a test double of the drivers).
+        pages: Page size: `auto` (default), `base`, `thp`, `huge`.
+        method: Method that moves the bytes: `auto` (default), `uring`, `threads`, `bounce`,
+            `module`, `copy-file-range`, `heap-read`, `premap`.
+        io: Bypass or use the page cache: `auto` (default), `direct`, `buffered`.
+        allocation: When memory is allocated: `auto` (default), `ahead`, `in-read`, `before`.
+            `ahead` (one chunk ahead of the reads), `in-read` (by the reads themselves), `before`
+            (all of it before the first read).
+        offset: First byte of the file to load; default: 0.
+        length: How many bytes to load; default: to the end of the file. A range that ends after the
+            file is refused.
+        chunk: Largest chunk of memory that is allocated before it is read into, at least a block;
+            default: 128 MiB.
+        block: Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct
+            I/O; default: 4 MiB for direct I/O, 1 MiB through the page cache, 512 KiB for `bounce`.
+        queue_depth: Operations in flight, 1 to 4096; default: 8.
+        verify: Compute a checksum, and compare it with HEX if given; default: none. `crc32c`,
+            `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the load fails
+            (EBADMSG) if the digest differs. `hub` compares each file with the digest that is its
+            name in a Hugging Face cache, and refuses files without one.
+        check_memory: Refuse early what exceeds available memory or a cgroup's limit.
         progress: Called with the bytes in place and the total, at most 30 times a second, on this
             thread. An exception in it cancels the load, and is raised here. `True` draws a bar on
             stderr if that is a terminal.

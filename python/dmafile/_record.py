@@ -31,9 +31,9 @@ class Recorder:
             writing to it). With rotation, the second one is `path.1`, and so on.
         in_flight: Maximum number of buffers that are queued or being written, 1 to 64.
         when_full: What an append does when that many are: `wait`, or `drop` the new buffer.
-        method: The method that moves the bytes: `auto`, `uring`, `threads`, `bounce`, `module`,
-            `copy-file-range`, `premap`.
-        io: Bypass or use the page cache: `auto`, `direct`, `buffered`.
+        method: Method that moves the bytes: `auto` (default), `uring`, `threads`, `bounce`,
+            `module`, `copy-file-range`, `premap`.
+        io: Bypass or use the page cache: `auto` (default), `direct`, `buffered`.
         checksum: Whether to compute a CRC-32C of each record, for which the CPU reads it.
         sync_every: Sync, and so acknowledge what is written, after this many records, at least 1.
         sync_interval: Sync, and so acknowledge what is written, after this many seconds; if None,

@@ -110,18 +110,21 @@ def save(
             being copied together first. They must be C-contiguous. Concurrent writes to them may or
             may not be in the file.
         path: The file.
-        offset: Where in an existing file or block device the bytes go; nothing else in it changes.
-            That is not atomic. The source may be another range of the file, if the two do not
-            overlap. None: the file is created or replaced.
-        length: Number of bytes to save; all of them if None.
-        method: The method that moves the bytes: `auto`, `uring`, `threads`, `bounce`, `module`,
-            `copy-file-range`, `premap`.
-        io: Bypass or use the page cache: `auto`, `direct`, `buffered`.
-        block: Bytes per operation, 4 KiB to 64 MiB; chosen by the plan if None.
-        queue_depth: Operations in flight, 1 to 4096; chosen by the plan if None.
-        verify: A checksum to compute of the saved bytes: `crc32c`, `xxh3`, `blake3` or `sha256`.
-            With `=HEX` the save fails with EBADMSG if the digest differs.
-        sync: Whether to wait until the file and its name are on the disk.
+        offset: Write in place, from this byte on; default: the file is replaced. The file or block
+            device must exist; nothing else in it changes. That is not atomic: a save that ends
+            early leaves a mixture of old and new bytes. The source may be another range of the
+            file, if the two do not overlap.
+        length: How many bytes to save; default: to the end of the source.
+        method: Method that moves the bytes: `auto` (default), `uring`, `threads`, `bounce`,
+            `module`, `copy-file-range`, `premap`.
+        io: Bypass or use the page cache: `auto` (default), `direct`, `buffered`.
+        block: Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct
+            I/O; default: 4 MiB for direct I/O, 1 MiB through the page cache, 512 KiB for `bounce`.
+        queue_depth: Operations in flight, 1 to 4096; default: 8.
+        verify: Compute a checksum of what is saved, and compare it with HEX if given; default:
+            none. `crc32c`, `xxh3`, `blake3` or `sha256`, which the report then contains; with
+            `=HEX` the save fails (EBADMSG) if the digest differs, before the old file is replaced.
+        sync: Return only when the bytes and the name are on the disk.
         progress: As in `load`.
 
     Raises:

@@ -5,7 +5,7 @@ use crate::error::{Keywords, raise, usage};
 use crate::job::{Job, Work, as_dict};
 use crate::recorder::seconds;
 use crate::request::{self, SOURCE};
-use dmafile::{CancelToken, Error, Load, Progress};
+use dmafile::{CancelToken, Error, Progress};
 use dmafile_hold::{Found, HeldFile, Hold, Shared, Take};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
@@ -146,7 +146,7 @@ pub(crate) fn hold(
             _ => return Err(unknown(&name)),
         };
     }
-    let hold = hold.each(tuning(py, options)?);
+    let hold = hold.each(request::tuning(options, SOURCE)?);
     let holder = Job::start(py, hold, first(&paths), || ())?.attend(py, progress)?;
     Ok(Holder {
         name: holder.name().to_string(),
@@ -191,7 +191,7 @@ pub(crate) fn shared(
     options: &Bound<'_, PyDict>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Taken> {
-    let shared = of_shared(py, &paths, how, options)?;
+    let shared = of_shared(&paths, how, options)?;
     let held = Job::start(py, shared, first(&paths), || ())?.attend(py, progress)?;
     taken(py, held)
 }
@@ -205,7 +205,7 @@ pub(crate) fn find_shared(
     how: &Bound<'_, PyDict>,
     options: &Bound<'_, PyDict>,
 ) -> PyResult<(Option<Taken>, Option<Vacant>)> {
-    let find = Find(of_shared(py, &paths, how, options)?);
+    let find = Find(of_shared(&paths, how, options)?);
     match Job::start(py, find, first(&paths), || ())?.attend(py, None)? {
         Found::Held(held) => Ok((Some(taken(py, held)?), None)),
         Found::Vacant(vacant) => {
@@ -222,7 +222,6 @@ pub(crate) fn place(py: Python<'_>) -> PyResult<PathBuf> {
 }
 
 fn of_shared(
-    py: Python<'_>,
     paths: &[PathBuf],
     how: &Bound<'_, PyDict>,
     options: &Bound<'_, PyDict>,
@@ -246,7 +245,7 @@ fn of_shared(
             _ => return Err(unknown(&name)),
         };
     }
-    Ok(shared.each(tuning(py, options)?))
+    Ok(shared.each(request::tuning(options, SOURCE)?))
 }
 
 /// Files that no process has in memory yet.
@@ -404,18 +403,6 @@ fn taken(py: Python<'_>, held: dmafile_hold::Held) -> PyResult<Taken> {
     Ok((name, socket, holder, files.collect::<PyResult<_>>()?))
 }
 
-/// Sets the options of each load, after validating them.
-fn tuning(
-    py: Python<'_>,
-    options: &Bound<'_, PyDict>,
-) -> PyResult<impl Fn(Load) -> Load + Send + 'static> {
-    // Errors in the options are found here, where they can be raised.
-    let tune = request::tuning(options, SOURCE)?;
-    let checked = tune(Load::new("")).check();
-    checked.map_err(|error| raise(py, &error, None))?;
-    Ok(tune)
-}
-
 fn first(paths: &[PathBuf]) -> &Path {
     paths.first().map_or(Path::new(""), PathBuf::as_path)
 }
@@ -423,7 +410,7 @@ fn first(paths: &[PathBuf]) -> &Path {
 fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u32> {
     let size = request::size(name, value)?;
     u32::try_from(size).map_err(|_| {
-        let text = format!("{name}: {size} is out of range, 0 to {}", u32::MAX);
+        let text = format!("{name}: {size} is out of range: 0 to {}", u32::MAX);
         usage(value.py(), &text)
     })
 }

@@ -423,7 +423,6 @@ pub(crate) fn as_dict(
 
 /// Raises an error if options of a model are invalid, without a model.
 #[pyfunction]
-pub(crate) fn check(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<()> {
-    let load = request::apply(Load::new(""), options, MODEL)?;
-    load.check().map_err(|error| raise(py, &error, None))
+pub(crate) fn check(options: &Bound<'_, PyDict>) -> PyResult<()> {
+    request::tuning(options, MODEL).map(drop)
 }

@@ -1,29 +1,24 @@
-//! The options of a load or a save, as keyword arguments.
+//! The options of a load or a save, as keyword arguments: those of the engine's list.
 
-use crate::error::{raise, usage};
-use dmafile::{Allocation, Io, Kind, Load, Method, Pages, Save, Verify};
+use crate::error::{Keywords, raise, usage};
+use dmafile::{Load, Operation, Opt, OptionInfo, OptionType, OptionValue, Origin, Save};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::str::FromStr;
 
 /// Options that only the load of a file has, in addition to those of any load.
-pub(crate) const FILE: &[&str] = &["to", "offset", "length"];
+pub(crate) const FILE: &[Opt] = &[Opt::To, Opt::Offset, Opt::Length];
 /// The same for a file that is one of several, each loaded completely.
-pub(crate) const SOURCE: &[&str] = &["to"];
+pub(crate) const SOURCE: &[Opt] = &[Opt::To];
 /// The same for a file that does not stay in memory.
-pub(crate) const STREAM: &[&str] = &["offset", "length"];
+pub(crate) const STREAM: &[Opt] = &[Opt::Offset, Opt::Length];
 /// The same for a model, whose kind of memory is not an option.
-pub(crate) const MODEL: &[&str] = &[];
-
-/// What an option changes in a load. It needs no interpreter, so that any thread may apply it.
-type OfLoad = Box<dyn Fn(Load) -> Load + Send + Sync>;
-/// The same for a save.
-type OfSave = Box<dyn for<'m> Fn(Save<'m>) -> Save<'m> + Send + Sync>;
+pub(crate) const MODEL: &[Opt] = &[];
 
 /// Applies options by their names in the package's functions. None leaves an option at its
 /// default.
-pub(crate) fn apply(load: Load, options: &Bound<'_, PyDict>, more: &[&str]) -> PyResult<Load> {
+pub(crate) fn apply(load: Load, options: &Bound<'_, PyDict>, more: &[Opt]) -> PyResult<Load> {
     Ok(tuning(options, more)?(load))
 }
 
@@ -32,103 +27,71 @@ pub(crate) fn apply_to_save<'m>(save: Save<'m>, options: &Bound<'_, PyDict>) -> 
     Ok(save_tuning(options)?(save))
 }
 
-/// The options of several loads, after checking them.
+/// The options of several loads. Errors in them are raised here.
 pub(crate) fn tuning(
     options: &Bound<'_, PyDict>,
-    more: &[&str],
+    more: &[Opt],
 ) -> PyResult<impl Fn(Load) -> Load + Send + Sync + 'static> {
-    let mut all: Vec<OfLoad> = Vec::new();
-    for (name, value) in options {
-        let name = name.extract::<String>()?;
-        if FILE.contains(&name.as_str()) && !more.contains(&name.as_str()) {
-            let text = format!("'{name}' is not an option of this load");
-            return Err(PyTypeError::new_err(text));
-        }
-        if value.is_none() {
-            continue;
-        }
-        all.push(of_load(&name, &value)?);
+    let all = values(Operation::Load, "load", options)?;
+    let other = |(option, _): &&(Opt, _)| FILE.contains(option) && !more.contains(option);
+    if let Some((option, _)) = all.iter().find(other) {
+        let text = format!("'{}' is not an option of this load", option.name());
+        return Err(PyTypeError::new_err(text));
     }
-    Ok(move |load: Load| {
-        let load = load.names(&crate::error::Keywords);
-        all.iter().fold(load, |load, set| set(load))
-    })
-}
-
-fn of_load(name: &str, value: &Bound<'_, PyAny>) -> PyResult<OfLoad> {
-    macro_rules! set {
-        ($option:ident, $value:expr) => {{
-            let value = $value;
-            Box::new(move |load: Load| load.$option(value.clone()))
-        }};
-    }
-    Ok(match name {
-        "to" => set!(to, word::<Kind>(value)?),
-        "pages" => set!(pages, word::<Pages>(value)?),
-        "method" => set!(method, word::<Method>(value)?),
-        "io" => set!(io, word::<Io>(value)?),
-        "allocation" => set!(allocation, word::<Allocation>(value)?),
-        "offset" => set!(offset, size(name, value)?),
-        "length" => set!(length, size(name, value)?),
-        "chunk" => set!(chunk, size(name, value)?),
-        "block" => set!(block, size(name, value)?),
-        "queue_depth" => set!(queue_depth, depth(name, value)?),
-        "verify" => set!(verify, word::<Verify>(value)?),
-        "check_memory" => set!(check_memory, value.extract::<bool>()?),
-        _ => {
-            let text = format!("'{name}' is not an option of a load");
-            return Err(PyTypeError::new_err(text));
-        }
-    })
+    let tune = move |load: Load| {
+        let set =
+            |load: Load, (option, value): &(Opt, _)| load.set(*option, OptionValue::clone(value));
+        all.iter().fold(load.names(&Keywords), set)
+    };
+    let checked = tune(Load::new("")).check();
+    checked.map_err(|error| raise(options.py(), &error, None))?;
+    Ok(tune)
 }
 
 /// As [`tuning`], for saves.
 pub(crate) fn save_tuning(
     options: &Bound<'_, PyDict>,
 ) -> PyResult<impl for<'m> Fn(Save<'m>) -> Save<'m> + Send + Sync + 'static> {
-    let mut all: Vec<OfSave> = Vec::new();
-    for (name, value) in options {
-        if !value.is_none() {
-            all.push(of_save(&name.extract::<String>()?, &value)?);
-        }
-    }
-    Ok(with_all(all))
+    let tune = saving(values(Operation::Save, "save", options)?);
+    let checked = tune(Save::new(Origin::File("".into()), "")).check();
+    checked.map_err(|error| raise(options.py(), &error, None))?;
+    Ok(tune)
 }
 
 // A closure of this form gets its lifetime from the bound only where it is passed as an argument or returned.
-fn with_all(all: Vec<OfSave>) -> impl for<'m> Fn(Save<'m>) -> Save<'m> + Send + Sync + 'static {
-    move |save| {
-        let save = save.names(&crate::error::Keywords);
-        all.iter().fold(save, |save, set| set(save))
-    }
-}
-
-fn of_save(name: &str, value: &Bound<'_, PyAny>) -> PyResult<OfSave> {
-    macro_rules! set {
-        ($option:ident, $value:expr) => {{
-            let value = $value;
-            Box::new(move |save| save.$option(value.clone()))
-        }};
-    }
-    Ok(match name {
-        "offset" => set!(offset, size(name, value)?),
-        "length" => set!(length, size(name, value)?),
-        "method" => set!(method, word::<Method>(value)?),
-        "io" => set!(io, word::<Io>(value)?),
-        "block" => set!(block, size(name, value)?),
-        "queue_depth" => set!(queue_depth, depth(name, value)?),
-        "verify" => set!(verify, word::<Verify>(value)?),
-        "sync" => set!(sync, value.extract::<bool>()?),
-        _ => {
-            let text = format!("'{name}' is not an option of a save");
-            return Err(PyTypeError::new_err(text));
+fn saving(
+    all: Vec<(Opt, OptionValue)>,
+) -> impl for<'m> Fn(Save<'m>) -> Save<'m> + Send + Sync + 'static {
+    move |mut save| {
+        for (option, value) in &all {
+            save = save.set(*option, value.clone());
         }
-    })
+        save.names(&Keywords)
+    }
 }
 
-/// A number that does not fit is refused by the engine, which knows the range.
-fn depth(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u32> {
-    Ok(u32::try_from(size(name, value)?).unwrap_or(u32::MAX))
+/// The options that were given, with their values. They need no interpreter, so that any thread may set them.
+fn values(
+    of: Operation,
+    what: &str,
+    options: &Bound<'_, PyDict>,
+) -> PyResult<Vec<(Opt, OptionValue)>> {
+    let mut all = Vec::new();
+    for (name, value) in options {
+        let name = name.extract::<String>()?;
+        let info = OptionInfo::named(of, &name).filter(|info| info.option != Opt::Tensors);
+        let info = info.ok_or_else(|| {
+            PyTypeError::new_err(format!("'{name}' is not an option of a {what}"))
+        })?;
+        let value = match info.accepts {
+            _ if value.is_none() => continue,
+            OptionType::Flag(_) => value.extract::<bool>()?.into(),
+            OptionType::Bytes(..) | OptionType::Count(..) => size(&name, &value)?.into(),
+            _ => value.extract::<String>()?.into(),
+        };
+        all.push((info.option, value));
+    }
+    Ok(all)
 }
 
 pub(crate) fn word<T: FromStr<Err = dmafile::Error>>(value: &Bound<'_, PyAny>) -> PyResult<T> {
@@ -145,7 +108,7 @@ pub(crate) fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
             let value = value
                 .str()
                 .map_or("it".to_string(), |text| text.to_string());
-            let text = format!("{name}: {value} is out of range, 0 to {}", u64::MAX);
+            let text = format!("{name}: {value} is out of range: 0 to {}", u64::MAX);
             usage(py, &text)
         } else {
             error

@@ -4,7 +4,7 @@ use crate::buffer::Buffer;
 use crate::error::{Keywords, raise, usage};
 use crate::job::{Job, Source, Work, as_dict};
 use crate::request::{self, SOURCE};
-use dmafile::{CancelToken, Error, Load, Origin, Progress, Save, Verify};
+use dmafile::{CancelToken, Error, Progress, Verify};
 use dmafile_record::{LoadedSnapshot, Snapshot, SnapshotLoad, SnapshotReport};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -54,10 +54,7 @@ pub(crate) fn save_snapshot(
             "verify: a snapshot has a digest for each source: name an algorithm without =HEX",
         ));
     }
-    // Errors in the options are found here, where they can be raised.
     let tune = request::save_tuning(options)?;
-    let checked = tune(Save::new(Origin::File("".into()), "")).check();
-    checked.map_err(|error| raise(py, &error, None))?;
     let mut snapshot = Snapshot::new(&path)
         .names(&Keywords)
         .verify(verify.algorithm)
@@ -86,8 +83,6 @@ pub(crate) fn load_snapshot(
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Vec<(String, Buffer)>> {
     let tune = request::tuning(options, SOURCE)?;
-    let checked = tune(Load::new("")).check();
-    checked.map_err(|error| raise(py, &error, None))?;
     let load = SnapshotLoad::new(&path).names(&Keywords);
     let load = load.each(move |_, load| tune(load));
     let loaded = Job::start(py, load, &path, || ())?.attend(py, progress)?;

@@ -40,8 +40,8 @@
 #include <stdint.h>
 
 /**
- * For dmafile_options.flags: try even if the load exceeds available memory or a cgroup's limit, at the
- * risk of an out-of-memory kill. Without it such a load is refused early (-ENOMEM).
+ * For dmafile_options.flags: load even what exceeds available memory or a cgroup's limit, at the risk of an
+ * out-of-memory kill.
  */
 #define DMAFILE_NO_CHECK_MEMORY 1
 
@@ -62,8 +62,8 @@
 #define DMAFILE_RECORD_NO_INTERVAL 4
 
 /**
- * For dmafile_save_options.flags: do not wait until the file and its name are on the disk. A system crash
- * shortly afterwards may leave the old file, or an incomplete one.
+ * For dmafile_save_options.flags: return before the bytes are on the disk: a system crash shortly afterwards
+ * may leave the old file, or an incomplete one.
  */
 #define DMAFILE_SAVE_NO_SYNC 1
 
@@ -176,12 +176,13 @@ struct dmafile_options {
      */
     size_t size;
     /**
-     * Kind of memory: "memfd" (default); "anon" (private, without a descriptor); "udmabuf"; "heap:NAME"
-     * (a dma-buf from /dev/dma_heap/NAME); "module" (a dma-buf of dmafile.ko); "dma-buf" (the best of
-     * those three that works here); "cuda-host", "cuda-host:N", "hip-host", "hip-host:N" (a memfd that is
-     * pinned for a GPU while it is filled); "fd:N" (fills the existing memfd or dma-buf N from its start; the
-     * buffer uses a duplicate of N); "fd:N@OFFSET" (fills a range of it, starting at byte OFFSET, and
-     * changes nothing else).
+     * Kind of memory: "memfd", "anon", "dma-buf", "fd:N", and others; default: "memfd". "memfd" (sealable);
+     * "anon" (private, without a descriptor); "udmabuf" (a dma-buf over a memfd, or several); "heap:NAME" (a
+     * dma-buf from /dev/dma_heap/NAME); "module" (a dma-buf of dmafile.ko); "dma-buf" (the best of the last
+     * three that works here); "fd:N" (fills an existing memfd or dma-buf from its start, and keeps a
+     * duplicate of N); "fd:N@OFFSET" (fills a range of it, from byte OFFSET on, and changes nothing else);
+     * "cuda-host", "cuda-host:N", "hip-host", "hip-host:N" (a memfd that is pinned for a GPU while it is
+     * filled; tested only with a test double of the drivers).
      */
     const char *to;
     /**
@@ -198,38 +199,36 @@ struct dmafile_options {
      */
     const char *io;
     /**
-     * When pages are allocated: "auto" (default), "ahead" (of the reads), "in-read" (by the reads
-     * themselves), "before" (all of them before the first read).
+     * When memory is allocated: "auto" (default), "ahead", "in-read", "before". "ahead" (one chunk ahead of
+     * the reads), "in-read" (by the reads themselves), "before" (all of it before the first read).
      */
     const char *allocation;
     /**
-     * Checksum to compute: "crc32c", "xxh3", "blake3" or "sha256" adds it to the report; "sha256=HEX"
-     * and similar also fail the load if the digest differs (-EBADMSG). "hub" compares each file with
-     * the digest that names it in a Hugging Face cache, and fails if there is none (-EINVAL). Default:
-     * none.
+     * Compute a checksum, and compare it with HEX if given; default: none. "crc32c", "xxh3", "blake3" or
+     * "sha256", which the report then contains; with "=HEX" the load fails (EBADMSG) if the digest differs.
+     * "hub" compares each file with the digest that is its name in a Hugging Face cache, and refuses files
+     * without one.
      */
     const char *verify;
     /**
-     * First byte of the file to load; default 0.
+     * First byte of the file to load; default: 0.
      */
     uint64_t offset;
     /**
-     * Number of bytes to load; default: up to the end of the file. A range that ends after the file is
-     * refused.
+     * How many bytes to load; default: to the end of the file. A range that ends after the file is refused.
      */
     uint64_t length;
     /**
-     * Maximum size of a chunk in bytes. Memory is allocated in chunks, each while the previous one is
-     * being read. At least one block; default 128 MiB.
+     * Largest chunk of memory that is allocated before it is read into, at least a block; default: 128 MiB.
      */
     uint64_t chunk;
     /**
-     * Bytes per operation: 4 KiB to 64 MiB, a multiple of the file's direct I/O alignment; default:
-     * chosen by the plan.
+     * Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O; default: 4
+     * MiB for direct I/O, 1 MiB through the page cache, 512 KiB for "bounce".
      */
     uint64_t block;
     /**
-     * Queue depth: operations in flight, 1 to 4096; default: chosen by the plan.
+     * Operations in flight, 1 to 4096; default: 8.
      */
     uint32_t queue_depth;
     /**
@@ -439,8 +438,9 @@ struct dmafile_save_options {
      */
     const char *io;
     /**
-     * Checksum to compute: "crc32c", "xxh3", "blake3" or "sha256" adds it to the report; "sha256=HEX" and
-     * similar also fail the save if the digest differs (-EBADMSG). Default: none.
+     * Compute a checksum of what is saved, and compare it with HEX if given; default: none. "crc32c",
+     * "xxh3", "blake3" or "sha256", which the report then contains; with "=HEX" the save fails (EBADMSG) if
+     * the digest differs, before the old file is replaced.
      */
     const char *verify;
     /**
@@ -448,12 +448,12 @@ struct dmafile_save_options {
      */
     uint64_t offset;
     /**
-     * Bytes per operation: 4 KiB to 64 MiB, a multiple of the file's direct I/O alignment; default: chosen
-     * by the plan.
+     * Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O; default: 4
+     * MiB for direct I/O, 1 MiB through the page cache, 512 KiB for "bounce".
      */
     uint64_t block;
     /**
-     * Queue depth: operations in flight, 1 to 4096; default: chosen by the plan.
+     * Operations in flight, 1 to 4096; default: 8.
      */
     uint32_t queue_depth;
     /**

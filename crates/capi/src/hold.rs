@@ -3,8 +3,9 @@
 use crate::border::{self, Header, Result, shared};
 use crate::buffer::{c_string, empty};
 use crate::load::path;
-use crate::options::{self, teller, word};
+use crate::options::{self, watched, word};
 use crate::{Buffer, Options, Token};
+use dmafile::{Load, Opt};
 use dmafile_hold::{Hold, Shared};
 use libc::{c_char, c_int};
 use serde_json::json;
@@ -73,8 +74,10 @@ macro_rules! with_options {
             let what = "options.offset, options.length";
             return Err(border::Failure::new(libc::EINVAL, what, why));
         }
-        let tuning = options.tuning()?;
-        let mut builder = $builder.names(&Header).each(move |load| tuning.tune(load));
+        let tuning = options.values()?;
+        tuning.load(Load::new("")).check()?;
+        let tuning = tuning.without(&[Opt::To, Opt::Pages, Opt::Verify]);
+        let mut builder = $builder.names(&Header).each(move |load| tuning.load(load));
         if let Some(kind) = word(options.to, "options.to")? {
             builder = builder.to(kind);
         }
@@ -84,13 +87,7 @@ macro_rules! with_options {
         if let Some(verify) = word(options.verify, "options.verify")? {
             builder = builder.verify(verify);
         }
-        if let Some(call) = options.progress {
-            builder = builder.progress(teller(call, options.user));
-        }
-        if let Some(token) = options.cancel.as_ref() {
-            builder = builder.cancel(token.0.clone());
-        }
-        builder
+        watched!(builder, options)
     }};
 }
 

@@ -1,16 +1,16 @@
 //! `struct dmafile_options`: how a load should be done.
 
 use crate::Token;
-use crate::border::{self, Failure, Result};
-use dmafile::{Allocation, Io, Load, Method, Progress};
+use crate::border::{self, Failure, Header, Result};
+use dmafile::{Load, Opt, OptionValue, Progress, Save};
 use libc::{c_char, c_void};
 use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Mutex;
 
-/// For dmafile_options.flags: try even if the load exceeds available memory or a cgroup's limit, at the
-/// risk of an out-of-memory kill. Without it such a load is refused early (-ENOMEM).
+/// For dmafile_options.flags: load even what exceeds available memory or a cgroup's limit, at the risk of an
+/// out-of-memory kill.
 pub const DMAFILE_NO_CHECK_MEMORY: u32 = 1;
 
 /// Options of a load. A member that is zero (0, NULL) selects its default, so an all-zero struct selects
@@ -27,12 +27,13 @@ pub const DMAFILE_NO_CHECK_MEMORY: u32 = 1;
 pub struct Options {
     /// sizeof(struct dmafile_options), in bytes.
     pub size: usize,
-    /// Kind of memory: "memfd" (default); "anon" (private, without a descriptor); "udmabuf"; "heap:NAME"
-    /// (a dma-buf from /dev/dma_heap/NAME); "module" (a dma-buf of dmafile.ko); "dma-buf" (the best of
-    /// those three that works here); "cuda-host", "cuda-host:N", "hip-host", "hip-host:N" (a memfd that is
-    /// pinned for a GPU while it is filled); "fd:N" (fills the existing memfd or dma-buf N from its start; the
-    /// buffer uses a duplicate of N); "fd:N@OFFSET" (fills a range of it, starting at byte OFFSET, and
-    /// changes nothing else).
+    /// Kind of memory: "memfd", "anon", "dma-buf", "fd:N", and others; default: "memfd". "memfd" (sealable);
+    /// "anon" (private, without a descriptor); "udmabuf" (a dma-buf over a memfd, or several); "heap:NAME" (a
+    /// dma-buf from /dev/dma_heap/NAME); "module" (a dma-buf of dmafile.ko); "dma-buf" (the best of the last
+    /// three that works here); "fd:N" (fills an existing memfd or dma-buf from its start, and keeps a
+    /// duplicate of N); "fd:N@OFFSET" (fills a range of it, from byte OFFSET on, and changes nothing else);
+    /// "cuda-host", "cuda-host:N", "hip-host", "hip-host:N" (a memfd that is pinned for a GPU while it is
+    /// filled; tested only with a test double of the drivers).
     pub to: *const c_char,
     /// Page size: "auto" (default), "base", "thp", "huge".
     pub pages: *const c_char,
@@ -41,26 +42,24 @@ pub struct Options {
     pub method: *const c_char,
     /// Bypass or use the page cache: "auto" (default), "direct", "buffered".
     pub io: *const c_char,
-    /// When pages are allocated: "auto" (default), "ahead" (of the reads), "in-read" (by the reads
-    /// themselves), "before" (all of them before the first read).
+    /// When memory is allocated: "auto" (default), "ahead", "in-read", "before". "ahead" (one chunk ahead of
+    /// the reads), "in-read" (by the reads themselves), "before" (all of it before the first read).
     pub allocation: *const c_char,
-    /// Checksum to compute: "crc32c", "xxh3", "blake3" or "sha256" adds it to the report; "sha256=HEX"
-    /// and similar also fail the load if the digest differs (-EBADMSG). "hub" compares each file with
-    /// the digest that names it in a Hugging Face cache, and fails if there is none (-EINVAL). Default:
-    /// none.
+    /// Compute a checksum, and compare it with HEX if given; default: none. "crc32c", "xxh3", "blake3" or
+    /// "sha256", which the report then contains; with "=HEX" the load fails (EBADMSG) if the digest differs.
+    /// "hub" compares each file with the digest that is its name in a Hugging Face cache, and refuses files
+    /// without one.
     pub verify: *const c_char,
-    /// First byte of the file to load; default 0.
+    /// First byte of the file to load; default: 0.
     pub offset: u64,
-    /// Number of bytes to load; default: up to the end of the file. A range that ends after the file is
-    /// refused.
+    /// How many bytes to load; default: to the end of the file. A range that ends after the file is refused.
     pub length: u64,
-    /// Maximum size of a chunk in bytes. Memory is allocated in chunks, each while the previous one is
-    /// being read. At least one block; default 128 MiB.
+    /// Largest chunk of memory that is allocated before it is read into, at least a block; default: 128 MiB.
     pub chunk: u64,
-    /// Bytes per operation: 4 KiB to 64 MiB, a multiple of the file's direct I/O alignment; default:
-    /// chosen by the plan.
+    /// Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O; default: 4
+    /// MiB for direct I/O, 1 MiB through the page cache, 512 KiB for "bounce".
     pub block: u64,
-    /// Queue depth: operations in flight, 1 to 4096; default: chosen by the plan.
+    /// Operations in flight, 1 to 4096; default: 8.
     pub queue_depth: u32,
     /// DMAFILE_NO_CHECK_MEMORY, or 0.
     pub flags: u32,
@@ -179,6 +178,79 @@ pub(crate) fn teller(call: ProgressCall, user: *mut c_void) -> impl Fn(Progress)
     }
 }
 
+/// The value of a member that is an option. Zero selects the default.
+pub(crate) enum Member {
+    Text(*const c_char),
+    Number(u64),
+    /// A flag that switches the option off.
+    Off(bool),
+}
+
+/// Options that a struct of the caller sets, without its pointers.
+#[derive(Clone)]
+pub(crate) struct Values(Vec<(Opt, OptionValue)>);
+
+impl Values {
+    /// Takes those of these members that are set.
+    ///
+    /// # Safety
+    /// The strings are null or NUL-terminated.
+    pub(crate) unsafe fn of(members: &[(Opt, Member)]) -> Result<Self> {
+        let mut values = Vec::new();
+        for &(option, ref member) in members {
+            let value = match *member {
+                Member::Text(text) => {
+                    let what = format!("options.{}", option.name());
+                    // SAFETY: as this function requires.
+                    unsafe { border::optional(text, &what)? }.map(Into::into)
+                }
+                Member::Number(number) => some(number).map(Into::into),
+                Member::Off(off) => off.then(|| false.into()),
+            };
+            values.extend(value.map(|value| (option, value)));
+        }
+        Ok(Self(values))
+    }
+
+    /// Without the options of which a caller says that they are set elsewhere.
+    pub(crate) fn without(mut self, others: &[Opt]) -> Self {
+        self.0.retain(|(option, _)| !others.contains(option));
+        self
+    }
+
+    pub(crate) fn load(&self, load: Load) -> Load {
+        let set =
+            |load: Load, (option, value): &(Opt, OptionValue)| load.set(*option, value.clone());
+        self.0.iter().fold(load.names(&Header), set)
+    }
+
+    pub(crate) fn save<'m>(&self, mut save: Save<'m>) -> Save<'m> {
+        save = save.names(&Header);
+        for (option, value) in &self.0 {
+            save = save.set(*option, value.clone());
+        }
+        save
+    }
+}
+
+/// Passes the callback and the token of options to a builder.
+///
+/// # Safety
+/// The token is null or valid until the builder has done its work; the callback accepts `user` in any thread.
+macro_rules! watched {
+    ($builder:expr, $options:expr) => {{
+        let mut builder = $builder;
+        if let Some(call) = $options.progress {
+            builder = builder.progress(crate::options::teller(call, $options.user));
+        }
+        if let Some(token) = $options.cancel.as_ref() {
+            builder = builder.cancel(token.0.clone());
+        }
+        builder
+    }};
+}
+pub(crate) use watched;
+
 impl Options {
     /// Applies the options to a load that allocates its memory.
     ///
@@ -187,12 +259,7 @@ impl Options {
     /// the callback accepts `user` in any thread.
     pub(crate) unsafe fn apply(&self, load: Load) -> Result<Load> {
         // SAFETY: as this function requires.
-        let load = match unsafe { word(self.to, "options.to")? } {
-            Some(kind) => load.to(kind),
-            None => load,
-        };
-        // SAFETY: as this function requires.
-        unsafe { self.apply_to_caller(load) }
+        unsafe { Ok(watched!(self.values()?.load(load), self)) }
     }
 
     /// Applies the options to a load into the caller's memory.
@@ -205,91 +272,33 @@ impl Options {
             return Err(Failure::new(libc::EINVAL, "options.to", why));
         }
         // SAFETY: as this function requires.
-        unsafe { self.apply_to_caller(load) }
+        unsafe { self.apply(load) }
     }
 
-    /// Applies everything except the kind of memory.
-    unsafe fn apply_to_caller(&self, load: Load) -> Result<Load> {
-        // SAFETY: as `apply` requires.
-        let mut load = unsafe { self.tuning()? }.tune(load.names(&crate::border::Header));
-        // SAFETY: as `apply` requires.
-        unsafe {
-            if let Some(pages) = word(self.pages, "options.pages")? {
-                load = load.pages(pages);
-            }
-            if let Some(verify) = word(self.verify, "options.verify")? {
-                load = load.verify(verify);
-            }
-        }
-        if let Some(offset) = some(self.offset) {
-            load = load.offset(offset);
-        }
-        if let Some(length) = some(self.length) {
-            load = load.length(length);
-        }
-        if let Some(call) = self.progress {
-            load = load.progress(teller(call, self.user));
-        }
-        // SAFETY: as `apply` requires.
-        if let Some(token) = unsafe { self.cancel.as_ref() } {
-            load = load.cancel(token.0.clone());
-        }
-        Ok(load)
-    }
-
-    /// The options that say how bytes move.
+    /// The options of the load.
     ///
     /// # Safety
     /// The strings are null or NUL-terminated.
-    pub(crate) unsafe fn tuning(&self) -> Result<Tuning> {
+    pub(crate) unsafe fn values(&self) -> Result<Values> {
+        use Member::{Number, Off, Text};
         check_flags(self.flags, DMAFILE_NO_CHECK_MEMORY)?;
+        let off = self.flags & DMAFILE_NO_CHECK_MEMORY != 0;
+        let members = [
+            (Opt::To, Text(self.to)),
+            (Opt::Pages, Text(self.pages)),
+            (Opt::Method, Text(self.method)),
+            (Opt::Io, Text(self.io)),
+            (Opt::Allocation, Text(self.allocation)),
+            (Opt::Verify, Text(self.verify)),
+            (Opt::Offset, Number(self.offset)),
+            (Opt::Length, Number(self.length)),
+            (Opt::Chunk, Number(self.chunk)),
+            (Opt::Block, Number(self.block)),
+            (Opt::QueueDepth, Number(self.queue_depth.into())),
+            (Opt::CheckMemory, Off(off)),
+        ];
         // SAFETY: as this function requires.
-        unsafe {
-            Ok(Tuning {
-                method: word(self.method, "options.method")?,
-                io: word(self.io, "options.io")?,
-                allocation: word(self.allocation, "options.allocation")?,
-                chunk: some(self.chunk),
-                block: some(self.block),
-                queue_depth: some(self.queue_depth),
-                check_memory: self.flags & DMAFILE_NO_CHECK_MEMORY == 0,
-            })
-        }
-    }
-}
-
-/// The options of a load that say how bytes move, without pointers of the caller.
-pub(crate) struct Tuning {
-    method: Option<Method>,
-    io: Option<Io>,
-    allocation: Option<Allocation>,
-    chunk: Option<u64>,
-    block: Option<u64>,
-    queue_depth: Option<u32>,
-    check_memory: bool,
-}
-
-impl Tuning {
-    pub(crate) fn tune(&self, mut load: Load) -> Load {
-        if let Some(method) = self.method {
-            load = load.method(method);
-        }
-        if let Some(io) = self.io {
-            load = load.io(io);
-        }
-        if let Some(allocation) = self.allocation {
-            load = load.allocation(allocation);
-        }
-        if let Some(chunk) = self.chunk {
-            load = load.chunk(chunk);
-        }
-        if let Some(block) = self.block {
-            load = load.block(block);
-        }
-        if let Some(queue_depth) = self.queue_depth {
-            load = load.queue_depth(queue_depth);
-        }
-        load.check_memory(self.check_memory)
+        unsafe { Values::of(&members) }
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::Token;
 use crate::border::{self, Failure, Result};
 use crate::load::path;
-use crate::options::{self, Versioned, check_flags, some, teller, word};
-use dmafile::{Io, Method, Origin, OriginPart, Save};
+use crate::options::{self, Member, Values, Versioned, check_flags, watched};
+use dmafile::{Opt, Origin, OriginPart, Save};
 use libc::{c_char, c_int, c_void};
 use std::ffi::CString;
 use std::mem::offset_of;
@@ -25,8 +25,8 @@ pub struct Part {
     pub bytes: u64,
 }
 
-/// For dmafile_save_options.flags: do not wait until the file and its name are on the disk. A system crash
-/// shortly afterwards may leave the old file, or an incomplete one.
+/// For dmafile_save_options.flags: return before the bytes are on the disk: a system crash shortly afterwards
+/// may leave the old file, or an incomplete one.
 pub const DMAFILE_SAVE_NO_SYNC: u32 = 1;
 /// For dmafile_save_options.flags: write into the existing file or block device, starting at byte `offset`,
 /// and change nothing else in it. That is not atomic: if it ends early, old and new bytes are mixed.
@@ -43,15 +43,16 @@ pub struct SaveOptions {
     pub method: *const c_char,
     /// Bypass or use the page cache: "auto" (default), "direct", "buffered".
     pub io: *const c_char,
-    /// Checksum to compute: "crc32c", "xxh3", "blake3" or "sha256" adds it to the report; "sha256=HEX" and
-    /// similar also fail the save if the digest differs (-EBADMSG). Default: none.
+    /// Compute a checksum of what is saved, and compare it with HEX if given; default: none. "crc32c",
+    /// "xxh3", "blake3" or "sha256", which the report then contains; with "=HEX" the save fails (EBADMSG) if
+    /// the digest differs, before the old file is replaced.
     pub verify: *const c_char,
     /// With DMAFILE_SAVE_IN_PLACE, where the first byte goes; otherwise 0.
     pub offset: u64,
-    /// Bytes per operation: 4 KiB to 64 MiB, a multiple of the file's direct I/O alignment; default: chosen
-    /// by the plan.
+    /// Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O; default: 4
+    /// MiB for direct I/O, 1 MiB through the page cache, 512 KiB for "bounce".
     pub block: u64,
-    /// Queue depth: operations in flight, 1 to 4096; default: chosen by the plan.
+    /// Operations in flight, 1 to 4096; default: 8.
     pub queue_depth: u32,
     /// DMAFILE_SAVE_NO_SYNC, DMAFILE_SAVE_IN_PLACE, or'ed.
     pub flags: u32,
@@ -70,77 +71,40 @@ unsafe impl Versioned for SaveOptions {
     const SMALLEST: usize = offset_of!(Self, cancel) + size_of::<*const Token>();
 }
 
-/// The options that say how bytes move.
-pub(crate) struct Ways {
-    method: Option<Method>,
-    io: Option<Io>,
-    block: Option<u64>,
-    queue_depth: Option<u32>,
-}
-
-impl Ways {
-    pub(crate) fn apply<'m>(&self, mut save: Save<'m>) -> Save<'m> {
-        if let Some(method) = self.method {
-            save = save.method(method);
-        }
-        if let Some(io) = self.io {
-            save = save.io(io);
-        }
-        if let Some(block) = self.block {
-            save = save.block(block);
-        }
-        if let Some(operations) = self.queue_depth {
-            save = save.queue_depth(operations);
-        }
-        save
-    }
-}
-
 impl SaveOptions {
+    /// The options of the save.
+    ///
     /// # Safety
     /// Its strings are null or end in NUL.
-    pub(crate) unsafe fn ways(&self) -> Result<Ways> {
+    pub(crate) unsafe fn values(&self) -> Result<Values> {
+        use Member::{Number, Off, Text};
         check_flags(self.flags, DMAFILE_SAVE_NO_SYNC | DMAFILE_SAVE_IN_PLACE)?;
         if self.offset != 0 && self.flags & DMAFILE_SAVE_IN_PLACE == 0 {
             let why = "only a save with DMAFILE_SAVE_IN_PLACE has one";
             return Err(Failure::new(libc::EINVAL, "options.offset", why));
         }
+        let off = self.flags & DMAFILE_SAVE_NO_SYNC != 0;
+        let members = [
+            (Opt::Method, Text(self.method)),
+            (Opt::Io, Text(self.io)),
+            (Opt::Verify, Text(self.verify)),
+            (Opt::Block, Number(self.block)),
+            (Opt::QueueDepth, Number(self.queue_depth.into())),
+            (Opt::Sync, Off(off)),
+        ];
         // SAFETY: as this function requires.
-        let (method, io) = unsafe {
-            (
-                word(self.method, "options.method")?,
-                word(self.io, "options.io")?,
-            )
-        };
-        Ok(Ways {
-            method,
-            io,
-            block: some(self.block),
-            queue_depth: some(self.queue_depth),
-        })
+        unsafe { Values::of(&members) }
     }
 
     /// # Safety
     /// As [`Options::apply`](crate::Options).
     unsafe fn apply<'m>(&self, save: Save<'m>) -> Result<Save<'m>> {
         // SAFETY: as this function requires.
-        let mut save = unsafe { self.ways()? }.apply(save.names(&border::Header));
-        // SAFETY: as this function requires.
-        if let Some(verify) = unsafe { word(self.verify, "options.verify")? } {
-            save = save.verify(verify);
-        }
-        save = save.sync(self.flags & DMAFILE_SAVE_NO_SYNC == 0);
-        if self.flags & DMAFILE_SAVE_IN_PLACE != 0 {
-            save = save.offset(self.offset);
-        }
-        if let Some(call) = self.progress {
-            save = save.progress(teller(call, self.user));
-        }
-        // SAFETY: as this function requires.
-        if let Some(token) = unsafe { self.cancel.as_ref() } {
-            save = save.cancel(token.0.clone());
-        }
-        Ok(save)
+        let save = unsafe { watched!(self.values()?.save(save), self) };
+        Ok(match self.flags & DMAFILE_SAVE_IN_PLACE {
+            0 => save,
+            _ => save.offset(self.offset),
+        })
     }
 }
 

@@ -3,10 +3,10 @@
 use crate::border::{self, Failure, Result, exclusive, shared};
 use crate::buffer::{c_string, empty};
 use crate::load::path;
-use crate::options::{self, teller};
+use crate::options::{self, watched};
 use crate::save::{DMAFILE_SAVE_IN_PLACE, DMAFILE_SAVE_NO_SYNC, duplicate, give_report, no_report};
 use crate::{Buffer, Options, SaveOptions};
-use dmafile::{Load, Origin, Save, Verify};
+use dmafile::{Load, Opt, Origin, Save, Verify};
 use dmafile_record::{LoadedSnapshot, Snapshot as Saving, SnapshotLoad};
 use libc::{c_char, c_int};
 use std::collections::HashMap;
@@ -98,7 +98,7 @@ unsafe fn apply(
         return refuse("options.flags", "a snapshot is not written in place");
     }
     // SAFETY: as this function requires.
-    let ways = unsafe { options.ways()? };
+    let values = unsafe { options.values()? }.without(&[Opt::Verify, Opt::Sync]);
     // SAFETY: as this function requires.
     let verify: Option<Verify> = unsafe { options::word(options.verify, "options.verify")? };
     if let Some(verify) = verify {
@@ -108,18 +108,14 @@ unsafe fn apply(
         }
         saving = saving.verify(verify.algorithm);
     }
-    ways.apply(Save::new(Origin::File("".into()), "").names(&border::Header))
+    values
+        .save(Save::new(Origin::File("".into()), ""))
         .check()?;
-    if let Some(call) = options.progress {
-        saving = saving.progress(teller(call, options.user));
-    }
     // SAFETY: as this function requires.
-    if let Some(token) = unsafe { options.cancel.as_ref() } {
-        saving = saving.cancel(token.0.clone());
-    }
+    let saving = unsafe { watched!(saving, options) };
     let saving = saving.sync(options.flags & DMAFILE_SAVE_NO_SYNC == 0);
     Ok(saving.each(move |name, save| {
-        let save = ways.apply(save);
+        let save = values.save(save);
         match lengths.get(name) {
             Some(length) => save.length(*length),
             None => save,
@@ -151,45 +147,21 @@ pub unsafe extern "C" fn dmafile_snapshot_load(
         // SAFETY: the header requires null or options.
         let options = unsafe { options::copy(options)? };
         // SAFETY: the header requires null or a string.
-        let mut load = SnapshotLoad::new(unsafe { self::path(path)? }).names(&border::Header);
+        let load = SnapshotLoad::new(unsafe { self::path(path)? }).names(&border::Header);
         if !options.verify.is_null() {
             let why = "a snapshot has its digests in its manifest; leave it NULL";
             return Err(Failure::new(libc::EINVAL, "options.verify", why));
         }
-        if let Some(call) = options.progress {
-            load = load.progress(teller(call, options.user));
-        }
-        // SAFETY: the header requires null or a token that lives until we return.
-        if let Some(token) = unsafe { options.cancel.as_ref() } {
-            load = load.cancel(token.0.clone());
-        }
-        let each = Each(options);
         // SAFETY: the header requires strings that stay valid until we return.
-        unsafe { each.0.apply(Load::new(""))? }.check()?;
-        let loaded = load
-            // SAFETY: as above; it is called before we return.
-            .each(move |_, load| unsafe { each.apply(load) })
-            .run()?;
-        let made = Snapshot::of(loaded)?;
+        let values = unsafe { options.values()? };
+        values.load(Load::new("")).check()?;
+        let load = load.each(move |_, load| values.load(load));
+        // SAFETY: the header requires a token and a callback that stay valid until we return.
+        let made = Snapshot::of(unsafe { watched!(load, options) }.run()?)?;
         // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { snapshot.write(Box::into_raw(Box::new(made))) };
         Ok(())
     })
-}
-
-/// Options that apply to each source.
-struct Each(Options);
-
-// SAFETY: what its pointers lead to is only read, and does not change before the load has returned.
-unsafe impl Send for Each {}
-
-impl Each {
-    /// # Safety
-    /// As [`Options::apply`], which has already succeeded with them.
-    unsafe fn apply(&self, load: Load) -> Load {
-        // SAFETY: as this function requires.
-        unsafe { self.0.apply(load) }.expect("they were applied before")
-    }
 }
 
 impl Snapshot {

@@ -631,20 +631,20 @@ static int model(const char *path)
     CHECK(strstr(json, dmafile_model_format(model)) != NULL);
 
     CHECK(dmafile_model_load(model, &how, NULL, 1, &buffer) == -EINVAL && buffer == NULL);
-    patterns[0] = NULL;
-    CHECK(dmafile_model_load(model, &how, patterns, 1, &buffer) == -EINVAL);
-    patterns[0] = "re:(";
-    CHECK(dmafile_model_load(model, &how, patterns, 1, &buffer) == -EINVAL && says("is not a valid pattern"));
-    patterns[0] = "none.*";
-    CHECK(dmafile_model_load(model, &how, patterns, 1, &buffer) == -ENOENT && says("none.*"));
+    tensors[0] = NULL;
+    CHECK(dmafile_model_load(model, &how, tensors, 1, &buffer) == -EINVAL);
+    tensors[0] = "re:(";
+    CHECK(dmafile_model_load(model, &how, tensors, 1, &buffer) == -EINVAL && says("is not a valid pattern"));
+    tensors[0] = "none.*";
+    CHECK(dmafile_model_load(model, &how, tensors, 1, &buffer) == -ENOENT && says("none.*"));
 
     CHECK(dmafile_model_load(model, &how, NULL, 0, &buffer) == 0);
     for (i = 0; i < count; i++)
         show(dmafile_model_tensor(model, i), dmafile_buffer_data(buffer));
     dmafile_buffer_free(buffer);
     first = dmafile_model_tensor(model, 0);
-    patterns[0] = first->name;
-    CHECK(dmafile_model_load(model, &how, patterns, 1, &buffer) == 0);
+    tensors[0] = first->name;
+    CHECK(dmafile_model_load(model, &how, tensors, 1, &buffer) == 0);
     printf("only ");
     show(first, dmafile_buffer_data(buffer));
     /* The buffer outlives the model. */

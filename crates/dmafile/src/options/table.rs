@@ -135,7 +135,7 @@ pub const OPTIONS: &[OptionInfo] = &[
             "ALGO[=HEX]|hub",
             "none",
         ),
-        "Compute a checksum, and compare it with HEX",
+        "Compute a checksum, and compare it with HEX if given",
         "`crc32c`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the load \
          fails (EBADMSG) if the digest differs. `hub` compares each file with the digest that is its name \
          in a Hugging Face cache, and refuses files without one.",
@@ -154,15 +154,15 @@ pub const OPTIONS: &[OptionInfo] = &[
                 "hip-host",
             ]),
             "KIND",
-            "memfd",
+            "`memfd`",
         ),
         "Kind of memory: `memfd`, `anon`, `dma-buf`, `fd:N`, and others",
         "`memfd` (sealable); `anon` (private, without a descriptor); `udmabuf` (a dma-buf over a memfd, or \
          several); `heap:NAME` (a dma-buf from /dev/dma_heap/NAME); `module` (a dma-buf of dmafile.ko); \
          `dma-buf` (the best of the last three that works here); `fd:N` (fills an existing memfd or dma-buf \
-         from its start); `fd:N@OFFSET` (fills a range of it, from byte OFFSET on, and changes nothing \
+         from its start, and keeps a duplicate of N); `fd:N@OFFSET` (fills a range of it, from byte OFFSET on, and changes nothing \
          else); `cuda-host`, `cuda-host:N`, `hip-host`, `hip-host:N` (a memfd that is pinned for a GPU \
-         while it is filled).",
+         while it is filled; tested only with a test double of the drivers).",
     ),
     row(
         (Opt::Pages, Load, Where),
@@ -175,7 +175,8 @@ pub const OPTIONS: &[OptionInfo] = &[
         (Bytes(0, u64::MAX), "BYTES", "the file is replaced"),
         "Write in place, from this byte on",
         "The file or block device must exist; nothing else in it changes. That is not atomic: a save that \
-         ends early leaves a mixture of old and new bytes.",
+         ends early leaves a mixture of old and new bytes. The source may be another range of the file, if the \
+         two do not overlap.",
     ),
     row(
         (Opt::Length, Save, What),
@@ -190,7 +191,7 @@ pub const OPTIONS: &[OptionInfo] = &[
             "ALGO[=HEX]",
             "none",
         ),
-        "Compute a checksum of what is saved, and compare it with HEX",
+        "Compute a checksum of what is saved, and compare it with HEX if given",
         "`crc32c`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the save \
          fails (EBADMSG) if the digest differs, before the old file is replaced.",
     ),
