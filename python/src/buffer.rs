@@ -25,11 +25,11 @@ use std::time::{Duration, Instant};
 /// Memory that Python objects share: each export holds a clone, and the memory is freed with the last one.
 pub(crate) struct Held {
     buffer: Memory,
-    /// Whether nothing else can reach it.
+    /// True if nothing else can reach it.
     private: bool,
-    /// Whether it consists of dma-bufs, so that CPU access must be announced to devices.
+    /// True if it consists of dma-bufs, so that CPU access must be announced to devices.
     announced: bool,
-    /// Whether it has been exported by the buffer protocol.
+    /// True if it has been exported by the buffer protocol.
     exported: AtomicBool,
 }
 
@@ -280,13 +280,13 @@ impl Buffer {
         json.map(|json| as_dict(py, Ok(json.clone()))).transpose()
     }
 
-    /// Whether it has been closed.
+    /// True if it has been closed.
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
         self.lock(py).is_none()
     }
 
-    /// Whether its exports are read-only: true for everything but private memory.
+    /// True if its exports are read-only: true for everything but private memory.
     #[getter]
     fn readonly(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(!self.share(py)?.is_writable())
@@ -489,7 +489,7 @@ struct Wait {
     /// 0: do not wait; None: wait without limit.
     timeout: Option<Duration>,
     begin: Instant,
-    /// Whether it has been tried once.
+    /// True if it has been tried once.
     looked: bool,
 }
 

@@ -83,7 +83,7 @@ impl Holder {
         as_dict(py, Ok(self.files.clone()))
     }
 
-    /// Whether it is serving: it has not been stopped, released, or idle for too long.
+    /// True if it is serving: it has not been stopped, released, or idle for too long.
     #[getter]
     fn serving(&self) -> bool {
         self.lock()

@@ -302,7 +302,7 @@ impl Ticket {
         self.ticket.number()
     }
 
-    /// Whether it is written, or has failed: the memory can be reused.
+    /// True if it is written, or has failed: the memory can be reused.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         check_process(self.process)?;
         let done = self.ticket.is_written();
@@ -310,7 +310,7 @@ impl Ticket {
         Ok(done)
     }
 
-    /// Whether it survives a crash.
+    /// True if it survives a crash.
     fn durable(&self) -> PyResult<bool> {
         check_process(self.process)?;
         Ok(self.ticket.is_durable())

@@ -73,7 +73,7 @@ pub(crate) fn name_of(path: &Path) -> OsString {
     own.or_else(real).unwrap_or_else(|| "model".into())
 }
 
-/// Whether an argument contains the placeholder for the path.
+/// True if an argument contains the placeholder for the path.
 pub(crate) fn wants_path(command: &[OsString]) -> bool {
     command.iter().any(|word| find(word.as_bytes()).is_some())
 }

@@ -145,7 +145,7 @@ impl Device {
         Ok(all.collect())
     }
 
-    /// Whether the driver can pin memory that is mapped read-only; AMD's cannot. None if it does not say.
+    /// Returns true if the driver can pin memory that is mapped read-only; AMD's cannot. None if it does not say.
     pub fn pins_read_only(self) -> Option<bool> {
         const READ_ONLY_HOST_REGISTER_SUPPORTED: i32 = 113;
         match self.api {

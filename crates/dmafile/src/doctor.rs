@@ -40,7 +40,7 @@ pub struct Check {
     pub found: String,
     /// The command or setting that would improve it.
     pub remedy: Option<String>,
-    /// Whether loads are as fast as they can be.
+    /// True if loads are as fast as they can be.
     #[serde(skip)]
     speed: Speed,
 }

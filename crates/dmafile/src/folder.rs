@@ -264,7 +264,7 @@ impl Folder {
     }
 }
 
-/// Whether what belongs to a user may be relied on: root and this user; and the owner of `/`, which in a user
+/// True if what belongs to a user may be relied on: root and this user; and the owner of `/`, which in a user
 /// namespace without root is the user of all that the namespace does not map.
 fn is_trusted(owner: u32) -> bool {
     let of_root = || {
@@ -291,14 +291,14 @@ fn others_may_write(file: &Named) -> Option<Writers> {
     (file.mode & 0o020 != 0 && !has_only(group, user)).then_some(Writers::Group(group))
 }
 
-/// Whether a group has only one user: it has the number of that user, and no other member (useradd(8),
+/// True if a group has only one user: it has the number of that user, and no other member (useradd(8),
 /// USERGROUPS_ENAB). Groups that are not in `/etc/group` are not known to.
 fn has_only(group: u32, user: u32) -> bool {
     group == user
         && std::fs::read_to_string("/etc/group").is_ok_and(|text| is_private(&text, group))
 }
 
-/// Whether the text of `/etc/group` has a group, and with no other member than the user of its name.
+/// True if the text of `/etc/group` has a group, and with no other member than the user of its name.
 fn is_private(text: &str, group: u32) -> bool {
     let mut found = text.lines().filter_map(|line| {
         let mut fields = line.split(':');

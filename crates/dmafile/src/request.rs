@@ -248,7 +248,7 @@ impl Request {
         }
     }
 
-    /// Whether all of a file is requested.
+    /// True if all of a file is requested.
     pub(crate) fn is_whole(&self) -> bool {
         (&self.selection, self.offset, self.length) == (&Selection::Requested, 0, None)
     }

@@ -43,7 +43,7 @@ impl InFlight {
         }
     }
 
-    /// Whether `count` more may be sent to a user: one user gets an eighth of as many descriptors as there can be
+    /// True if `count` more may be sent to a user: one user gets an eighth of as many descriptors as there can be
     /// connections, which is at most half of what may be open, and all users get a half. A single answer may have
     /// more.
     pub(super) fn admits(&mut self, user: u32, count: usize) -> bool {

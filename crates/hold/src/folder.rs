@@ -358,7 +358,7 @@ fn open_mark(folder: &Folder) -> Result<Option<(OwnedFd, bool)>, Errno> {
     Ok(Some((mark, locked)))
 }
 
-/// Whether a holder that has not ended uses a folder, or may be using it.
+/// True if a holder that has not ended uses a folder, or may be using it.
 fn is_marked(folder: &Folder) -> bool {
     match open_mark(folder) {
         Ok(Some((mark, locked))) => !locked && Mark::read(&mark).is_alive(),
@@ -433,7 +433,7 @@ impl Mark {
         Some(found)
     }
 
-    /// Whether the holder may still run: for certain if its process is another one by now, or in another PID namespace,
+    /// True if the holder may still run: for certain if its process is another one by now, or in another PID namespace,
     /// it cannot be found out.
     fn is_alive(&self) -> bool {
         let here = process::identity(std::process::id()).unwrap_or_default();

@@ -31,7 +31,7 @@ pub struct Holding {
     pub bytes: u64,
     /// True if no process can change any of them.
     pub sealed: bool,
-    /// Whether any of them has changed on the disk since; None if that is unknown, because a file system does not
+    /// True if any of them has changed on the disk since; None if that is unknown, because a file system does not
     /// answer.
     pub changed: Option<bool>,
     /// The files.

@@ -131,7 +131,7 @@ impl Peer {
         own.into_iter().chain(self.deadline).min()
     }
 
-    /// Whether it must be served now although its socket is not ready.
+    /// True if it must be served now although its socket is not ready.
     pub(super) fn is_due(&self, watch: &FileWatch, now: Instant) -> bool {
         let seen = matches!(self.state, PeerState::Looks(_, _, look) if watch.is_over(look, now));
         seen || self.alarm().is_some_and(|alarm| now >= alarm)
@@ -142,7 +142,7 @@ impl Peer {
         self.unreceived
     }
 
-    /// Whether it has received all descriptors that were sent to it.
+    /// True if it has received all descriptors that were sent to it.
     pub(super) fn has_received(&mut self) -> bool {
         // Where the number is not available, it counts as 0.
         if self.unreceived > 0 && socket::unreceived(self.socket()).unwrap_or(0) == 0 {
@@ -151,17 +151,17 @@ impl Peer {
         self.unreceived == 0
     }
 
-    /// Whether all files have been sent to it.
+    /// True if all files have been sent to it.
     pub(super) fn has_all(&self) -> bool {
         self.has_all
     }
 
-    /// Whether it has received all files.
+    /// True if it has received all files.
     pub(super) fn took(&self) -> bool {
         self.has_all && self.unreceived == 0
     }
 
-    /// Whether closing the connection loses nothing that has to be known.
+    /// True if closing the connection loses nothing that has to be known.
     pub(super) fn is_free(&self) -> bool {
         self.unreceived == 0
     }

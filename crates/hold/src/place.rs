@@ -380,7 +380,7 @@ impl Drop for Replaced {
     }
 }
 
-/// Whether a process listens on a socket.
+/// True if a process listens on a socket.
 fn answers(folder: &Folder, name: &OsStr) -> Result<bool> {
     match socket::connect(&folder.reach(name)) {
         Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(false),

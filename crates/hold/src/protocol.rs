@@ -160,7 +160,7 @@ pub struct HeldInfo {
     pub identity: FileIdentity,
     /// The digest computed during the load.
     pub digest: Option<Digest>,
-    /// Whether the file has changed since, or was replaced. None if that is unknown, because its file system does
+    /// True if the file has changed since, or was replaced. None if that is unknown, because its file system does
     /// not answer.
     pub changed: Option<bool>,
     /// Number of descriptors of the memory: one, except for several dma-bufs.

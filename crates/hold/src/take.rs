@@ -53,7 +53,7 @@ pub struct HeldFile {
     pub buffer: Buffer,
     /// Its description by the holder.
     pub info: HeldInfo,
-    /// Whether this process maps its huge pages as such, if it has any: None if it has none, or if that cannot
+    /// True if this process maps its huge pages as such, if it has any: None if it has none, or if that cannot
     /// be found out.
     pub huge: Option<bool>,
     /// Keeps the connection to the holder, or this process's own service, for as long as the memory is in use.
@@ -256,7 +256,7 @@ impl Take {
     }
 }
 
-/// Whether nothing is held there, yet or any more.
+/// True if nothing is held there, yet or any more.
 fn is_absent(error: &Error) -> bool {
     [
         libc::ENOENT,
@@ -269,7 +269,7 @@ fn is_absent(error: &Error) -> bool {
     .contains(&error.raw_os_error())
 }
 
-/// Whether this user cannot use the folder, or what is in it. `$XDG_RUNTIME_DIR` may be that of another user
+/// True if this user cannot use the folder, or what is in it. `$XDG_RUNTIME_DIR` may be that of another user
 /// (su(1)); root's folder is looked at nevertheless.
 pub(super) fn is_barred(error: &Error) -> bool {
     [libc::EACCES, libc::EPERM, libc::ENOTDIR, libc::ELOOP]
@@ -335,7 +335,7 @@ pub(super) fn receive(talk: Talk, name: &str) -> Result<Held> {
     })
 }
 
-/// Whether a process has ended; false for one in another PID namespace (0).
+/// True if a process has ended; false for one in another PID namespace (0).
 pub(super) fn has_ended(pid: u32) -> bool {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return false;

@@ -122,12 +122,12 @@ impl FileWatch {
         }
     }
 
-    /// Whether nothing more is to be expected of a look.
+    /// True if nothing more is to be expected of a look.
     pub(super) fn is_over(&self, look: Look, now: Instant) -> bool {
         now >= look.until || look.number <= self.asked - self.waiting.len() as u64
     }
 
-    /// Whether a file had changed at this look, or a later one. None if its file system did not answer.
+    /// True if a file had changed at this look, or a later one. None if its file system did not answer.
     pub(super) fn changed(&self, file: usize, look: Look) -> Option<bool> {
         let (number, changed) = self.seen[file];
         (number >= look.number).then_some(changed)

@@ -29,7 +29,7 @@ pub struct Frames {
 
 /// In a word of `/proc/kpagepins` (the series' Documentation/mm/pin_owner.rst): the pins of the page's folio.
 const PINS: u64 = 0xffff_ffff;
-/// Whether that number is exact.
+/// True if that number is exact.
 const PINS_EXACT: u64 = 1 << 33;
 /// The tracker does not count this page.
 const UNTRACKED: u64 = 1 << 35;

@@ -299,7 +299,7 @@ impl Process {
         })
     }
 
-    /// Whether it pins or locks memory, or might.
+    /// True if it pins or locks memory, or might.
     fn holds(&self) -> bool {
         let of_rings = |ring: &ProcessRing| ring.buffers.is_none() || ring.count > 0;
         self.pinned > 0 || self.locked > 0 || self.rings.iter().flatten().any(of_rings)

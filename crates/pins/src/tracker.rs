@@ -111,7 +111,7 @@ pub(super) struct TrackedProcess<'a> {
     pub name: &'a str,
 }
 
-/// Whether this kernel tracks pins, and tracking was enabled at boot.
+/// True if this kernel tracks pins, and tracking was enabled at boot.
 pub(super) fn is_on() -> bool {
     // EOPNOTSUPP if it is not enabled.
     fs::read("/proc/self/pins").is_ok()

@@ -15,7 +15,7 @@ pub(super) struct Writing {
 
 /// The progress of its index.
 struct IndexProgress {
-    /// Whether the header and the file's name are on the disk.
+    /// True if the header and the file's name are on the disk.
     begun: bool,
     /// Offset of the next block, and how many more of its area follow.
     at: u64,

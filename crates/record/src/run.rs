@@ -395,7 +395,7 @@ impl Drop for ThreadGuard<'_> {
 }
 
 impl RecorderState {
-    /// Whether it is written, or never will be.
+    /// True if it is written, or never will be.
     fn is_settled(&self, number: u64) -> bool {
         // After a panic there may be no thread left that would write it.
         let nothing_reads = self.over && self.writing == 0;

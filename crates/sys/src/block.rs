@@ -83,7 +83,7 @@ impl BlockDevice {
         None
     }
 
-    /// Whether its memory accesses are translated by an IOMMU, with tables that each mapping changes.
+    /// Returns true if its memory accesses are translated by an IOMMU, with tables that each mapping changes.
     pub fn is_translated(&self) -> bool {
         // The disk's own folder has none, but its controller's has.
         let groups = self

@@ -138,7 +138,7 @@ pub fn allocate(heap: BorrowedFd<'_>, size: u64) -> Result<OwnedFd, Errno> {
     ask(heap, Size { len: size }, 0)
 }
 
-/// Whether a heap supports [`allocate_and_read`]; probed with an invalid descriptor.
+/// Returns true if a heap supports [`allocate_and_read`]; probed with an invalid descriptor.
 pub fn reads_files(heap: BorrowedFd<'_>) -> bool {
     let nothing = FileOf {
         file_fd: u32::MAX,
@@ -174,7 +174,7 @@ fn ask(heap: BorrowedFd<'_>, size: Size, heap_flags: u64) -> Result<OwnedFd, Err
     Ok(unsafe { OwnedFd::from_raw_fd(data.fd as i32) })
 }
 
-/// Whether a descriptor is a dma-buf. Checks its link first: its file system may be an untrusted
+/// Returns true if a descriptor is a dma-buf. Checks its link first: its file system may be an untrusted
 /// daemon (FUSE) that never answers, which must not be queried.
 pub fn is_one(fd: BorrowedFd<'_>) -> bool {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));

@@ -197,7 +197,7 @@ impl Driver {
         Err(first.expect("there is a name to try"))
     }
 
-    /// Whether this process is a fork of the one that opened the driver.
+    /// True if this process is a fork of the one that opened the driver.
     fn is_foreign(&self) -> bool {
         self.process != std::process::id()
     }
@@ -534,7 +534,7 @@ impl Event {
         unsafe { self.context.driver.event_record(self.handle, stream.handle) }
     }
 
-    /// Whether the event has completed.
+    /// Returns true if the event has completed.
     pub fn has_come(&self) -> Result<bool, Failure> {
         let _entered = self.context.enter()?;
         // SAFETY: the handle is destroyed only when this is dropped.

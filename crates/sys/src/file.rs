@@ -28,7 +28,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Whether it consists of pages of the hugetlb pool.
+    /// Returns true if it consists of pages of the hugetlb pool.
     pub fn is_hugetlb(&self) -> bool {
         self.fs_magic == libc::HUGETLBFS_MAGIC as u64
     }
@@ -45,7 +45,7 @@ pub fn open(path: &Path, direct: bool) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// Whether a device node can be opened for reading and writing.
+/// Returns true if a device node can be opened for reading and writing.
 pub fn try_node(path: &Path) -> Result<(), Errno> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     retry(|| rustix::fs::open(path, flags, Mode::empty())).map(drop)
@@ -268,7 +268,7 @@ pub fn copy_range(
         .map(|got| got as u64)
 }
 
-/// Whether the kernel can copy from one to the other; probed with a zero-length copy.
+/// Returns true if the kernel can copy from one to the other; probed with a zero-length copy.
 pub fn copies_range(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> bool {
     copy_range(from, 0, to, 0, 0) == Ok(0)
 }
@@ -298,7 +298,7 @@ pub fn pread_dropping(
     preadv2(fd, region, (at, len), offset, libc::RWF_DONTCACHE)
 }
 
-/// Whether [`pread_dropping`] works, tried at the end of a file of `size` bytes, where nothing is read.
+/// Returns true if [`pread_dropping`] works, tried at the end of a file of `size` bytes, where nothing is read.
 pub fn drops_behind(fd: impl AsFd, size: u64) -> bool {
     let mut byte = [0_u8];
     let region = Region::of_slice(&mut byte);
@@ -357,7 +357,7 @@ pub fn pwrite_all(fd: BorrowedFd<'_>, mut bytes: &[u8], mut offset: u64) -> Resu
     Ok(())
 }
 
-/// Whether a descriptor is open for reading.
+/// Returns true if a descriptor is open for reading.
 pub fn is_readable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::PATH))

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// The process that is in such a moment, or forks; 0 without. A forked child may find its parent here.
 static INSIDE: AtomicU32 = AtomicU32::new(0);
-/// Whether fork(3) knows the handlers below.
+/// True if fork(3) knows the handlers below.
 static KNOWN: AtomicBool = AtomicBool::new(false);
 
 /// Runs `work`, which is short, while no thread of this process is in fork(3). Programs that fork by a system

@@ -182,7 +182,7 @@ pub fn address_space() -> Option<u64> {
     limits(libc::RLIMIT_AS).ok()?.soft
 }
 
-/// Whether RLIMIT_MEMLOCK does not apply to this process.
+/// Returns true if RLIMIT_MEMLOCK does not apply to this process.
 pub fn may_pin_freely() -> bool {
     let own = Path::new("/proc/self");
     capabilities(None).is_ok_and(|sets| process::pins_freely(own, sets.effective))

@@ -242,7 +242,7 @@ impl Mapping {
 
 /// Addresses that stay mapped until the process ends, although their owner is dropped.
 static KEPT: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
-/// Whether there are any. Without any, a drop takes no lock: in a forked child it might be held
+/// True if there are any. Without any, a drop takes no lock: in a forked child it might be held
 /// forever.
 static KEEPS: AtomicBool = AtomicBool::new(false);
 
@@ -254,7 +254,7 @@ pub(super) fn keep(start: *const u8, len: usize) {
 }
 
 impl Mapping {
-    /// Whether any of it must stay mapped.
+    /// True if any of it must stay mapped.
     fn is_kept(&self) -> bool {
         let (start, end) = (self.base.addr().get(), self.base.addr().get() + self.len);
         let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -356,7 +356,7 @@ impl View {
         let _ = self.0.region().want_huge();
     }
 
-    /// Whether the first `huge` bytes are mapped as one huge page, after they were touched; None if that cannot
+    /// Returns true if the first `huge` bytes are mapped as one huge page, after they were touched; None if that cannot
     /// be found out.
     pub fn first_is_huge(&self, huge: u64) -> Option<bool> {
         let first = self.0.region().part(0, huge);
@@ -600,7 +600,7 @@ impl<'m> Region<'m> {
         unsafe { std::ptr::copy_nonoverlapping(from, to, len as usize) }
     }
 
-    /// Whether direct reads can go into the page at `at`: the kernel can pin it. For a device's pages, as in
+    /// Returns true if direct reads can go into the page at `at`: the kernel can pin it. For a device's pages, as in
     /// most mappings of dma-bufs, the result is EFAULT (process_vm_readv(2) pins what it reads). Any other
     /// error, for example in a sandbox, leaves the question open.
     pub fn can_be_pinned(&self, at: u64) -> Result<(), Errno> {

@@ -43,13 +43,13 @@ pub fn resize(fd: BorrowedFd<'_>, size: u64) -> Result<(), Errno> {
     }
 }
 
-/// Whether the descriptor can be mapped for writing: it must be open for reading and writing.
+/// Returns true if the descriptor can be mapped for writing: it must be open for reading and writing.
 pub fn is_writable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(flags & OFlags::ACCMODE == OFlags::RDWR)
 }
 
-/// Whether writes go to its end, whatever their offset (BUGS in pwrite(2)).
+/// Returns true if writes go to its end, whatever their offset (BUGS in pwrite(2)).
 pub fn appends(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(rustix::fs::fcntl_getfl(fd)?.contains(OFlags::APPEND))
 }
@@ -101,7 +101,7 @@ pub fn seal(fd: BorrowedFd<'_>, seals: SealFlags) -> Result<(), Errno> {
     Err(Errno::BUSY)
 }
 
-/// Whether its bytes can neither be changed nor truncated any more.
+/// Returns true if its bytes can neither be changed nor truncated any more.
 pub fn is_sealed(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(seals(fd)?.contains(SealFlags::WRITE | SealFlags::SHRINK))
 }

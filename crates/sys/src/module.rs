@@ -323,7 +323,7 @@ fn rw(
     (moved, end)
 }
 
-/// Whether a dma-buf is one of its own. Probed with a write at an offset that no file can have: only
+/// Returns true if a dma-buf is one of its own. Probed with a write at an offset that no file can have: only
 /// for its own dma-bufs the result is EOVERFLOW, and it does not wait for devices before that.
 pub fn is_its_own(node: BorrowedFd<'_>, dma_buf: BorrowedFd<'_>) -> bool {
     let Ok(drain) = memfd::create("dmafile-probe", false) else {

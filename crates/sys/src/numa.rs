@@ -31,7 +31,7 @@ pub fn node() -> Option<u32> {
     (failed == 0).then_some(node)
 }
 
-/// Whether this thread has a memory policy.
+/// True if this thread has a memory policy.
 fn policy() -> Option<bool> {
     let mut mode: libc::c_int = MPOL_DEFAULT;
     // SAFETY: the kernel writes one number, which lives through the call; no mask is requested.

@@ -28,12 +28,12 @@ pub struct Named {
 }
 
 impl Named {
-    /// Whether both are the same file.
+    /// Returns true if both are the same file.
     pub fn is(&self, other: &Named) -> bool {
         (self.device, self.inode) == (other.device, other.inode)
     }
 
-    /// Whether only the owner of a file may remove or rename it there.
+    /// Returns true if only the owner of a file may remove or rename it there.
     pub fn is_sticky(&self) -> bool {
         self.kind == FileType::Directory && self.mode & 0o1000 != 0
     }
@@ -135,13 +135,13 @@ pub fn target_of(link: BorrowedFd<'_>) -> Result<PathBuf, Errno> {
     Ok(OsString::from_vec(target.into_bytes()).into())
 }
 
-/// Whether a folder is one of `/proc`: its links need not lead where their text says.
+/// Returns true if a folder is one of `/proc`: its links need not lead where their text says.
 pub fn is_in_proc(folder: BorrowedFd<'_>) -> bool {
     let fs = rustix::fs::fstatfs(folder);
     fs.is_ok_and(|fs| fs.f_type as u64 == libc::PROC_SUPER_MAGIC as u64)
 }
 
-/// Whether this process may write to a file that [`find`] has found under a name, by its real user (access(2)).
+/// Returns true if this process may write to a file that [`find`] has found under a name, by its real user (access(2)).
 pub fn may_write(
     file: BorrowedFd<'_>,
     (folder, name): (BorrowedFd<'_>, &OsStr),
@@ -248,12 +248,12 @@ pub fn link(fd: BorrowedFd<'_>, folder: BorrowedFd<'_>, name: &OsStr) -> Result<
     )
 }
 
-/// Whether there is a link to what a descriptor refers to: it needs `/proc`.
+/// Returns true if there is a link to what a descriptor refers to: it needs `/proc`.
 pub fn has_link(fd: BorrowedFd<'_>) -> bool {
     stat::link(&link_of(fd)).is_ok()
 }
 
-/// Whether [`link`] works: ENOENT without `/proc`, or what a sandbox returns.
+/// Checks that [`link`] works: ENOENT without `/proc`, or what a sandbox returns.
 pub fn can_link(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     if !has_link(fd) {
         return Err(Errno::NOENT);

@@ -47,7 +47,7 @@ pub fn all() -> Result<Vec<u32>, Errno> {
     }
 }
 
-/// Whether a process exists, even if `/proc` hides it.
+/// Returns true if a process exists, even if `/proc` hides it.
 pub fn exists(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)))
@@ -64,7 +64,7 @@ pub fn identity(pid: u32) -> Option<String> {
     Some(format!("{} {started}", namespace.display()))
 }
 
-/// Whether a process does not run, because of a signal or a debugger. False if that cannot be found out.
+/// Returns true if a process does not run, because of a signal or a debugger. False if that cannot be found out.
 pub fn is_stopped(pid: u32) -> bool {
     let text = text(&folder(pid).join("status")).unwrap_or_default();
     let state = text.lines().find_map(|line| line.strip_prefix("State:"));
@@ -97,7 +97,7 @@ fn parse_status(text: &str) -> Option<Status> {
     })
 }
 
-/// Whether CAP_IPC_LOCK is effective, which lifts RLIMIT_MEMLOCK (capabilities(7)): only in the
+/// Returns true if CAP_IPC_LOCK is effective, which lifts RLIMIT_MEMLOCK (capabilities(7)): only in the
 /// initial user namespace; in others the capability has no effect.
 pub fn pins_freely(folder: &Path, effective: CapabilitySet) -> bool {
     /// PROC_USER_INIT_INO

@@ -68,13 +68,13 @@ pub fn refused(errno: Errno, calls: &[Call]) -> Option<Call> {
     calls.iter().find(|call| call.refuses(errno)).copied()
 }
 
-/// Whether a sandbox may have returned this errno.
+/// Returns true if a sandbox may have returned this errno.
 pub fn may_return(errno: Errno) -> bool {
     matches!(errno, Errno::PERM | Errno::ACCESS | Errno::NOSYS)
 }
 
 impl Call {
-    /// Whether the call returned this errno because it is refused, whatever its arguments.
+    /// Returns true if the call returned this errno because it is refused, whatever its arguments.
     pub fn refuses(self, errno: Errno) -> bool {
         may_return(errno) && self.refusal() == Some(errno)
     }

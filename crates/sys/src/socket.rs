@@ -178,7 +178,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     retry(|| rustix::net::accept_with(listener, flags))
 }
 
-/// Whether it is a listening socket that preserves message boundaries.
+/// Returns true if it is a listening socket that preserves message boundaries.
 pub fn is_listener(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(sockopt::socket_acceptconn(socket)?
         && sockopt::socket_domain(socket)? == AddressFamily::UNIX

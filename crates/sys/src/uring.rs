@@ -121,7 +121,7 @@ impl<'m> IoRing<'m> {
         })
     }
 
-    /// Whether a ring can be created, supports reads (Linux 5.6), and works: a sandbox may refuse any of it.
+    /// Checks that a ring can be created, supports reads (Linux 5.6), and works: a sandbox may refuse any of it.
     pub fn probe() -> Result<(), Errno> {
         let mut ring = IoUring::new(2).map_err(errno)?;
         let mut known = Probe::new();
@@ -138,7 +138,7 @@ impl<'m> IoRing<'m> {
         ring.submit_and_wait(1).map(drop).map_err(errno)
     }
 
-    /// Whether the kernel supports buffers that are mapped once for a file; probed by emptying an empty slot.
+    /// Returns true if the kernel supports buffers that are mapped once for a file; probed by emptying an empty slot.
     pub fn maps_once() -> bool {
         static KNOWN: OnceLock<bool> = OnceLock::new();
         if let Some(known) = KNOWN.get() {

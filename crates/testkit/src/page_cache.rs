@@ -32,7 +32,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Whether a page of it is in the page cache.
+/// True if a page of it is in the page cache.
 fn any_cached(file: &File) -> bool {
     let len = file.metadata().unwrap().len();
     if len == 0 {

@@ -50,7 +50,7 @@ pub(crate) trait Filling: CopyOut {
     /// The page size it got, with a remark if necessary.
     fn pages(&self) -> (String, Option<String>);
 
-    /// Whether every byte that was not written is zero.
+    /// True if every byte that was not written is zero.
     fn is_fresh(&self) -> bool {
         true
     }
@@ -76,7 +76,7 @@ pub(crate) trait Filled: CopyOut {
     /// Includes it in children that are forked from now on, if it was left out of them while it was filled.
     fn enter_forks(&self) {}
 
-    /// Whether a device may write to the mapping when it is pinned; an error says why it cannot be pinned.
+    /// Checks that a device may write to the mapping when it is pinned; an error says why it cannot be pinned.
     fn can_pin(&self) -> Result<bool, &'static str> {
         Ok(true)
     }
@@ -130,7 +130,7 @@ pub(crate) trait Filled: CopyOut {
         None
     }
 
-    /// Whether its first huge page is mapped as such; None if there is none, or if that cannot be
+    /// True if its first huge page is mapped as such; None if there is none, or if that cannot be
     /// found out.
     fn has_huge_mapping(&self) -> Option<bool> {
         None

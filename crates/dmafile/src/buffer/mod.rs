@@ -229,7 +229,7 @@ impl Buffer {
         Some(start.wrapping_add(self.range().0))
     }
 
-    /// Whether this process maps the first huge page of received memory as one; None if there is none, or if
+    /// Returns true if this process maps the first huge page of received memory as one; None if there is none, or if
     /// that cannot be found out.
     #[doc(hidden)]
     pub fn has_huge_mapping(&self) -> Option<bool> {

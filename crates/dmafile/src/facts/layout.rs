@@ -178,7 +178,7 @@ impl Layout {
         bytes
     }
 
-    /// Whether all of `[start, end)` is data of one file, without a hole.
+    /// True if all of `[start, end)` is data of one file, without a hole.
     pub(crate) fn is_one_run(&self, start: u64, end: u64) -> bool {
         // There is a gap between two files.
         let mut at = start;

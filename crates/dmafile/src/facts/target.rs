@@ -137,14 +137,14 @@ impl MemoryTarget {
         self.dma_buf.as_ref()?.module
     }
 
-    /// Whether a heap that reads files during allocation will create the buffer.
+    /// True if a heap that reads files during allocation will create the buffer.
     pub(crate) fn heap_reads(&self) -> bool {
         matches!(self.kind, Kind::Heap(_))
             && self.dma_buf.as_ref().is_some_and(|facts| facts.heap_reads)
     }
 }
 
-/// Whether a heap could allocate the buffer and read the file in one call: the request must be for a
+/// True if a heap could allocate the buffer and read the file in one call: the request must be for a
 /// whole file, and allow the method.
 fn may_fuse(request: &Request, source: &Source) -> bool {
     request.is_whole()
@@ -153,7 +153,7 @@ fn may_fuse(request: &Request, source: &Source) -> bool {
         && matches!(request.allocation, Allocation::Auto | Allocation::Ahead)
 }
 
-/// Whether a dma-buf could be mapped once for the disk: the request must allow the method.
+/// True if a dma-buf could be mapped once for the disk: the request must allow the method.
 fn may_map(request: &Request) -> bool {
     request.io != Io::Buffered && matches!(request.method, Method::Auto | Method::Premap)
 }
@@ -229,7 +229,7 @@ fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kin
     )
 }
 
-/// Whether a udmabuf can be created here.
+/// True if a udmabuf can be created here.
 fn probe_udmabuf() -> Result<()> {
     udmabuf::open()
         .map(drop)

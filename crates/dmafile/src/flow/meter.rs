@@ -223,7 +223,7 @@ impl<'a> Meter<'a> {
         self.overlap.end(|| self.now());
     }
 
-    /// Whether nothing is in flight now.
+    /// True if nothing is in flight now.
     pub(crate) fn idle(&self) -> bool {
         self.overlap.idle()
     }

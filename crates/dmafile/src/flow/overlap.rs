@@ -60,7 +60,7 @@ impl Overlap {
         lock(&self.reads).busy.push(interval);
     }
 
-    /// Whether nothing is in flight now.
+    /// True if nothing is in flight now.
     pub(super) fn idle(&self) -> bool {
         let reads = lock(&self.reads);
         reads.in_flight == 0 && !reads.busy.is_empty()

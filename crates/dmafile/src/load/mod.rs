@@ -73,7 +73,7 @@ impl Load {
         load
     }
 
-    /// Whether it loads everything that its origin has.
+    /// Returns true if it loads everything that its origin has.
     #[doc(hidden)]
     pub fn is_whole(&self) -> bool {
         self.request.is_whole()

@@ -34,7 +34,7 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     })
 }
 
-/// Whether an errno means that the kernel cannot do this copy, or that a sandbox refuses it.
+/// True if an errno means that the kernel cannot do this copy, or that a sandbox refuses it.
 fn is_refusal(errno: Errno) -> bool {
     matches!(errno, Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP) || sandbox::may_return(errno)
 }

@@ -60,7 +60,7 @@ fn check_end(
     }
 }
 
-/// Whether an errno means that direct I/O is not supported, rather than that the disk failed.
+/// True if an errno means that direct I/O is not supported, rather than that the disk failed.
 pub(super) fn is_refusal(errno: Errno) -> bool {
     matches!(errno, Errno::INVAL | Errno::OPNOTSUPP)
 }

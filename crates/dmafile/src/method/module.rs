@@ -217,7 +217,7 @@ fn parts(range: ModuleRange, must_be_direct: bool, align: u64) -> Vec<(ModuleRan
     .collect()
 }
 
-/// Whether the I/O mode leaves only direct I/O.
+/// True if the I/O mode leaves only direct I/O.
 fn must_be_direct(plan: &Plan) -> bool {
     plan.methods.iter().all(|attempt| attempt.direct)
 }

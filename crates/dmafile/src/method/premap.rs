@@ -38,7 +38,7 @@ fn window(plan: &Plan, (start, end): (u64, u64)) -> (u64, u64) {
     (from, end.next_multiple_of(align) - first + plan.place.start)
 }
 
-/// Whether `[start, end)` of the source, a part of one file, has a hole: the kernel would have to write
+/// True if `[start, end)` of the source, a part of one file, has a hole: the kernel would have to write
 /// zeros there, but has no pages of the mapped memory.
 pub(super) fn has_hole(source: &Source, start: u64, end: u64) -> bool {
     source.data(start, end, 0) != [(start, end)]

@@ -41,7 +41,7 @@ pub fn is_hidden(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".")
 }
 
-/// Whether a path stands for more than one file.
+/// True if a path stands for more than one file.
 pub(super) fn is_collection(path: &Path) -> bool {
     path.is_dir()
         || name_of(path).is_some_and(|name| {
@@ -257,7 +257,7 @@ impl ShardFiles {
         }
     }
 
-    /// Whether a tensor of the file with this number is one of the model's: where several files have it, the
+    /// True if a tensor of the file with this number is one of the model's: where several files have it, the
     /// index decides, as some hold copies that others have replaced.
     pub(super) fn counts(&self, number: usize, tensor: &str) -> bool {
         let superseded = self.superseded.get(number);

@@ -231,7 +231,7 @@ impl Method {
     }
 }
 
-/// Whether I/O bypasses the page cache.
+/// True if I/O bypasses the page cache.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
 )]

@@ -10,7 +10,7 @@ use crate::request::Request;
 /// Amount of memory that is worth another allocating thread.
 const ALLOCATOR_SHARE: u64 = 32 << 20;
 
-/// Whether a thread allocates ahead of the reads, or the reads fault their pages in; and why.
+/// Chooses between a thread that allocates ahead of the reads and reads that fault their pages in, and says why.
 pub(super) fn allocation(
     request: &Request,
     file: &File,
@@ -90,7 +90,7 @@ pub(super) fn allocators(host: &Host, first: Attempt, alone: bool, capacity: u64
     }
 }
 
-/// Whether one call can allocate the buffer and read into it: a new buffer, for one run of one file.
+/// True if one call can allocate the buffer and read into it: a new buffer, for one run of one file.
 pub(super) fn fuses(target: &MemoryTarget, first: Attempt, one_run: bool) -> bool {
     match first.method {
         Method::Module => matches!(target.kind, Kind::Module) && one_run,

@@ -11,7 +11,7 @@ use crate::options::{Io, Kind, Method, Pages};
 use crate::reasons::{About, Reasons};
 use crate::request::Request;
 
-/// Whether direct reads can go to the final addresses of the bytes, the first of which is byte `start`.
+/// True if direct reads can go to the final addresses of the bytes, the first of which is byte `start`.
 fn landing(target: &MemoryTarget, file: &File, start: u64) -> Result<(), Message> {
     if let Some(errno) = target.dma_buf.as_ref().and_then(|facts| facts.unpinnable) {
         let errno = errno_name(errno.raw_os_error());
@@ -20,7 +20,7 @@ fn landing(target: &MemoryTarget, file: &File, start: u64) -> Result<(), Message
     congruent(target, file, start)
 }
 
-/// Whether whole blocks of the file can be read to the final place of their bytes.
+/// True if whole blocks of the file can be read to the final place of their bytes.
 fn congruent(target: &MemoryTarget, file: &File, start: u64) -> Result<(), Message> {
     match target.existing {
         Some(memory)
@@ -149,7 +149,7 @@ pub(super) fn choose(
     Ok((kept, not_mapped))
 }
 
-/// Whether the memory can be DMA-mapped for the disk once; otherwise why not.
+/// Checks that the memory can be DMA-mapped for the disk once; the error says why not.
 fn maps_once(file: &File, target: &MemoryTarget) -> Result<(), Message> {
     let of_dma_buf = target.dma_buf.as_ref();
     let refused = file.premap_refused.as_ref();

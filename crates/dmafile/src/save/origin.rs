@@ -295,7 +295,7 @@ impl<'m> Opened<'m> {
         }
     }
 
-    /// Whether it is the caller's memory, which has no holes.
+    /// True if it is the caller's memory, which has no holes.
     pub(super) fn is_callers(&self) -> bool {
         matches!(*self.body, Body::Caller(_))
     }
@@ -347,7 +347,7 @@ impl<'m> Opened<'m> {
         matches!(*self.body, Body::Stream(_))
     }
 
-    /// Whether it cannot, or should not, be read twice: a checksum is then computed as the bytes pass.
+    /// True if it cannot, or should not, be read twice: a checksum is then computed as the bytes pass.
     pub(super) fn passes_once(&self) -> bool {
         matches!(*self.body, Body::Stream(_) | Body::File(_))
     }

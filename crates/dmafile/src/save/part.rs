@@ -36,7 +36,7 @@ pub struct PartOptions {
     pub method: Method,
     /// Direct or cached.
     pub io: Io,
-    /// Whether each part gets a checksum.
+    /// True if each part gets a checksum.
     pub checksum: bool,
     /// What the machine can do.
     pub host: Host,

@@ -266,7 +266,7 @@ impl<'m> OpenParts<'m> {
         split
     }
 
-    /// Whether anything in these ranges of the file can be written directly.
+    /// True if anything in these ranges of the file can be written directly.
     pub(super) fn any_in_place(&self, ranges: &[FileRange], fit: Fit) -> bool {
         let mut all = ranges.iter();
         all.any(|range| self.in_place(*range, fit).next().is_some())

@@ -292,7 +292,7 @@ fn choose(
     }
 }
 
-/// Whether the disk can read the bytes from their addresses; otherwise why not.
+/// Checks that the disk can read the bytes from their addresses; the error says why not.
 fn by_address(
     origin: &Opened<'_>,
     to: &To,
@@ -321,19 +321,19 @@ fn by_address(
     Ok(())
 }
 
-/// Whether it is a dma-buf of dmafile.ko, which the module can write by itself.
+/// True if it is a dma-buf of dmafile.ko, which the module can write by itself.
 fn module_has_made(origin: &Opened<'_>) -> bool {
     let dma_buf = origin.memory().and_then(|memory| memory.dma_buf.as_ref());
     dma_buf.is_some_and(|dma_buf| dma_buf.module.is_some())
 }
 
-/// Whether the kernel can copy from the memory to the file by itself.
+/// True if the kernel can copy from the memory to the file by itself.
 fn copies(memory: &DescriptorMemory, to: &To) -> bool {
     // Between two files in memory it could, but that is an ordinary copy.
     !to.is_in_memory() && file::copies_range(memory.fd(), to.buffered())
 }
 
-/// Whether the memory can be DMA-mapped for the disk once; otherwise why not.
+/// Checks that the memory can be DMA-mapped for the disk once; the error says why not.
 fn maps_once(memory: Option<&DescriptorMemory>, to: &To) -> Result<(), Message> {
     let Some(memory) = memory.filter(|memory| memory.dma_buf.is_some()) else {
         return Err("only dma-bufs are mapped once, to be saved".into());

@@ -273,7 +273,7 @@ impl SaveTarget {
             && place::look_at(file).is_ok_and(|own| self.is_at(name, &own))
     }
 
-    /// Whether a name refers to this file.
+    /// True if a name refers to this file.
     fn is_at(&self, name: &OsStr, file: &Named) -> bool {
         let there = self.folder.look_up(name).ok().flatten();
         there.is_some_and(|there| there.is(file))

@@ -34,7 +34,7 @@ struct SaveTask<'m> {
     /// Where there is data, in offsets of the target: whole blocks, except at either end.
     runs: Vec<FileRange>,
     opened: Duration,
-    /// Whether its space is reserved.
+    /// True if its space is reserved.
     reserved: bool,
 }
 

@@ -354,7 +354,7 @@ impl To {
             .map_err(|errno| self.failed(end, errno).of_calls(&[sandbox::FTRUNCATE]))
     }
 
-    /// Whether the file may become that long.
+    /// True if the file may become that long.
     fn fits(&self, end: u64) -> Result<()> {
         if let Destination::InPlace(None) = self.how {
             let size = stat(&self.file, &self.path)?.size;
@@ -446,7 +446,7 @@ fn stat(file: &OwnedFd, path: &Path) -> Result<file::Stat> {
         .map_err(|errno| Error::os("cannot stat", errno).at(path.display().to_string()))
 }
 
-/// Whether space cannot be reserved here: the file system does not support it, or a sandbox refuses it.
+/// True if space cannot be reserved here: the file system does not support it, or a sandbox refuses it.
 fn is_unknown(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV)
         || sandbox::FALLOCATE.refuses(errno)

@@ -253,7 +253,7 @@ impl Input {
         self.align
     }
 
-    /// Whether `statx` reported the alignment.
+    /// True if `statx` reported the alignment.
     pub(crate) fn align_is_told(&self) -> bool {
         self.stat.direct.is_some()
     }
@@ -298,7 +298,7 @@ impl Input {
         Ok((pages * page).min(end - start))
     }
 
-    /// Whether the page cache has the bytes at both offsets, found by reading them without blocking:
+    /// True if the page cache has the bytes at both offsets, found by reading them without blocking:
     /// for users whom `cachestat` refuses. A miss brings the page in, and if the disk is fast or this
     /// thread waits for its CPU, it may arrive before the kernel looks again: so a hit counts only if
     /// nothing was read from a disk. Two offsets, because not every kernel and file system counts these
@@ -323,7 +323,7 @@ impl Input {
         }
     }
 
-    /// Whether there are such pages.
+    /// True if there are such pages.
     pub(crate) fn has_misses(&self) -> bool {
         !self.missed().is_empty()
     }

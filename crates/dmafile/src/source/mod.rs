@@ -106,7 +106,7 @@ impl Source {
         Self::all(path, files.iter().map(|path| Input::open(path, &both)))
     }
 
-    /// Whether there is room for two descriptors of each file, or why not.
+    /// Checks that there is room for two descriptors of each file; the error says why not.
     fn room_for_both(files: usize) -> Result<(), String> {
         match files {
             1 => Ok(()),
@@ -204,18 +204,18 @@ impl Source {
         aligns.max().expect("there is at least one file")
     }
 
-    /// Whether `statx` reported the alignment of all files.
+    /// Returns true if `statx` reported the alignment of all files.
     pub fn align_is_told(&self) -> bool {
         self.parts.iter().all(|part| part.file.align_is_told())
     }
 
-    /// Whether all of it is in memory.
+    /// Returns true if all of it is in memory.
     pub fn in_memory(&self) -> bool {
         let mut parts = self.parts.iter();
         parts.all(|part| part.file.in_memory().is_some())
     }
 
-    /// Whether reads can drop the pages that they bring into the page cache.
+    /// Returns true if reads can drop the pages that they bring into the page cache.
     pub fn drops_behind(&self) -> bool {
         self.parts.iter().all(|part| part.file.drops_behind())
     }
@@ -334,7 +334,7 @@ impl Source {
         part.file.resident(offset, offset + (end - start))
     }
 
-    /// Whether the page cache holds two bytes of one file; see [`Input::peek`].
+    /// Returns true if the page cache holds two bytes of one file; see [`Input::peek`].
     pub fn peek(&self, first: u64, second: u64) -> bool {
         let (part, offset) = self.part(first);
         part.file.peek([offset, second - part.start])
@@ -345,7 +345,7 @@ impl Source {
         self.parts.iter().for_each(|part| part.file.forget_misses());
     }
 
-    /// Whether there are any.
+    /// Returns true if there are any.
     pub fn has_misses(&self) -> bool {
         self.parts.iter().any(|part| part.file.has_misses())
     }

@@ -46,7 +46,7 @@ impl SnapshotFolder {
         Ok(save.within(folder, name))
     }
 
-    /// Whether its path still leads to it.
+    /// True if its path still leads to it.
     pub(super) fn is_in_place(&self) -> bool {
         let now = folder::Folder::open(self.0.path()).and_then(|now| now.look());
         matches!((now, self.0.look()), (Ok(now), Ok(own)) if now.is(&own))
@@ -87,7 +87,7 @@ impl SnapshotFolder {
         }
     }
 
-    /// Whether this file is the one to lock.
+    /// True if this file is the one to lock.
     fn has_lock(&self, file: &OwnedFd) -> Result<bool, Errno> {
         let there = self.0.look_up(OsStr::new(LOCK))?;
         let own = place::look_at(file.as_fd())?;
@@ -223,7 +223,7 @@ impl SnapshotFolder {
         }
     }
 
-    /// Whether a file has this name.
+    /// True if a file has this name.
     pub(super) fn has(&self, name: &str) -> Result<bool> {
         let found = self.0.look_up(OsStr::new(name));
         let found = found.map_err(|errno| {
