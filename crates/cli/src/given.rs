@@ -216,7 +216,7 @@ impl TypedValueParser for Accepted {
         {
             // It knows similar words.
             let word = PossibleValuesParser::new(words()).parse_ref(command, arg, value)?;
-            return Ok(word.into());
+            return Ok(word.as_str().into());
         }
         let accepted = self.clone();
         (move |text: &str| accepted.value(text)).parse_ref(command, arg, value)

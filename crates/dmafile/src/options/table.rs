@@ -249,9 +249,3 @@ impl From<&str> for OptionValue {
         Self::Text(text.to_string())
     }
 }
-
-impl From<String> for OptionValue {
-    fn from(text: String) -> Self {
-        Self::Text(text)
-    }
-}
