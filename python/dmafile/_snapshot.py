@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from . import _dmafile
 from ._dmafile import Buffer
-from ._load import StrPath
+from ._load import Options, StrPath
 from ._progress import Callback, callback
 from ._save import Stored, origin
 
@@ -61,15 +61,8 @@ def load_snapshot(
     path: StrPath,
     *,
     to: str = "memfd",
-    pages: str = "auto",
-    method: str = "auto",
-    io: str = "auto",
-    allocation: str = "auto",
-    chunk: int | None = None,
-    block: int | None = None,
-    queue_depth: int | None = None,
-    check_memory: bool = True,
     progress: Callback | bool | None = None,
+    **options: Unpack[Options],
 ) -> dict[str, Buffer]:
     """Loads the snapshot in a folder: one buffer per source, by name.
 
@@ -80,15 +73,9 @@ def load_snapshot(
     Args:
         path: The folder.
         to: As in `load`, for each source; `fd:N` only if there is one source.
-        pages: As in `load`.
-        method: As in `load`.
-        io: As in `load`.
-        allocation: As in `load`.
-        chunk: As in `load`.
-        block: As in `load`.
-        queue_depth: As in `load`.
-        check_memory: As in `load`.
         progress: As in `load`, for all sources together.
+        options: As in `load`: `pages`, `method`, `io`, `allocation`, `chunk`, `block`,
+            `queue_depth`, `check_memory`.
 
     Raises:
         UsageError: A value is out of range, or options exclude each other (also a ValueError).
@@ -96,16 +83,5 @@ def load_snapshot(
             name.
         KeyboardInterrupt: Ctrl-C.
     """
-    options = {
-        "to": to,
-        "pages": pages,
-        "method": method,
-        "io": io,
-        "allocation": allocation,
-        "chunk": chunk,
-        "block": block,
-        "queue_depth": queue_depth,
-        "check_memory": check_memory,
-    }
     with callback(progress) as tell:
-        return dict(_dmafile.load_snapshot(os.fsdecode(path), options, tell))
+        return dict(_dmafile.load_snapshot(os.fsdecode(path), {**options, "to": to}, tell))

@@ -32,12 +32,8 @@ pub(crate) fn tuning(
     options: &Bound<'_, PyDict>,
     more: &[Opt],
 ) -> PyResult<impl Fn(Load) -> Load + Send + Sync + 'static> {
-    let all = values(Operation::Load, "load", options)?;
-    let other = |(option, _): &&(Opt, _)| FILE.contains(option) && !more.contains(option);
-    if let Some((option, _)) = all.iter().find(other) {
-        let text = format!("'{}' is not an option of this load", option.name());
-        return Err(PyTypeError::new_err(text));
-    }
+    let has = |option| !FILE.contains(&option) || more.contains(&option);
+    let all = values(Operation::Load, "this load", options, has)?;
     let tune = move |load: Load| {
         let set =
             |load: Load, (option, value): &(Opt, _)| load.set(*option, OptionValue::clone(value));
@@ -52,7 +48,7 @@ pub(crate) fn tuning(
 pub(crate) fn save_tuning(
     options: &Bound<'_, PyDict>,
 ) -> PyResult<impl for<'m> Fn(Save<'m>) -> Save<'m> + Send + Sync + 'static> {
-    let tune = saving(values(Operation::Save, "save", options)?);
+    let tune = saving(values(Operation::Save, "a save", options, |_| true)?);
     let checked = tune(Save::new(Origin::File("".into()), "")).check();
     checked.map_err(|error| raise(options.py(), &error, None))?;
     Ok(tune)
@@ -75,19 +71,20 @@ fn values(
     of: Operation,
     what: &str,
     options: &Bound<'_, PyDict>,
+    has: impl Fn(Opt) -> bool,
 ) -> PyResult<Vec<(Opt, OptionValue)>> {
     let mut all = Vec::new();
     for (name, value) in options {
         let name = name.extract::<String>()?;
-        let info = OptionInfo::named(of, &name).filter(|info| info.option != Opt::Tensors);
-        let info = info.ok_or_else(|| {
-            PyTypeError::new_err(format!("'{name}' is not an option of a {what}"))
-        })?;
+        let info = OptionInfo::named(of, &name)
+            .filter(|info| info.option != Opt::Tensors && has(info.option));
+        let info = info
+            .ok_or_else(|| PyTypeError::new_err(format!("'{name}' is not an option of {what}")))?;
         let value = match info.accepts {
             _ if value.is_none() => continue,
             OptionType::Flag(_) => value.extract::<bool>()?.into(),
             OptionType::Bytes(..) | OptionType::Count(..) => size(&name, &value)?.into(),
-            _ => value.extract::<String>()?.into(),
+            _ => value.extract::<String>()?.as_str().into(),
         };
         all.push((info.option, value));
     }

@@ -1,6 +1,7 @@
 //! The arguments. Completions and the man page come from these definitions.
 
-use crate::given::{Given, HowToLoad, HowToSave, OfHold, OfLoad, OfSave, OfShow};
+use crate::given::{HowToLoad, HowToSave, OfHold, OfLoad, OfSave, OfShow};
+use crate::output::{Output, Text};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
@@ -135,16 +136,13 @@ pub struct LoadOptions {
     pub file: PathBuf,
 
     #[command(flatten)]
-    pub given: Given<OfLoad>,
+    pub given: OfLoad,
 }
-
-/// How to move the bytes.
-type Tuning = Given<HowToLoad>;
 
 impl LoadOptions {
     /// What to load: bytes of a file, or a model.
     fn source(&self) -> dmafile::Result<Load> {
-        let tensors = self.given.tensors()?;
+        let tensors = self.given.parsed(Opt::Tensors)?;
         if tensors.is_empty() && !self.is_collection() {
             // A range is always one of the named file.
             return Ok(Load::new(&self.file));
@@ -164,7 +162,7 @@ impl LoadOptions {
 
     /// The requested kind of memory.
     pub fn to(&self) -> &str {
-        self.given.text(Opt::To).unwrap_or("memfd")
+        self.given.texts(Opt::To).next().unwrap_or("memfd")
     }
 
     /// Returns `true` if the requested memory is a dma-buf.
@@ -174,13 +172,13 @@ impl LoadOptions {
     }
 
     /// The load they describe.
-    pub fn load(&self, tuning: &Tuning) -> dmafile::Result<Load> {
+    pub fn load(&self, tuning: &HowToLoad) -> dmafile::Result<Load> {
         let all = |option| option != Opt::Tensors;
         Ok(self.some(self.source()?, tuning, all))
     }
 
     /// The same into the caller's memory, of whatever kind it is.
-    pub fn load_elsewhere(&self, tuning: &Tuning) -> dmafile::Result<Load> {
+    pub fn load_elsewhere(&self, tuning: &HowToLoad) -> dmafile::Result<Load> {
         let rest = |option| option != Opt::Tensors && option != Opt::To;
         Ok(self.some(self.source()?, tuning, rest))
     }
@@ -188,7 +186,7 @@ impl LoadOptions {
     /// The load of a snapshot that they describe; None if the file is not one.
     pub fn snapshot(
         &self,
-        tuning: &Tuning,
+        tuning: &HowToLoad,
         exact_size: bool,
     ) -> dmafile::Result<Option<SnapshotLoad>> {
         if !SnapshotLoad::is_snapshot(&self.file) {
@@ -207,15 +205,50 @@ impl LoadOptions {
     }
 
     /// Into which memory, and how.
-    pub fn tune(&self, load: Load, tuning: &Tuning) -> Load {
+    pub fn tune(&self, load: Load, tuning: &HowToLoad) -> Load {
         self.some(load, tuning, |option| {
             matches!(option, Opt::To | Opt::Pages)
         })
     }
 
-    fn some(&self, load: Load, tuning: &Tuning, which: fn(Opt) -> bool) -> Load {
-        let load = self.given.apply_some(load, Load::set, which);
-        tuning.apply(load.names(&crate::Options), Load::set)
+    fn some(&self, load: Load, tuning: &HowToLoad, which: fn(Opt) -> bool) -> Load {
+        let load = self.given.apply(load, Load::set, which);
+        tuning.apply(load.names(&crate::Options), Load::set, |_| true)
+    }
+}
+
+/// What a load or a save prints.
+#[derive(Args, Clone, Debug)]
+pub struct OutputArgs {
+    /// Write a timeline that Perfetto opens (Chrome trace format)
+    #[arg(long, value_name = "OUT.json", help_heading = OUTPUT)]
+    pub trace: Option<PathBuf>,
+
+    /// Print the report as one JSON object on stdout, or to PATH
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    #[arg(help_heading = OUTPUT)]
+    pub json: Option<Option<PathBuf>>,
+
+    /// Also print the plan, the reason for each choice, and the phases
+    #[arg(long, short, conflicts_with = "quiet", help_heading = OUTPUT)]
+    pub verbose: bool,
+
+    /// Suppress text and progress (errors and JSON are still written)
+    #[arg(long, short, help_heading = OUTPUT)]
+    pub quiet: bool,
+}
+
+impl OutputArgs {
+    /// Where text for people goes; `deliver`: stdout is COMMAND's.
+    pub fn place(&self, deliver: bool) -> Output {
+        Output {
+            text: match (self.quiet, deliver || matches!(self.json, Some(None))) {
+                (true, _) => Text::Nowhere,
+                (false, true) => Text::Stderr,
+                (false, false) => Text::Stdout,
+            },
+            verbose: self.verbose,
+        }
     }
 }
 
@@ -243,25 +276,11 @@ pub struct LoadArgs {
     #[command(flatten)]
     pub options: LoadOptions,
 
-    /// Write a timeline that Perfetto opens (Chrome trace format)
-    #[arg(long, value_name = "OUT.json", help_heading = OUTPUT)]
-    pub trace: Option<PathBuf>,
-
-    /// Print the report as one JSON object on stdout, or to PATH
-    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
-    #[arg(help_heading = OUTPUT)]
-    pub json: Option<Option<PathBuf>>,
-
-    /// Also print the plan, the reason for each choice, and the phases
-    #[arg(long, short, conflicts_with = "quiet", help_heading = OUTPUT)]
-    pub verbose: bool,
-
-    /// Suppress text and progress (errors and JSON are still written)
-    #[arg(long, short, help_heading = OUTPUT)]
-    pub quiet: bool,
+    #[command(flatten)]
+    pub output: OutputArgs,
 
     #[command(flatten)]
-    pub tuning: Tuning,
+    pub tuning: HowToLoad,
 
     /// A command that inherits the buffer; {} in its arguments becomes a path to it
     #[arg(last = true, value_name = "COMMAND")]
@@ -320,14 +339,14 @@ pub struct HoldArgs {
     pub notify: bool,
 
     #[command(flatten)]
-    pub given: Given<OfHold>,
+    pub given: OfHold,
 
     /// Let processes write to the memfds they take; the size stays sealed
     #[arg(long, help_heading = WHERE)]
     pub writable: bool,
 
     #[command(flatten)]
-    pub tuning: Tuning,
+    pub tuning: HowToLoad,
 }
 
 impl HoldArgs {
@@ -336,13 +355,13 @@ impl HoldArgs {
         let tuning = self.tuning.clone();
         let mut hold = Hold::of(&self.models)
             .names(&crate::Options)
-            .to(self.given.parsed(Opt::To)?.unwrap_or(Kind::Memfd))
-            .pages(self.given.parsed(Opt::Pages)?.unwrap_or(Pages::Auto))
+            .to(self.given.parsed(Opt::To)?.pop().unwrap_or(Kind::Memfd))
+            .pages(self.given.parsed(Opt::Pages)?.pop().unwrap_or(Pages::Auto))
             .writable(self.writable)
             .notify(self.notify)
             .inherit(true)
             .replace(self.replace)
-            .each(move |load| tuning.apply(load, Load::set));
+            .each(move |load| tuning.apply(load, Load::set, |_| true));
         if let Some(name) = &self.name {
             hold = hold.name(name);
         }
@@ -361,7 +380,7 @@ impl HoldArgs {
         if let Some(folder) = &self.folder {
             hold = hold.folder(folder);
         }
-        if let Some(verify) = self.given.parsed(Opt::Verify)? {
+        if let Some(verify) = self.given.parsed(Opt::Verify)?.pop() {
             hold = hold.verify(verify);
         }
         Ok(hold)
@@ -472,31 +491,17 @@ pub struct SaveArgs {
     pub paths: Vec<OsString>,
 
     #[command(flatten)]
-    pub given: Given<OfSave>,
+    pub given: OfSave,
 
     /// Print the plan and the reason for each choice; save nothing
     #[arg(long, help_heading = OUTPUT, conflicts_with = "trace")]
     pub explain: bool,
 
-    /// Write a timeline that Perfetto opens (Chrome trace format)
-    #[arg(long, value_name = "OUT.json", help_heading = OUTPUT)]
-    pub trace: Option<PathBuf>,
-
-    /// Print the report as one JSON object on stdout, or to PATH
-    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
-    #[arg(help_heading = OUTPUT)]
-    pub json: Option<Option<PathBuf>>,
-
-    /// Also print the plan, the reason for each choice, and the phases
-    #[arg(long, short, conflicts_with = "quiet", help_heading = OUTPUT)]
-    pub verbose: bool,
-
-    /// Suppress text and progress (errors and JSON are still written)
-    #[arg(long, short, help_heading = OUTPUT)]
-    pub quiet: bool,
+    #[command(flatten)]
+    pub output: OutputArgs,
 
     #[command(flatten)]
-    pub tuning: Given<HowToSave>,
+    pub tuning: HowToSave,
 }
 
 impl SaveArgs {
@@ -509,8 +514,8 @@ impl SaveArgs {
     /// The save of one source that they describe.
     pub fn save(&self, from: &OsStr, to: &Path) -> dmafile::Result<Save<'static>> {
         let save = Save::new(Origin::parse(from)?, to).names(&crate::Options);
-        let save = self.given.apply(save, Save::set);
-        Ok(self.tuning.apply(save, Save::set))
+        let save = self.given.apply(save, Save::set, |_| true);
+        Ok(self.tuning.apply(save, Save::set, |_| true))
     }
 
     /// The snapshot they describe; None for a save of one source to a file.
@@ -520,7 +525,7 @@ impl SaveArgs {
         if sources.len() == 1 && !is_part {
             return Ok(None);
         }
-        let verify: Option<Verify> = self.given.parsed(Opt::Verify)?;
+        let verify = self.given.parsed::<Verify>(Opt::Verify)?.pop();
         let expected = verify.as_ref().and_then(|verify| verify.expected.as_ref());
         let refused = [
             (
@@ -564,7 +569,7 @@ impl SaveArgs {
         }
         let tuning = self.tuning.clone();
         Ok(Some(snapshot.each(move |_, save| {
-            tuning.apply(save.names(&crate::Options), Save::set)
+            tuning.apply(save.names(&crate::Options), Save::set, |_| true)
         })))
     }
 }
@@ -585,7 +590,7 @@ pub struct ShowArgs {
     pub file: PathBuf,
 
     #[command(flatten)]
-    pub given: Given<OfShow>,
+    pub given: OfShow,
 
     /// Print the model as one JSON object
     #[arg(long)]
@@ -609,7 +614,7 @@ pub struct ExplainArgs {
     pub json: bool,
 
     #[command(flatten)]
-    pub tuning: Tuning,
+    pub tuning: HowToLoad,
 }
 
 /// `dmafile doctor`

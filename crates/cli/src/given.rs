@@ -1,125 +1,93 @@
 //! The options of loads and saves, as the engine lists them, as arguments.
 
 use crate::args::{TUNING, WHAT, WHERE, size, word};
-use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
-use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, value_parser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches};
 use dmafile::{
-    Error, Method, Operation, Opt, OptionGroup, OptionInfo, OptionType, OptionValue, Pattern,
-    Verify,
+    Error, Load, Method, Operation, Opt, OptionGroup, OptionInfo, OptionType, OptionValue, Origin,
+    Pattern, Save,
 };
 use std::ffi::OsStr;
-use std::marker::PhantomData;
 use std::str::FromStr;
 
-/// Some of these options.
-pub trait Subset {
-    /// Where those that say what belong in the help.
-    const HEADING: Option<&str>;
-    /// Whose options.
-    const OF: Operation;
-    /// The kinds of memory, if there are fewer than usual.
-    const KINDS: Option<&'static [&'static str]>;
+/// Those of one of the [`SUBSETS`] that were given, in the order of the list.
+#[derive(Clone, Debug)]
+pub struct Given<const SUBSET: usize>(Vec<(Opt, OptionValue)>);
 
-    fn has(info: &OptionInfo) -> bool;
+/// What to load, and into which memory.
+pub type OfLoad = Given<0>;
+/// How to load.
+pub type HowToLoad = Given<1>;
+/// What a hold has, which loads whole files.
+pub type OfHold = Given<2>;
+/// What a list of tensors has.
+pub type OfShow = Given<3>;
+/// What to save.
+pub type OfSave = Given<4>;
+/// How to save.
+pub type HowToSave = Given<5>;
 
-    fn all() -> impl Iterator<Item = &'static OptionInfo> {
-        OptionInfo::all(Self::OF).filter(|info| Self::has(info))
-    }
-}
+/// Whose options, the heading of those that say what, and which they are.
+type Subset = (
+    Operation,
+    Option<&'static str>,
+    fn(&'static OptionInfo) -> bool,
+);
 
-macro_rules! subsets {
-    ($($(#[$about:meta])* $name:ident: $of:ident, $heading:expr, $kinds:expr, $has:expr;)+) => {$(
-        $(#[$about])*
-        #[derive(Clone, Debug)]
-        pub struct $name;
-
-        impl Subset for $name {
-            const HEADING: Option<&str> = $heading;
-            const OF: Operation = Operation::$of;
-            const KINDS: Option<&'static [&'static str]> = $kinds;
-
-            fn has(info: &OptionInfo) -> bool {
-                let has: fn(&OptionInfo) -> bool = $has;
-                has(info)
-            }
-        }
-    )+};
-}
-
-/// Memory that other processes can take.
+const SUBSETS: [Subset; 6] = [
+    (Operation::Load, Some(WHAT), |info| !is_tuning(info)),
+    (Operation::Load, None, is_tuning),
+    (Operation::Load, None, |info| {
+        matches!(info.option, Opt::Verify | Opt::To | Opt::Pages)
+    }),
+    (Operation::Load, None, |info| info.option == Opt::Tensors),
+    (Operation::Save, None, |info| !is_tuning(info)),
+    (Operation::Save, None, is_tuning),
+];
+/// Kinds of memory that other processes can take, for holds.
 const SHAREABLE: &[&str] = &["memfd", "udmabuf", "heap:system", "module", "dma-buf"];
 
-subsets! {
-    /// What to load, and into which memory.
-    OfLoad: Load, Some(WHAT), None, |info| info.group != OptionGroup::Tuning;
-    /// How to load.
-    HowToLoad: Load, None, None, |info| info.group == OptionGroup::Tuning;
-    /// What a hold has, which loads whole files.
-    OfHold: Load, None, Some(SHAREABLE), |info| {
-        matches!(info.option, Opt::Verify | Opt::To | Opt::Pages)
-    };
-    /// What a list of tensors has.
-    OfShow: Load, None, None, |info| info.option == Opt::Tensors;
-    /// What to save.
-    OfSave: Save, None, None, |info| info.group != OptionGroup::Tuning;
-    /// How to save.
-    HowToSave: Save, None, None, |info| info.group == OptionGroup::Tuning;
+fn is_tuning(info: &OptionInfo) -> bool {
+    info.group == OptionGroup::Tuning
 }
 
-/// Those of a subset that were given, in the order of the list.
-#[derive(Clone, Debug)]
-pub struct Given<S> {
-    values: Vec<(Opt, OptionValue)>,
-    subset: PhantomData<S>,
-}
-
-impl<S> Given<S> {
+impl<const SUBSET: usize> Given<SUBSET> {
     pub fn has(&self, option: Opt) -> bool {
-        self.values.iter().any(|(given, _)| *given == option)
+        self.0.iter().any(|(given, _)| *given == option)
     }
 
-    /// The text that was given for an option.
-    pub fn text(&self, option: Opt) -> Option<&str> {
-        self.texts(option).next()
-    }
-
-    fn texts(&self, option: Opt) -> impl Iterator<Item = &str> {
-        self.values.iter().filter_map(move |given| match given {
+    /// The texts that were given for an option.
+    pub fn texts(&self, option: Opt) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(move |given| match given {
             (given, OptionValue::Text(text)) if *given == option => Some(text.as_str()),
             _ => None,
         })
     }
 
-    /// The same, parsed.
-    pub fn parsed<T: FromStr<Err = Error>>(&self, option: Opt) -> Result<Option<T>, Error> {
-        self.text(option).map(str::parse).transpose()
+    pub fn parsed<T: FromStr<Err = Error>>(&self, option: Opt) -> Result<Vec<T>, Error> {
+        self.texts(option).map(str::parse).collect()
     }
 
-    /// The patterns for tensors.
-    pub fn tensors(&self) -> Result<Vec<Pattern>, Error> {
-        self.texts(Opt::Tensors).map(str::parse).collect()
-    }
-
-    /// Sets those that were given.
-    pub fn apply<B>(&self, to: B, set: impl Fn(B, Opt, OptionValue) -> B) -> B {
-        self.apply_some(to, set, |_| true)
-    }
-
-    /// Sets some of them.
-    pub fn apply_some<B>(
+    /// Sets some of those that were given.
+    pub fn apply<B>(
         &self,
         to: B,
         set: impl Fn(B, Opt, OptionValue) -> B,
         which: impl Fn(Opt) -> bool,
     ) -> B {
-        let some = self.values.iter().filter(|given| which(given.0));
+        let some = self.0.iter().filter(|given| which(given.0));
         some.fold(to, |to, (option, value)| set(to, *option, value.clone()))
+    }
+
+    fn subset() -> impl Iterator<Item = &'static OptionInfo> {
+        let (of, _, has) = SUBSETS[SUBSET];
+        OptionInfo::all(of).filter(move |info| has(info))
     }
 }
 
-impl<S: Subset> Args for Given<S> {
+impl<const SUBSET: usize> Args for Given<SUBSET> {
     fn augment_args(command: clap::Command) -> clap::Command {
-        command.args(S::all().map(argument::<S>))
+        command.args(Self::subset().map(|info| Accepted(info, SUBSET).argument()))
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {
@@ -127,31 +95,27 @@ impl<S: Subset> Args for Given<S> {
     }
 }
 
-impl<S: Subset> FromArgMatches for Given<S> {
+impl<const SUBSET: usize> FromArgMatches for Given<SUBSET> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut values = Vec::new();
-        for OptionInfo {
-            option, accepts, ..
-        } in S::all()
-        {
-            match accepts {
-                OptionType::Flag(_) if matches.get_flag(option.name()) => {
-                    values.push((*option, false.into()));
-                }
-                OptionType::Flag(_) => {}
-                _ => {
-                    let given = matches.get_many::<OptionValue>(option.name());
-                    values.extend(
-                        given
-                            .into_iter()
-                            .flatten()
-                            .map(|one| (*option, one.clone())),
-                    );
-                }
-            }
-        }
-        let subset = PhantomData;
-        Ok(Self { values, subset })
+        let given = Self::subset().flat_map(|info| {
+            let name = info.option.name();
+            let values = match info.accepts {
+                OptionType::Flag(_) => match matches.get_flag(name) {
+                    true => vec![false.into()],
+                    false => Vec::new(),
+                },
+                _ => matches
+                    .get_many(name)
+                    .into_iter()
+                    .flatten()
+                    .cloned()
+                    .collect(),
+            };
+            values
+                .into_iter()
+                .map(|value: OptionValue| (info.option, value))
+        });
+        Ok(Self(given.collect()))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -162,72 +126,79 @@ impl<S: Subset> FromArgMatches for Given<S> {
 
 /// The name of an option on the command line, without its dashes.
 pub fn long(option: Opt) -> String {
-    let is_flag =
-        |info: &OptionInfo| info.option == option && matches!(info.accepts, OptionType::Flag(_));
+    let mut infos = dmafile::OPTIONS.iter().filter(|info| info.option == option);
+    let name = option.name().replace('_', "-");
     match option {
         Opt::Tensors => "tensor".to_string(),
-        _ if dmafile::OPTIONS.iter().any(is_flag) => {
-            format!("no-{}", option.name().replace('_', "-"))
-        }
-        _ => option.name().replace('_', "-"),
+        _ if infos.any(|info| matches!(info.accepts, OptionType::Flag(_))) => format!("no-{name}"),
+        _ => name,
     }
 }
 
-fn argument<S: Subset>(info: &'static OptionInfo) -> Arg {
-    let arg = Arg::new(info.option.name())
-        .long(long(info.option))
-        .help_heading(match info.group {
-            OptionGroup::Tuning => Some(TUNING),
-            OptionGroup::Where => Some(WHERE),
-            _ => S::HEADING,
-        })
-        .hide_short_help(info.group == OptionGroup::Tuning);
-    let (arg, help) = match info.accepts {
-        OptionType::Flag(off) => (arg.action(ArgAction::SetTrue), off.to_string()),
-        OptionType::Texts => (
-            arg.action(ArgAction::Append),
-            format!("{} (repeat for more)", info.help),
-        ),
-        _ => {
-            let help = format!("{} [default: {}]", info.help, info.default);
-            (arg.action(ArgAction::Set), help)
-        }
-    };
-    let arg = match info.accepts {
-        OptionType::Flag(_) => arg,
-        _ => arg
-            .value_name(info.value)
-            .value_parser(Accepted(info, S::KINDS))
-            .hide_possible_values(info.option == Opt::To && S::KINDS.is_none()),
-    };
-    let plain = |text: String| text.replace('`', "");
-    let (help, details) = match (info.option, S::KINDS) {
-        (Opt::To, Some(_)) => ("Kind of memory [default: memfd]".to_string(), String::new()),
-        _ => (plain(help), plain(info.details.to_string())),
-    };
-    match details.is_empty() {
-        true => arg.help(help),
-        false => arg.long_help(format!("{help}\n\n{details}")).help(help),
-    }
-}
-
-/// Parses a value of an option; completions offer the words that it lists.
+/// An option of a subset. Parses its value; completions offer the words that it lists.
 #[derive(Clone)]
-struct Accepted(&'static OptionInfo, Option<&'static [&'static str]>);
+struct Accepted(&'static OptionInfo, usize);
 
 impl Accepted {
-    fn words(&self) -> Vec<PossibleValue> {
-        let words = match (self.0.accepts, self.1) {
-            (OptionType::Text(_), Some(kinds)) if self.0.option == Opt::To => kinds.to_vec(),
-            (OptionType::Text(words), _) => words.to_vec(),
-            (OptionType::Word(words), _) => words(),
-            _ => Vec::new(),
+    fn argument(self) -> Arg {
+        let info = self.0;
+        let arg = Arg::new(info.option.name())
+            .long(long(info.option))
+            .hide_short_help(is_tuning(info))
+            .hide_possible_values(info.option == Opt::To && !self.shares())
+            .help_heading(match info.group {
+                OptionGroup::Tuning => Some(TUNING),
+                OptionGroup::Where => Some(WHERE),
+                _ => SUBSETS[self.1].1,
+            });
+        let (help, details) = match self.shares() {
+            true => ("Kind of memory", ""),
+            false => (info.help, info.details),
         };
-        let value = |word| match word {
-            "xxh3" => PossibleValue::new(word).alias("xxh3-64"),
-            _ => PossibleValue::new(word),
+        let (arg, help) = match info.accepts {
+            OptionType::Flag(off) => (arg.action(ArgAction::SetTrue), off.to_string()),
+            OptionType::Texts => (
+                arg.action(ArgAction::Append),
+                format!("{help} (repeat for more)"),
+            ),
+            _ => (arg, format!("{help} [default: {}]", info.default)),
         };
-        words.into_iter().map(value).collect()
+        let arg = match info.accepts {
+            OptionType::Flag(_) => arg,
+            _ => arg.value_name(info.value).value_parser(self),
+        };
+        let help = help.replace('`', "");
+        match details {
+            "" => arg.help(help),
+            _ => arg
+                .long_help(format!("{help}\n\n{}", details.replace('`', "")))
+                .help(help),
+        }
+    }
+
+    /// Whether it is the kind of memory of a hold.
+    fn shares(&self) -> bool {
+        self.0.option == Opt::To && self.1 == 2
+    }
+
+    fn value(&self, text: &str) -> Result<OptionValue, String> {
+        let (info, value) = (self.0, OptionValue::from(text));
+        let checked = match (info.accepts, SUBSETS[self.1].0) {
+            (OptionType::Bytes(..), _) => return size(text).map(Into::into),
+            (OptionType::Count(..), _) => {
+                let number = text.parse::<u64>().map_err(|error| error.to_string())?;
+                return Ok(number.into());
+            }
+            (OptionType::Texts, _) => return word::<Pattern>(text).map(|_| value),
+            // A descriptor that is not open is no bad usage.
+            _ if info.option == Opt::To => return Ok(value),
+            (_, Operation::Load) => Load::new("").set(info.option, text).check(),
+            _ => Save::new(Origin::File("".into()), "")
+                .set(info.option, text)
+                .check(),
+        };
+        let why = |error: Error| error.why().render(&crate::Options);
+        checked.map(|()| value).map_err(why)
     }
 }
 
@@ -240,44 +211,24 @@ impl TypedValueParser for Accepted {
         arg: Option<&Arg>,
         value: &OsStr,
     ) -> Result<OptionValue, clap::Error> {
-        let text = match (self.0.accepts, self.0.option) {
-            (OptionType::Bytes(..), _) => {
-                return size.parse_ref(command, arg, value).map(Into::into);
-            }
-            (OptionType::Count(..), _) => {
-                let number = value_parser!(u64).parse_ref(command, arg, value)?;
-                return Ok(number.into());
-            }
-            (OptionType::Texts, _) => {
-                word::<Pattern>.parse_ref(command, arg, value)?;
-                value
-            }
-            // Some kinds have a name or a number in them.
-            (_, Opt::To) => value,
-            (_, Opt::Verify) => {
-                let text = value.to_string_lossy();
-                let name = text.split('=').next().unwrap_or_default();
-                PossibleValuesParser::new(self.words()).parse_ref(command, arg, name.as_ref())?;
-                word::<Verify>.parse_ref(command, arg, value)?;
-                value
-            }
-            // What other loaders have, and the engine refuses with a reason, is answered with it.
-            (_, Opt::Method) if value.to_str().and_then(Method::refused).is_some() => {
-                word::<Method>.parse_ref(command, arg, value)?;
-                value
-            }
-            _ => {
-                PossibleValuesParser::new(self.words()).parse_ref(command, arg, value)?;
-                value
-            }
-        };
-        StringValueParser::new()
-            .parse_ref(command, arg, text)
-            .map(Into::into)
+        if let OptionType::Word(words) = self.0.accepts
+            && value.to_str().and_then(Method::refused).is_none()
+        {
+            // It knows similar words.
+            let word = PossibleValuesParser::new(words()).parse_ref(command, arg, value)?;
+            return Ok(word.as_str().into());
+        }
+        let accepted = self.clone();
+        (move |text: &str| accepted.value(text)).parse_ref(command, arg, value)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        let words = self.words();
-        (!words.is_empty()).then(|| Box::new(words.into_iter()) as _)
+        let words = match self.0.accepts {
+            OptionType::Word(words) => words(),
+            OptionType::Text(_) if self.shares() => SHAREABLE.to_vec(),
+            OptionType::Text(words) => words.to_vec(),
+            _ => return None,
+        };
+        Some(Box::new(words.into_iter().map(PossibleValue::new)))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::args::LoadArgs;
 use crate::command::{self, Named, Shape, Variable, become_command, wants_path};
-use crate::output::{Output, Text, progress_bar, write_file, write_wanted_json};
+use crate::output::{Output, progress_bar, write_file, write_wanted_json};
 use crate::signals::interruptible;
 use crate::{Failure, Launcher, shards, snapshot, text};
 use dmafile::{CancelToken, Load, Loaded, Opt, Reason, Report};
@@ -19,19 +19,12 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
             "private memory (--to anon) cannot be inherited by COMMAND; use --to memfd",
         ));
     }
-    if deliver && matches!(args.json, Some(None)) {
+    if deliver && matches!(args.output.json, Some(None)) {
         return Err(Failure::usage(
             "--json needs a PATH with COMMAND, whose stdout it would mix with: --json=PATH",
         ));
     }
-    let out = Output {
-        text: match (args.quiet, deliver || matches!(args.json, Some(None))) {
-            (true, _) => Text::Nowhere,
-            (false, true) => Text::Stderr,
-            (false, false) => Text::Stdout,
-        },
-        verbose: args.verbose,
-    };
+    let out = args.output.place(deliver);
 
     let by_path = wants_path(&args.command);
     if by_path && args.options.given.has(Opt::Tensors) {
@@ -93,7 +86,9 @@ pub(crate) fn one(
 ) -> Result<Loaded, Failure> {
     let planned: Arc<Mutex<(Vec<Reason>, Option<Failure>)>> = Arc::default();
     let shown = Arc::clone(&planned);
-    let mut load = load.cancel(token.clone()).trace(args.trace.is_some());
+    let mut load = load
+        .cancel(token.clone())
+        .trace(args.output.trace.is_some());
     let stop = token.clone();
     load = load.on_plan(move |plan| {
         let printed = out.detail(|| text::plan(plan));
@@ -104,7 +99,7 @@ pub(crate) fn one(
         let mut shown = shown.lock().expect("no holder of this lock panics");
         *shown = (plan.reasons.clone(), printed.err());
     });
-    if let Some(bar) = progress_bar(args.quiet, PROGRESS) {
+    if let Some(bar) = progress_bar(args.output.quiet, PROGRESS) {
         load = load.progress(move |progress| {
             bar.set_length(progress.total);
             bar.set_position(progress.done);
@@ -125,10 +120,10 @@ pub(crate) fn one(
 }
 
 fn write_files(args: &LoadArgs, report: &Report) -> Result<(), Failure> {
-    if let (Some(path), Some(trace)) = (&args.trace, report.trace()) {
+    if let (Some(path), Some(trace)) = (&args.output.trace, report.trace()) {
         write_file(path, trace)?;
     }
-    write_wanted_json(&args.json, report)
+    write_wanted_json(&args.output.json, report)
 }
 
 pub(crate) fn interrupted() -> Failure {

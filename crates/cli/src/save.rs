@@ -1,7 +1,7 @@
 //! `dmafile save`
 
 use crate::args::SaveArgs;
-use crate::output::{Output, Text, progress_bar, write_file, write_wanted_json};
+use crate::output::{progress_bar, write_file, write_wanted_json};
 use crate::signals::interruptible;
 use crate::{Failure, snapshot, text};
 use dmafile::{CancelToken, Reason};
@@ -12,14 +12,7 @@ pub(crate) const PROGRESS: &str =
     "{wide_bar} {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}";
 
 pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
-    let out = Output {
-        text: match (args.quiet, &args.json) {
-            (true, _) => Text::Nowhere,
-            (false, Some(None)) => Text::Stderr,
-            (false, _) => Text::Stdout,
-        },
-        verbose: args.verbose,
-    };
+    let out = args.output.place(false);
     let (from, to) = args.parts().ok_or_else(|| {
         Failure::usage("save needs a source and a destination: dmafile save SRC... DEST")
     })?;
@@ -28,10 +21,10 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
     }
     if args.explain {
         let plan = args.save(&from[0], to)?.plan()?;
-        if args.json.is_none() {
+        if args.output.json.is_none() {
             out.print(&text::save_plan(&plan))?;
         }
-        return write_wanted_json(&args.json, &plan).map(|()| 0);
+        return write_wanted_json(&args.output.json, &plan).map(|()| 0);
     }
     let token = CancelToken::new();
     interruptible(&token)?;
@@ -41,7 +34,7 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
     let mut save = args
         .save(&from[0], to)?
         .cancel(token)
-        .trace(args.trace.is_some());
+        .trace(args.output.trace.is_some());
     save = save.on_plan(move |plan| {
         let printed = out.detail(|| text::save_plan(plan));
         if printed.is_err() {
@@ -51,7 +44,7 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
         let mut shown = shown.lock().expect("no holder of this lock panics");
         *shown = (plan.reasons.clone(), printed.err());
     });
-    let bar = progress_bar(args.quiet, PROGRESS);
+    let bar = progress_bar(args.output.quiet, PROGRESS);
     if let Some(bar) = bar.clone() {
         save = save.progress(move |progress| {
             bar.set_length(progress.total);
@@ -70,8 +63,8 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
     let report = saved?;
     out.detail(|| text::found_out(&report.reasons, &planned.0))?;
     out.print(&text::save_report(&report, out.verbose))?;
-    if let (Some(path), Some(trace)) = (&args.trace, report.trace()) {
+    if let (Some(path), Some(trace)) = (&args.output.trace, report.trace()) {
         write_file(path, trace)?;
     }
-    write_wanted_json(&args.json, &report).map(|()| 0)
+    write_wanted_json(&args.output.json, &report).map(|()| 0)
 }

@@ -45,7 +45,7 @@ pub(crate) fn load(
     for shard in shards {
         out.detail(|| text::file_head(&shard.file))?;
         let mut load = options.tune(dmafile::Load::new(&shard.file), &args.tuning);
-        if let Some(verify) = options.given.text(Opt::Verify) {
+        if let Some(verify) = options.given.texts(Opt::Verify).next() {
             load = load.set(Opt::Verify, verify);
         }
         let loaded = one(args, load.exact_size(true), out, token)?;
@@ -58,7 +58,7 @@ pub(crate) fn load(
             buffer: loaded.buffer,
         });
     }
-    write_wanted_json(&args.json, &Reports { files })?;
+    write_wanted_json(&args.output.json, &Reports { files })?;
     match token.is_cancelled() {
         true => Err(interrupted()),
         false => {
@@ -70,10 +70,13 @@ pub(crate) fn load(
 
 /// Refuses options that apply to a single file.
 fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
-    let verify = args.options.given.text(Opt::Verify);
+    let verify = args.options.given.texts(Opt::Verify).next();
     let expected = verify.is_some_and(|verify| verify.contains('='));
     let refused = [
-        (args.trace.is_some(), "--trace works for one file only"),
+        (
+            args.output.trace.is_some(),
+            "--trace works for one file only",
+        ),
         (
             files > 1 && expected,
             "--verify ALGO=HEX works for one file only, but there are several",

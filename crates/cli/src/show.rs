@@ -4,7 +4,7 @@ use crate::Failure;
 use crate::args::ShowArgs;
 use crate::output::{to_stdout, write_json};
 use dmafile::internal::one_line;
-use dmafile::{Model, Tensor, format::Value};
+use dmafile::{Model, Opt, Tensor, format::Value};
 use indicatif::BinaryBytes;
 use std::io::{self, Write};
 use unicode_width::UnicodeWidthStr;
@@ -14,7 +14,7 @@ const WIDEST: usize = 100;
 
 pub(crate) fn run(args: &ShowArgs) -> Result<u8, Failure> {
     let model = Model::open(&args.file)?;
-    let tensors: Vec<&Tensor> = match &args.given.tensors()?[..] {
+    let tensors: Vec<&Tensor> = match &args.given.parsed(Opt::Tensors)?[..] {
         [] => model.tensors().iter().collect(),
         chosen => model.matching(chosen)?,
     };

@@ -22,12 +22,12 @@ fn lock(shown: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
 pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Output) -> Result<u8, Failure> {
     if args.explain {
         let plan = snapshot.plan()?;
-        if args.json.is_none() {
+        if args.output.json.is_none() {
             out.print(&text::snapshot_plan(&plan))?;
         }
-        return write_wanted_json(&args.json, &plan).map(|()| 0);
+        return write_wanted_json(&args.output.json, &plan).map(|()| 0);
     }
-    refuse_trace(args.trace.is_some())?;
+    refuse_trace(args.output.trace.is_some())?;
     let token = CancelToken::new();
     interruptible(&token)?;
     let planned: Arc<Mutex<Shown>> = Arc::default();
@@ -42,7 +42,7 @@ pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Output) -> Result<u
         let reasons = sources.map(|source| (source.name.clone(), source.plan.reasons.clone()));
         *lock(&shown) = (reasons.collect(), printed.err());
     });
-    let bar = progress_bar(args.quiet, save::PROGRESS);
+    let bar = progress_bar(args.output.quiet, save::PROGRESS);
     if let Some(bar) = bar.clone() {
         snapshot = snapshot.progress(move |progress| {
             bar.set_length(progress.total);
@@ -60,7 +60,7 @@ pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Output) -> Result<u
     let report = saved?;
     out.detail(|| text::snapshot_sources(&report, &planned.0))?;
     out.print(&text::snapshot_report(&report))?;
-    write_wanted_json(&args.json, &report).map(|()| 0)
+    write_wanted_json(&args.output.json, &report).map(|()| 0)
 }
 
 pub(crate) fn load(
@@ -70,7 +70,7 @@ pub(crate) fn load(
     token: &CancelToken,
     launcher: &Launcher,
 ) -> Result<u8, Failure> {
-    refuse_trace(args.trace.is_some())?;
+    refuse_trace(args.output.trace.is_some())?;
     let planned: Arc<Mutex<Shown>> = Arc::default();
     let (shown, stop) = (Arc::clone(&planned), token.clone());
     let mut load = load.cancel(token.clone()).on_plan(move |name, plan| {
@@ -82,7 +82,7 @@ pub(crate) fn load(
             shown.1 = Some(failure);
         }
     });
-    if let Some(bar) = progress_bar(args.quiet, crate::load::PROGRESS) {
+    if let Some(bar) = progress_bar(args.output.quiet, crate::load::PROGRESS) {
         load = load.progress(move |progress| {
             bar.set_length(progress.total);
             bar.set_position(progress.done);
@@ -99,7 +99,7 @@ pub(crate) fn load(
     let loaded = loaded?;
     out.detail(|| text::snapshot_loads(&loaded.report, &planned.0))?;
     out.print(&text::snapshot_load_report(&loaded.report))?;
-    write_wanted_json(&args.json, &loaded.report)?;
+    write_wanted_json(&args.output.json, &loaded.report)?;
     match args.command.is_empty() {
         true => Ok(0),
         false if token.is_cancelled() => Err(interrupted()),

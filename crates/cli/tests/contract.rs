@@ -337,8 +337,8 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
         ),
         (
             "load file --verify md5=12",
-            &"invalid value 'md5' for '--verify <ALGO[=HEX]|hub>' [possible values: crc32c, xxh3, \
-              blake3, sha256, hub]"
+            &"invalid value 'md5=12' for '--verify <ALGO[=HEX]|hub>': 'md5' is not one of crc32c, \
+              xxh3, blake3, sha256, hub"
                 .to_string(),
         ),
         (

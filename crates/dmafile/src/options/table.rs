@@ -70,8 +70,6 @@ pub enum OptionType {
     Texts,
 }
 
-use Operation::{Any, Load, Save};
-use OptionGroup::{Tuning, What, Where};
 use OptionType::{Bytes, Count, Flag, Text, Texts, Word};
 
 /// Smallest and largest block, in bytes.
@@ -90,192 +88,95 @@ const DEPTH: OptionType = Count(
     *QUEUE_DEPTH_RANGE.end() as u64,
 );
 
-const fn row(
-    (option, of, group): (Opt, Operation, OptionGroup),
-    (accepts, value, default): (OptionType, &'static str, &'static str),
-    help: &'static str,
-    details: &'static str,
-) -> OptionInfo {
-    OptionInfo {
-        option,
-        of,
-        group,
-        accepts,
-        value,
-        default,
-        help,
-        details,
-    }
+/// A row for each option: which it is, whose, its group, what it accepts, a name for the value, the default, what
+/// it is, more about it.
+macro_rules! options {
+    ($($option:ident $of:ident $group:ident, $accepts:expr, $value:literal, $default:literal:
+        $help:literal, $details:literal;)+) => {
+        /// All options of loads and saves, those of each group together.
+        pub const OPTIONS: &[OptionInfo] = &[$(OptionInfo {
+            option: Opt::$option,
+            of: Operation::$of,
+            group: OptionGroup::$group,
+            accepts: $accepts,
+            value: $value,
+            default: $default,
+            help: $help,
+            details: $details,
+        },)+];
+    };
 }
 
-/// All options of loads and saves, those of each group together.
-pub const OPTIONS: &[OptionInfo] = &[
-    row(
-        (Opt::Tensors, Load, What),
-        (Texts, "PATTERN", "all"),
-        "Only these tensors of a model",
-        "Each pattern is a name, a glob, or `re:` and a regular expression.",
-    ),
-    row(
-        (Opt::Offset, Load, What),
-        (Bytes(0, u64::MAX), "BYTES", "0"),
-        "First byte of the file to load",
-        "",
-    ),
-    row(
-        (Opt::Length, Load, What),
-        (Bytes(1, u64::MAX), "BYTES", "to the end of the file"),
-        "How many bytes to load",
-        "A range that ends after the file is refused.",
-    ),
-    row(
-        (Opt::Verify, Load, What),
-        (
-            Text(&["crc32c", "xxh3", "blake3", "sha256", "hub"]),
-            "ALGO[=HEX]|hub",
-            "none",
-        ),
+options! {
+    Tensors Load What, Texts, "PATTERN", "all":
+        "Only these tensors of a model", "Each pattern is a name, a glob, or `re:` and a regular expression.";
+    Offset Load What, Bytes(0, u64::MAX), "BYTES", "0":
+        "First byte of the file to load", "";
+    Length Load What, Bytes(1, u64::MAX), "BYTES", "to the end of the file":
+        "How many bytes to load", "A range that ends after the file is refused.";
+    Verify Load What, Text(&["crc32c", "xxh3", "blake3", "sha256", "hub"]), "ALGO[=HEX]|hub", "none":
         "Compute a checksum, and compare it with HEX if given",
-        "`crc32c`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the load \
-         fails (EBADMSG) if the digest differs. `hub` compares each file with the digest that is its name \
-         in a Hugging Face cache, and refuses files without one.",
-    ),
-    row(
-        (Opt::To, Load, Where),
-        (
-            Text(&[
-                "anon",
-                "memfd",
-                "udmabuf",
-                "heap:system",
-                "module",
-                "dma-buf",
-                "cuda-host",
-                "hip-host",
-            ]),
-            "KIND",
-            "`memfd`",
-        ),
+        "`crc32c`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the load fails \
+         (EBADMSG) if the digest differs. `hub` compares each file with the digest that is its name in a \
+         Hugging Face cache, and refuses files without one.";
+    To Load Where,
+        Text(&["anon", "memfd", "udmabuf", "heap:system", "module", "dma-buf", "cuda-host", "hip-host"]),
+        "KIND", "`memfd`":
         "Kind of memory: `memfd`, `anon`, `dma-buf`, `fd:N`, and others",
         "`memfd` (sealable); `anon` (private, without a descriptor); `udmabuf` (a dma-buf over a memfd, or \
          several); `heap:NAME` (a dma-buf from /dev/dma_heap/NAME); `module` (a dma-buf of dmafile.ko); \
          `dma-buf` (the best of the last three that works here); `fd:N` (fills an existing memfd or dma-buf \
-         from its start, and keeps a duplicate of N); `fd:N@OFFSET` (fills a range of it, from byte OFFSET on, and changes nothing \
-         else); `cuda-host`, `cuda-host:N`, `hip-host`, `hip-host:N` (a memfd that is pinned for a GPU \
-         while it is filled; tested only with a test double of the drivers).",
-    ),
-    row(
-        (Opt::Pages, Load, Where),
-        (Word(Pages::words), "PAGES", "auto"),
-        "Page size",
-        "",
-    ),
-    row(
-        (Opt::InPlace, Save, What),
-        (Bytes(0, u64::MAX), "BYTES", "the file is replaced"),
+         from its start, and keeps a duplicate of N); `fd:N@OFFSET` (fills a range of it, from byte OFFSET \
+         on, and changes nothing else); `cuda-host`, `cuda-host:N`, `hip-host`, `hip-host:N` (a memfd that \
+         is pinned for a GPU while it is filled; tested only with a test double of the drivers).";
+    Pages Load Where, Word(Pages::words), "PAGES", "auto":
+        "Page size", "";
+    InPlace Save What, Bytes(0, u64::MAX), "BYTES", "the file is replaced":
         "Write in place, from this byte on",
         "The file or block device must exist; nothing else in it changes. That is not atomic: a save that \
-         ends early leaves a mixture of old and new bytes. The source may be another range of the file, if the \
-         two do not overlap.",
-    ),
-    row(
-        (Opt::Length, Save, What),
-        (Bytes(0, u64::MAX), "BYTES", "to the end of the source"),
-        "How many bytes to save",
-        "",
-    ),
-    row(
-        (Opt::Verify, Save, What),
-        (
-            Text(&["crc32c", "xxh3", "blake3", "sha256"]),
-            "ALGO[=HEX]",
-            "none",
-        ),
+         ends early leaves a mixture of old and new bytes. The source may be another range of the file, if \
+         the two do not overlap.";
+    Length Save What, Bytes(0, u64::MAX), "BYTES", "to the end of the source":
+        "How many bytes to save", "";
+    Verify Save What, Text(&["crc32c", "xxh3", "blake3", "sha256"]), "ALGO[=HEX]", "none":
         "Compute a checksum of what is saved, and compare it with HEX if given",
-        "`crc32c`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the save \
-         fails (EBADMSG) if the digest differs, before the old file is replaced.",
-    ),
-    row(
-        (Opt::Sync, Save, What),
-        (
-            Flag(
-                "Return before the bytes are on the disk: a system crash shortly afterwards may leave the \
- old file, or an incomplete one",
-            ),
-            "",
-            "yes",
-        ),
-        "Return only when the bytes and the name are on the disk",
-        "",
-    ),
-    row(
-        (Opt::Method, Load, Tuning),
-        (Word(Method::words), "METHOD", "auto"),
-        "Method that moves the bytes",
-        "",
-    ),
-    row(
-        (Opt::Method, Save, Tuning),
-        (Word(Method::words_of_saves), "METHOD", "auto"),
-        "Method that moves the bytes",
-        "",
-    ),
-    row(
-        (Opt::Io, Any, Tuning),
-        (Word(Io::words), "MODE", "auto"),
-        "Bypass or use the page cache",
-        "",
-    ),
-    row(
-        (Opt::Allocation, Load, Tuning),
-        (Word(Allocation::words), "WHEN", "auto"),
+        "`crc32c`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the save fails \
+         (EBADMSG) if the digest differs, before the old file is replaced.";
+    Sync Save What,
+        Flag("Return before the bytes are on the disk: a system crash shortly afterwards may leave the old \
+         file, or an incomplete one"),
+        "", "yes":
+        "Return only when the bytes and the name are on the disk", "";
+    Method Load Tuning, Word(Method::words), "METHOD", "auto":
+        "Method that moves the bytes", "";
+    Method Save Tuning, Word(Method::words_of_saves), "METHOD", "auto":
+        "Method that moves the bytes", "";
+    Io Any Tuning, Word(Io::words), "MODE", "auto":
+        "Bypass or use the page cache", "";
+    Allocation Load Tuning, Word(Allocation::words), "WHEN", "auto":
         "When memory is allocated",
         "`ahead` (one chunk ahead of the reads), `in-read` (by the reads themselves), `before` (all of it \
-         before the first read).",
-    ),
-    row(
-        (Opt::Chunk, Load, Tuning),
-        (Bytes(*BLOCK_RANGE.start(), LARGEST), "BYTES", "128 MiB"),
-        "Largest chunk of memory that is allocated before it is read into, at least a block",
-        "",
-    ),
-    row(
-        (Opt::Block, Any, Tuning),
-        (
-            BLOCK,
-            "BYTES",
-            "4 MiB for direct I/O, 1 MiB through the page cache, 512 KiB for `bounce`",
-        ),
-        "Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O",
-        "",
-    ),
-    row(
-        (Opt::QueueDepth, Any, Tuning),
-        (DEPTH, "OPERATIONS", "8"),
-        "Operations in flight, 1 to 4096",
-        "",
-    ),
-    row(
-        (Opt::CheckMemory, Load, Tuning),
-        (
-            Flag(
-                "Load even what exceeds available memory or a cgroup's limit, at the risk of an \
- out-of-memory kill",
-            ),
-            "",
-            "yes",
-        ),
-        "Refuse early what exceeds available memory or a cgroup's limit",
-        "",
-    ),
-];
+         before the first read).";
+    Chunk Load Tuning, Bytes(*BLOCK_RANGE.start(), LARGEST), "BYTES", "128 MiB":
+        "Largest chunk of memory that is allocated before it is read into, at least a block", "";
+    Block Any Tuning, BLOCK, "BYTES",
+        "4 MiB for direct I/O, 1 MiB through the page cache, 512 KiB for `bounce`":
+        "Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O", "";
+    QueueDepth Any Tuning, DEPTH, "OPERATIONS", "8":
+        "Operations in flight, 1 to 4096", "";
+    CheckMemory Load Tuning,
+        Flag("Load even what exceeds available memory or a cgroup's limit, at the risk of an out-of-memory \
+         kill"),
+        "", "yes":
+        "Refuse early what exceeds available memory or a cgroup's limit", "";
+}
 
 impl OptionInfo {
     /// The options of loads, or of saves.
     pub fn all(of: Operation) -> impl Iterator<Item = &'static Self> {
         OPTIONS
             .iter()
-            .filter(move |info| info.of == of || info.of == Any)
+            .filter(move |info| info.of == of || info.of == Operation::Any)
     }
 
     /// An option of loads, or of saves, by its name.
@@ -346,11 +247,5 @@ impl From<u64> for OptionValue {
 impl From<&str> for OptionValue {
     fn from(text: &str) -> Self {
         Self::Text(text.to_string())
-    }
-}
-
-impl From<String> for OptionValue {
-    fn from(text: String) -> Self {
-        Self::Text(text)
     }
 }
