@@ -63,7 +63,7 @@ fn of_load(name: &str, value: &Bound<'_, PyAny>) -> PyResult<OfLoad> {
         }};
     }
     Ok(match name {
-        "to" => set!(to, word::<Kind>(value)?),
+        "to" => set!(to, kind(value)?),
         "pages" => set!(pages, word::<Pages>(value)?),
         "method" => set!(method, word::<Method>(value)?),
         "io" => set!(io, word::<Io>(value)?),
@@ -129,6 +129,11 @@ fn of_save(name: &str, value: &Bound<'_, PyAny>) -> PyResult<OfSave> {
 /// A number that does not fit is refused by the engine, which knows the range.
 fn depth(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u32> {
     Ok(u32::try_from(size(name, value)?).unwrap_or(u32::MAX))
+}
+
+pub(crate) fn kind(value: &Bound<'_, PyAny>) -> PyResult<Kind> {
+    let text = value.extract::<String>()?;
+    dmafile_gpu::parse_kind(&text).map_err(|error| raise(value.py(), &error, None))
 }
 
 pub(crate) fn word<T: FromStr<Err = dmafile::Error>>(value: &Bound<'_, PyAny>) -> PyResult<T> {

@@ -75,7 +75,7 @@ macro_rules! with_options {
         }
         let tuning = options.tuning()?;
         let mut builder = $builder.names(&Header).each(move |load| tuning.tune(load));
-        if let Some(kind) = word(options.to, "options.to")? {
+        if let Some(kind) = options::kind(options.to)? {
             builder = builder.to(kind);
         }
         if let Some(pages) = word(options.pages, "options.pages")? {

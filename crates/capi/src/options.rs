@@ -2,7 +2,7 @@
 
 use crate::Token;
 use crate::border::{self, Failure, Result};
-use dmafile::{Allocation, Io, Load, Method, Progress};
+use dmafile::{Allocation, Io, Kind, Load, Method, Progress};
 use libc::{c_char, c_void};
 use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
@@ -187,7 +187,7 @@ impl Options {
     /// the callback accepts `user` in any thread.
     pub(crate) unsafe fn apply(&self, load: Load) -> Result<Load> {
         // SAFETY: as this function requires.
-        let load = match unsafe { word(self.to, "options.to")? } {
+        let load = match unsafe { kind(self.to)? } {
             Some(kind) => load.to(kind),
             None => load,
         };
@@ -307,6 +307,16 @@ impl User {
     fn pointer(&self) -> *mut c_void {
         self.0
     }
+}
+
+/// The kind of memory that `options.to` names; None if it is null.
+///
+/// # Safety
+/// As [`border::optional`].
+pub(crate) unsafe fn kind(to: *const c_char) -> Result<Option<Kind>> {
+    // SAFETY: as this function requires.
+    let text = unsafe { border::optional(to, "options.to")? };
+    Ok(text.map(dmafile_gpu::parse_kind).transpose()?)
 }
 
 /// A word of the command line; None if it is null.

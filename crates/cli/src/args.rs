@@ -7,6 +7,7 @@ use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use dmafile::{
     Error, Kind, Load, Model, Operation, Opt, OptionGroup, OptionInfo, Origin, Pages, Save, Verify,
 };
+use dmafile_gpu::parse_kind;
 use dmafile_hold::Hold;
 use dmafile_record::{Snapshot, SnapshotLoad};
 use nix::unistd::Group;
@@ -214,6 +215,7 @@ impl LoadOptions {
     }
 
     fn some(&self, load: Load, tuning: &Tuning, which: fn(Opt) -> bool) -> Load {
+        let load = load.kinds(parse_kind);
         let load = self.given.apply_some(load, Load::set, which);
         tuning.apply(load.names(&crate::Options), Load::set)
     }
@@ -334,9 +336,10 @@ impl HoldArgs {
     /// The hold they describe.
     pub fn hold(&self) -> Result<Hold, crate::Failure> {
         let tuning = self.tuning.clone();
+        let to = self.given.text(Opt::To).map(parse_kind);
         let mut hold = Hold::of(&self.models)
             .names(&crate::Options)
-            .to(self.given.parsed(Opt::To)?.unwrap_or(Kind::Memfd))
+            .to(to.transpose()?.unwrap_or(Kind::Memfd))
             .pages(self.given.parsed(Opt::Pages)?.unwrap_or(Pages::Auto))
             .writable(self.writable)
             .notify(self.notify)

@@ -23,7 +23,7 @@ pub trait Subset {
     fn has(info: &OptionInfo) -> bool;
 
     fn all() -> impl Iterator<Item = &'static OptionInfo> {
-        OptionInfo::all(Self::OF).filter(|info| Self::has(info))
+        dmafile_gpu::options(Self::OF).filter(|info| Self::has(info))
     }
 }
 

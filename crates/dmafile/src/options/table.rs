@@ -150,8 +150,6 @@ pub const OPTIONS: &[OptionInfo] = &[
                 "heap:system",
                 "module",
                 "dma-buf",
-                "cuda-host",
-                "hip-host",
             ]),
             "KIND",
             "memfd",
@@ -161,8 +159,7 @@ pub const OPTIONS: &[OptionInfo] = &[
          several); `heap:NAME` (a dma-buf from /dev/dma_heap/NAME); `module` (a dma-buf of dmafile.ko); \
          `dma-buf` (the best of the last three that works here); `fd:N` (fills an existing memfd or dma-buf \
          from its start); `fd:N@OFFSET` (fills a range of it, from byte OFFSET on, and changes nothing \
-         else); `cuda-host`, `cuda-host:N`, `hip-host`, `hip-host:N` (a memfd that is pinned for a GPU \
-         while it is filled).",
+         else).",
     ),
     row(
         (Opt::Pages, Load, Where),
@@ -323,8 +320,12 @@ impl OptionValue {
     }
 
     pub(crate) fn parse<T: FromStr<Err = Error>>(&self, option: Opt) -> Result<T> {
+        self.parse_by(option, str::parse)
+    }
+
+    pub(crate) fn parse_by<T>(&self, option: Opt, by: fn(&str) -> Result<T>) -> Result<T> {
         match self {
-            Self::Text(text) => text.parse(),
+            Self::Text(text) => by(text),
             _ => Err(Error::usage(option, "it is a text")),
         }
     }
