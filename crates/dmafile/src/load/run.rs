@@ -110,7 +110,7 @@ impl Load {
     ///
     /// Direct reads require that the address and the offset in the file are equal modulo the file's
     /// direct I/O alignment, as for a page-aligned buffer and `offset(0)`. Otherwise the bytes are
-    /// copied from a small ring ([`Method::Bounce`]), and the plan says so.
+    /// copied from a small ring ([`Bounce`](crate::Method::Bounce)), and the plan says so.
     ///
     /// Before Linux 6.5, do not fork during the load: a direct read into private memory may end up in
     /// the child's copy of it (see O_DIRECT in open(2)).
