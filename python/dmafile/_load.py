@@ -70,7 +70,7 @@ def load(
             existing memfd or dma-buf from its start, and keeps a duplicate of N); `fd:N@OFFSET`
             (fills a range of it, from byte OFFSET on, and changes nothing else); `cuda-host`,
             `cuda-host:N`, `hip-host`, `hip-host:N` (a memfd that is pinned for a GPU while it is
-            filled; tested only with a test double of the drivers).
+            filled).
         pages: Page size: `auto` (default), `base`, `thp`, `huge`.
         method: Method that moves the bytes: `auto` (default), `uring`, `threads`, `bounce`,
             `module`, `copy-file-range`, `heap-read`, `premap`.

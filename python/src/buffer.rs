@@ -5,6 +5,7 @@ use crate::dlpack;
 use crate::error::{no_descriptor, raise, several_descriptors};
 use crate::job::{POLL_INTERVAL, as_dict};
 use dmafile::{Loaded, Report, ReservedRange};
+use dmafile_gpu::Device;
 use dmafile_hold::HeldFile;
 use pyo3::exceptions::{
     PyBlockingIOError, PyBufferError, PyMemoryError, PyTimeoutError, PyValueError,
@@ -321,7 +322,7 @@ impl Buffer {
     #[pyo3(signature = (device="cuda:0"))]
     fn pin(&self, py: Python<'_>, device: &str) -> PyResult<()> {
         let held = self.share(py)?;
-        let pinned = py.detach(|| held.buffer.pin(device.parse()?));
+        let pinned = py.detach(|| held.buffer.pin(&device.parse::<Device>()?));
         pinned.map_err(|error| raise(py, &error, None))
     }
 
@@ -335,8 +336,7 @@ impl Buffer {
     /// The device that it is pinned for, `cuda:N` or `hip:N`; None if it is not pinned.
     #[getter]
     fn pinned(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        let device = self.share(py)?.buffer.pinned();
-        Ok(device.map(|device| device.to_string()))
+        Ok(self.share(py)?.buffer.pinned())
     }
 
     /// Sends the descriptor, or all of its dma-bufs, over a connected Unix socket (SCM_RIGHTS), for

@@ -6,9 +6,8 @@ use crate::error::raise;
 use crate::job::{Job, POLL_INTERVAL, Work};
 use crate::model::Model;
 use crate::request::{self, MODEL};
-use dmafile::{
-    CancelToken, Device, Error, Load, OtherStream, Place, Progress, Report, Ring, ToDevice,
-};
+use dmafile::{CancelToken, Error, Load, Progress, Report, Ring};
+use dmafile_gpu::{Device, OtherStream, Place, ToDevice};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -19,7 +18,7 @@ use std::time::Duration;
 /// Memory of a device, allocated here or by another library.
 #[pyclass(frozen, module = "dmafile._dmafile")]
 pub(crate) struct DeviceMemory {
-    memory: Arc<dmafile::DeviceMemory>,
+    memory: Arc<dmafile_gpu::DeviceMemory>,
     device: Device,
 }
 
@@ -45,7 +44,7 @@ impl DeviceMemory {
         let device = device.parse();
         let device: Device = device.map_err(|error| raise(py, &error, None))?;
         // SAFETY: the package keeps the tensor that owns this memory alive until the load has ended.
-        let memory = unsafe { dmafile::DeviceMemory::borrowed(address, nbytes) };
+        let memory = unsafe { dmafile_gpu::DeviceMemory::borrowed(address, nbytes) };
         Ok(Self {
             memory: Arc::new(memory),
             device,

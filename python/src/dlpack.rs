@@ -9,7 +9,7 @@ use dlpark::ffi::{
 };
 use dlpark::metadata::{Dynamic, Fixed};
 use dlpark::{DlpackFlags, ManagedTensorBase};
-use dmafile::{Device, DeviceMemory};
+use dmafile_gpu::{Device, DeviceMemory};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use std::sync::Arc;

@@ -131,7 +131,7 @@ pub(crate) fn hold(
         hold = match name.as_str() {
             "name" => hold.name(value.extract::<String>()?),
             "socket" => hold.socket(value.extract::<PathBuf>()?),
-            "to" => hold.to(request::word(&value)?),
+            "to" => hold.to(request::kind(&value)?),
             "pages" => hold.pages(request::word(&value)?),
             "verify" => hold.verify(request::word(&value)?),
             "mode" => hold.mode(number(&name, &value)?),
@@ -238,7 +238,7 @@ fn of_shared(
         }
         shared = match name.as_str() {
             "folder" => shared.folder(value.extract::<PathBuf>()?),
-            "to" => shared.to(request::word(&value)?),
+            "to" => shared.to(request::kind(&value)?),
             "pages" => shared.pages(request::word(&value)?),
             "verify" => shared.verify(request::word(&value)?),
             "writable" => shared.writable(value.extract()?),

@@ -1,7 +1,7 @@
 //! The options of a load or a save, as keyword arguments: those of the engine's list.
 
 use crate::error::{Keywords, raise, usage};
-use dmafile::{Load, Operation, Opt, OptionInfo, OptionType, OptionValue, Origin, Save};
+use dmafile::{Kind, Load, Operation, Opt, OptionInfo, OptionType, OptionValue, Origin, Save};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -37,7 +37,8 @@ pub(crate) fn tuning(
     let tune = move |load: Load| {
         let set =
             |load: Load, (option, value): &(Opt, _)| load.set(*option, OptionValue::clone(value));
-        all.iter().fold(load.names(&Keywords), set)
+        all.iter()
+            .fold(load.names(&Keywords).kinds(dmafile_gpu::parse_kind), set)
     };
     let checked = tune(Load::new("")).check();
     checked.map_err(|error| raise(options.py(), &error, None))?;
@@ -89,6 +90,11 @@ fn values(
         all.push((info.option, value));
     }
     Ok(all)
+}
+
+pub(crate) fn kind(value: &Bound<'_, PyAny>) -> PyResult<Kind> {
+    let text = value.extract::<String>()?;
+    dmafile_gpu::parse_kind(&text).map_err(|error| raise(value.py(), &error, None))
 }
 
 pub(crate) fn word<T: FromStr<Err = dmafile::Error>>(value: &Bound<'_, PyAny>) -> PyResult<T> {

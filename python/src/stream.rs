@@ -4,9 +4,8 @@ use crate::call;
 use crate::error::raise;
 use crate::job::{Job, POLL_INTERVAL, Work};
 use crate::request::{self, STREAM};
-use dmafile::{
-    CancelToken, Delivered, Device, Error, Load, Progress, Report, Ring, Sink, SlotReceiver,
-};
+use dmafile::{CancelToken, Delivered, Error, Load, Progress, Report, Ring, Sink, SlotReceiver};
+use dmafile_gpu::Device;
 use pyo3::exceptions::{PyBufferError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -85,8 +84,8 @@ impl Stream {
         let load = request::apply(Load::new(&path), options, STREAM)?;
         let device = device.map(str::parse::<Device>).transpose();
         let device = load.check().and(ring.check()).and(device);
-        let (sink, slots) =
-            dmafile::deliver(device.map_err(|error| raise(py, &error, Some(&path)))?);
+        let device = device.map_err(|error| raise(py, &error, Some(&path)))?;
+        let (sink, slots) = dmafile::deliver(device.map(Into::into));
         let work = Through {
             load,
             ring,

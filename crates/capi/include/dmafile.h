@@ -182,7 +182,7 @@ struct dmafile_options {
      * three that works here); "fd:N" (fills an existing memfd or dma-buf from its start, and keeps a
      * duplicate of N); "fd:N@OFFSET" (fills a range of it, from byte OFFSET on, and changes nothing else);
      * "cuda-host", "cuda-host:N", "hip-host", "hip-host:N" (a memfd that is pinned for a GPU while it is
-     * filled; tested only with a test double of the drivers).
+     * filled).
      */
     const char *to;
     /**

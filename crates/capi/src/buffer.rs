@@ -3,6 +3,7 @@
 use crate::border::{self, Failure, Result, exclusive, shared};
 use crate::options::word;
 use dmafile::{Loaded, Report};
+use dmafile_gpu::Device;
 use dmafile_hold::HeldFile;
 use libc::{c_char, c_int, c_void};
 use std::ffi::CString;
@@ -183,9 +184,9 @@ pub unsafe extern "C" fn dmafile_buffer_pin(buffer: *const Buffer, device: *cons
         // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
         // SAFETY: the header requires null or a string.
-        let device = unsafe { word(device, "device")? };
+        let device: Option<Device> = unsafe { word(device, "device")? };
         let none = || Failure::new(libc::EINVAL, "device", "it is NULL");
-        Ok(buffer.inner.pin(device.ok_or_else(none)?)?)
+        Ok(buffer.inner.pin(&device.ok_or_else(none)?)?)
     })
 }
 

@@ -78,7 +78,7 @@ macro_rules! with_options {
         tuning.load(Load::new("")).check()?;
         let tuning = tuning.without(&[Opt::To, Opt::Pages, Opt::Verify]);
         let mut builder = $builder.names(&Header).each(move |load| tuning.load(load));
-        if let Some(kind) = word(options.to, "options.to")? {
+        if let Some(kind) = options::kind(options.to)? {
             builder = builder.to(kind);
         }
         if let Some(pages) = word(options.pages, "options.pages")? {

@@ -2,7 +2,7 @@
 
 use crate::Token;
 use crate::border::{self, Failure, Header, Result};
-use dmafile::{Load, Opt, OptionValue, Progress, Save};
+use dmafile::{Kind, Load, Opt, OptionValue, Progress, Save};
 use libc::{c_char, c_void};
 use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
@@ -33,7 +33,7 @@ pub struct Options {
     /// three that works here); "fd:N" (fills an existing memfd or dma-buf from its start, and keeps a
     /// duplicate of N); "fd:N@OFFSET" (fills a range of it, from byte OFFSET on, and changes nothing else);
     /// "cuda-host", "cuda-host:N", "hip-host", "hip-host:N" (a memfd that is pinned for a GPU while it is
-    /// filled; tested only with a test double of the drivers).
+    /// filled).
     pub to: *const c_char,
     /// Page size: "auto" (default), "base", "thp", "huge".
     pub pages: *const c_char,
@@ -221,7 +221,9 @@ impl Values {
     pub(crate) fn load(&self, load: Load) -> Load {
         let set =
             |load: Load, (option, value): &(Opt, OptionValue)| load.set(*option, value.clone());
-        self.0.iter().fold(load.names(&Header), set)
+        self.0
+            .iter()
+            .fold(load.names(&Header).kinds(dmafile_gpu::parse_kind), set)
     }
 
     pub(crate) fn save<'m>(&self, mut save: Save<'m>) -> Save<'m> {
@@ -316,6 +318,16 @@ impl User {
     fn pointer(&self) -> *mut c_void {
         self.0
     }
+}
+
+/// The kind of memory that `options.to` names; None if it is null.
+///
+/// # Safety
+/// As [`border::optional`].
+pub(crate) unsafe fn kind(to: *const c_char) -> Result<Option<Kind>> {
+    // SAFETY: as this function requires.
+    let text = unsafe { border::optional(to, "options.to")? };
+    Ok(text.map(dmafile_gpu::parse_kind).transpose()?)
 }
 
 /// A word of the command line; None if it is null.

@@ -4,7 +4,8 @@ use crate::border::{self, Failure, Result};
 use crate::buffer::empty;
 use crate::options::{self, word};
 use crate::{Options, load};
-use dmafile::{Device, Load, Report, Ring, SlotReceiver, deliver};
+use dmafile::{Load, Report, Ring, SlotReceiver, deliver};
+use dmafile_gpu::Device;
 use libc::{c_char, c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -78,7 +79,7 @@ pub unsafe extern "C" fn dmafile_stream_open(
         let bytes = options::some(ring).unwrap_or(usual.bytes);
         let ring = Ring::new(bytes, options::some(slots).unwrap_or(usual.slots));
         ring.check()?;
-        let (mut sink, slots) = deliver(device);
+        let (mut sink, slots) = deliver(device.map(Into::into));
         let thread = std::thread::Builder::new().name("dmafile".to_string());
         let thread = thread.spawn(move || load.run_through(ring, &mut sink));
         let thread = thread.map_err(|error| {

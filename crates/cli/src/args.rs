@@ -8,6 +8,7 @@ use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use dmafile::{
     Error, Kind, Load, Model, Operation, Opt, OptionGroup, OptionInfo, Origin, Pages, Save, Verify,
 };
+use dmafile_gpu::parse_kind;
 use dmafile_hold::Hold;
 use dmafile_record::{Snapshot, SnapshotLoad};
 use nix::unistd::Group;
@@ -212,7 +213,7 @@ impl LoadOptions {
     }
 
     fn some(&self, load: Load, tuning: &HowToLoad, which: fn(Opt) -> bool) -> Load {
-        let load = self.given.apply(load, Load::set, which);
+        let load = self.given.apply(load.kinds(parse_kind), Load::set, which);
         tuning.apply(load.names(&crate::Options), Load::set, |_| true)
     }
 }
@@ -353,9 +354,10 @@ impl HoldArgs {
     /// The hold they describe.
     pub fn hold(&self) -> Result<Hold, crate::Failure> {
         let tuning = self.tuning.clone();
+        let to = self.given.texts(Opt::To).last().map(parse_kind);
         let mut hold = Hold::of(&self.models)
             .names(&crate::Options)
-            .to(self.given.parsed(Opt::To)?.pop().unwrap_or(Kind::Memfd))
+            .to(to.transpose()?.unwrap_or(Kind::Memfd))
             .pages(self.given.parsed(Opt::Pages)?.pop().unwrap_or(Pages::Auto))
             .writable(self.writable)
             .notify(self.notify)

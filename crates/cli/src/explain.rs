@@ -3,7 +3,8 @@
 use crate::args::ExplainArgs;
 use crate::output::{write_json, write_stdout};
 use crate::{Failure, text};
-use dmafile::{Device, Ring};
+use dmafile::Ring;
+use dmafile_gpu::Device;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
     if let Some(snapshot) = args.options.snapshot(&args.tuning, false)? {
@@ -17,7 +18,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
         // Only Python and C load into the memory of a GPU.
         Ok(device) => {
             let load = args.options.load_elsewhere(&args.tuning)?;
-            load.plan_through(Ring::default(), device)?
+            load.plan_through(Ring::default(), &device)?
         }
         Err(_) => args.options.load(&args.tuning)?.plan()?,
     };

@@ -81,7 +81,7 @@ impl<const SUBSET: usize> Given<SUBSET> {
 
     fn subset() -> impl Iterator<Item = &'static OptionInfo> {
         let (of, _, has) = SUBSETS[SUBSET];
-        OptionInfo::all(of).filter(move |info| has(info))
+        dmafile_gpu::options(of).filter(move |info| has(info))
     }
 }
 

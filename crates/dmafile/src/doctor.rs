@@ -2,7 +2,6 @@
 //!
 //! Everything is probed: opening a node, setting up a ring, collapsing a page.
 
-use crate::device::Device;
 use crate::error::{Result, errno_name};
 use crate::exporter;
 use crate::facts::{File, Host};
@@ -56,7 +55,9 @@ enum Speed {
 }
 
 impl Check {
-    fn new(name: &'static str, health: Health, found: impl Into<String>) -> Self {
+    /// One that says nothing about the speed of loads.
+    #[doc(hidden)]
+    pub fn new(name: &'static str, health: Health, found: impl Into<String>) -> Self {
         Self {
             name,
             health,
@@ -71,7 +72,9 @@ impl Check {
         self
     }
 
-    fn remedy(mut self, remedy: impl Into<String>) -> Self {
+    /// With what would improve it.
+    #[doc(hidden)]
+    pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = Some(remedy.into()).filter(|remedy| !remedy.is_empty());
         self
     }
@@ -95,7 +98,6 @@ pub fn doctor(path: &Path) -> Result<Vec<Check>> {
     ];
     checks.extend(heaps(&host));
     checks.push(dmafile_ko());
-    checks.extend(gpus());
     checks.push(memory(&host));
     checks.push(container(&host));
     checks.push(file_system(path, &host)?);
@@ -118,63 +120,6 @@ pub fn verdict(checks: &[Check]) -> String {
         (slower, _) => format!("slower than possible: {}", slower.join("; ")),
     };
     format!("loads into memfd and private memory: {speed}")
-}
-
-/// GPUs, by the drivers that are there.
-fn gpus() -> Vec<Check> {
-    let mut checks = Vec::new();
-    for (name, first) in [("cuda", Device::cuda(0)), ("hip", Device::hip(0))] {
-        let all = match first.all() {
-            Ok(all) => all,
-            Err(error) => {
-                let found = format!("cannot load into GPU memory: {}", error.why());
-                checks.push(Check::new(name, Health::Absent, found));
-                continue;
-            }
-        };
-        checks.extend(all.into_iter().map(|device| match device.describe() {
-            Ok((model, version)) => {
-                let found = [
-                    format!("{device}, {model}, driver {version}"),
-                    match device.pins_read_only() {
-                        Some(true) => "can pin sealed memory".to_string(),
-                        Some(false) => "cannot pin sealed memory".to_string(),
-                        None => "may or may not pin sealed memory (cannot be queried)".to_string(),
-                    },
-                    link(device).unwrap_or_else(|| "unknown PCIe link".to_string()),
-                    match Path::new("/sys/module/nvidia_fs").exists() {
-                        true => "nvidia_fs is loaded but not used".to_string(),
-                        false => "no nvidia_fs (GPUDirect Storage)".to_string(),
-                    },
-                    "loading into a GPU has not been tested on hardware".to_string(),
-                ];
-                Check::new(name, Health::Fair, found.join("; "))
-                    .remedy("before relying on it, compare its tensors with another loader's")
-            }
-            Err(error) => Check::new(name, Health::Absent, error.to_string()),
-        }));
-    }
-    checks
-}
-
-/// The PCIe link of a device.
-fn link(device: Device) -> Option<String> {
-    pcie(&Path::new("/sys/bus/pci/devices").join(device.pci_address()?))
-}
-
-/// A link, as the kernel shows it in the folder of its device.
-fn pcie(folder: &Path) -> Option<String> {
-    let read = |name: String| host::text(folder.join(name));
-    let link = |which: &str| {
-        let speed = read(format!("{which}_link_speed"))?;
-        let width = read(format!("{which}_link_width"))?;
-        Some(format!("{} x{width}", speed.trim_end_matches(" PCIe")))
-    };
-    let current = link("current")?;
-    Some(match link("max").filter(|max| *max != current) {
-        Some(max) => format!("PCIe {current}, at most {max} (an idle device is slower)"),
-        None => format!("PCIe {current}"),
-    })
 }
 
 fn kernel(host: &Host) -> Check {
@@ -552,26 +497,6 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_link_has_its_present_and_its_highest_speed() {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| {
-            std::fs::write(folder.path().join(name), text).unwrap();
-        };
-        assert_eq!(pcie(folder.path()), None);
-        write("current_link_speed", "2.5 GT/s PCIe\n");
-        write("current_link_width", "16\n");
-        assert_eq!(pcie(folder.path()).unwrap(), "PCIe 2.5 GT/s x16");
-        write("max_link_speed", "32.0 GT/s PCIe\n");
-        write("max_link_width", "16\n");
-        assert_eq!(
-            pcie(folder.path()).unwrap(),
-            "PCIe 2.5 GT/s x16, at most 32.0 GT/s x16 (an idle device is slower)"
-        );
-        write("current_link_speed", "32.0 GT/s PCIe\n");
-        assert_eq!(pcie(folder.path()).unwrap(), "PCIe 32.0 GT/s x16");
-    }
 
     #[test]
     fn the_verdict_names_what_makes_loads_slower() {

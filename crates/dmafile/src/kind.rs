@@ -1,6 +1,5 @@
 //! What memory a buffer has, as plans, reports and holders name it.
 
-use crate::device::Device;
 use crate::options::Kind;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -26,14 +25,14 @@ pub enum MemoryKind {
     DmaBuf,
     /// What a descriptor with this number refers to, from this byte on, if one was given.
     Fd(RawFd, Option<u64>),
-    /// A memfd that is pinned for a device.
-    Pinned(Device),
+    /// A memfd that is pinned for a device, by the word for that memory: one that ends with `-host` or `-host:N`.
+    Pinned(String),
     /// The caller's memory.
     Caller,
     /// The ring that a load goes through.
     Ring,
-    /// The memory of a device.
-    Device(Device),
+    /// The memory of a device, by its name: a word, and a number after a colon.
+    Device(String),
 }
 
 impl Kind {
@@ -47,7 +46,7 @@ impl Kind {
             Self::Module => MemoryKind::Module,
             Self::DmaBuf => MemoryKind::DmaBuf,
             Self::Fd { number, at, .. } => MemoryKind::Fd(*number, *at),
-            Self::Pinned(device) => MemoryKind::Pinned(*device),
+            Self::Pinned(device) => MemoryKind::Pinned(device.memory()),
             Self::Caller => MemoryKind::Caller,
         }
     }
@@ -72,8 +71,7 @@ impl fmt::Display for MemoryKind {
             Self::Heap(name) => return write!(f, "heap:{name}"),
             Self::Fd(number, None) => return write!(f, "fd:{number}"),
             Self::Fd(number, Some(at)) => return write!(f, "fd:{number}@{at}"),
-            Self::Pinned(device) => return f.pad(&device.host_word()),
-            Self::Device(device) => return device.fmt(f),
+            Self::Pinned(word) | Self::Device(word) => word,
         };
         f.pad(word)
     }
@@ -107,14 +105,31 @@ impl FromStr for MemoryKind {
                         Some((number, at)) => (number, Some(at.parse().map_err(|_| unknown())?)),
                     };
                     Self::Fd(number.parse().map_err(|_| unknown())?, at)
-                } else if let Some(device) = Device::of_host_word(text) {
-                    Self::Pinned(device)
+                } else if text.strip_suffix("-host").is_some_and(is_word)
+                    || is_numbered(text, "-host:")
+                {
+                    Self::Pinned(text.to_string())
+                } else if is_numbered(text, ":") {
+                    Self::Device(text.to_string())
                 } else {
-                    Self::Device(text.parse().map_err(|_| unknown())?)
+                    return Err(unknown());
                 }
             }
         })
     }
+}
+
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase())
+}
+
+/// Whether it is a word and, after `between`, a number.
+fn is_numbered(text: &str, between: &str) -> bool {
+    let parts = text.split_once(between);
+    parts.is_some_and(|(word, number)| {
+        let digits = number.bytes().all(|byte| byte.is_ascii_digit());
+        is_word(word) && digits && number.parse::<u32>().is_ok()
+    })
 }
 
 impl TryFrom<String> for MemoryKind {
@@ -140,17 +155,29 @@ mod tests {
             MemoryKind::DmaBuf,
             MemoryKind::Fd(3, None),
             MemoryKind::Fd(3, Some(4096)),
-            MemoryKind::Pinned(Device::cuda(0)),
-            MemoryKind::Pinned(Device::hip(2)),
+            MemoryKind::Pinned("gpu-host".to_string()),
+            MemoryKind::Pinned("gpu-host:2".to_string()),
             MemoryKind::Caller,
             MemoryKind::Ring,
-            MemoryKind::Device(Device::cuda(1)),
+            MemoryKind::Device("gpu:1".to_string()),
         ] {
             let json = serde_json::to_string(&kind).unwrap();
             assert_eq!(json, format!("\"{kind}\""));
             assert_eq!(serde_json::from_str::<MemoryKind>(&json).unwrap(), kind);
         }
-        for word in ["", "memory", "fd:", "fd:x", "fd:1@", "cuda:x"] {
+        for word in [
+            "",
+            "memory",
+            "fd:",
+            "fd:x",
+            "fd:1@",
+            "gpu:x",
+            "gpu:+1",
+            ":1",
+            "-host",
+            "gpu-host:",
+            "gpu-host:x",
+        ] {
             assert!(word.parse::<MemoryKind>().is_err(), "{word}");
         }
     }
@@ -164,8 +191,6 @@ mod tests {
             "heap:system",
             "module",
             "dma-buf",
-            "cuda-host",
-            "hip-host:1",
         ] {
             let kind: Kind = word.parse().unwrap();
             assert_eq!(kind.memory().to_string(), word);

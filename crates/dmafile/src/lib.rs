@@ -22,8 +22,9 @@
 //! # Ok::<(), dmafile::Error>(())
 //! ```
 //!
-//! Crates beside this one do what many programs leave out: `dmafile-hold` (several processes use one copy in memory),
-//! `dmafile-record` (recordings and snapshots) and `dmafile-pins` (what memory is pinned, by whom).
+//! Crates beside this one do what many programs leave out: `dmafile-gpu` (the memory of GPUs, and memory that is pinned
+//! for them), `dmafile-hold` (several processes use one copy in memory), `dmafile-record` (recordings and snapshots) and
+//! `dmafile-pins` (what memory is pinned, by whom).
 //!
 //! Linux only. io_uring is used from Linux 5.6 on. dmafile probes for what the system supports, falls back to
 //! the next best method, and gives the reason in the plan.
@@ -32,7 +33,6 @@
 
 mod buffer;
 mod control;
-mod device;
 mod doctor;
 mod error;
 mod exporter;
@@ -49,6 +49,7 @@ mod method;
 mod model;
 mod open_files;
 mod options;
+mod pin;
 mod plan;
 mod pump;
 mod reasons;
@@ -64,7 +65,6 @@ mod verify;
 pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, ReservedRange};
 
 pub use control::{CancelToken, Progress};
-pub use device::Device;
 pub use doctor::{Check, Health, doctor, verdict};
 pub use error::{Error, ErrorKind, Result, errno_name};
 pub use flow::clock::Cpu;
@@ -77,14 +77,12 @@ pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_CHUNK, Io, Kind, Method, OPTIONS, Operation, OptionGroup,
     OptionInfo, OptionType, OptionValue, Pages, QUEUE_DEPTH_RANGE,
 };
+pub use pin::{PinDevice, Pinned};
 pub use plan::{Attempt, Placement, Plan, Sizes};
 pub use reasons::{About, Reason};
 pub use save::{Origin, OriginKind, OriginPart, Save, SavePlan, SaveReport};
-pub use sink::{
-    CopyTo, Delivered, Memory, Piece, Place, Ring, Sink, Slot, SlotReceiver, ToDevice, deliver,
-};
+pub use sink::{CopyTo, Delivered, Memory, Piece, Ring, Sink, Slot, SlotReceiver, deliver};
 pub use source::Shard;
-pub use sys::driver::{DeviceMemory, OtherStream};
 pub use verify::Verify;
 pub use verify::{Algorithm, Verified};
 

@@ -44,7 +44,7 @@ pub enum Opt {
     Sync,
     /// The [`Ring`](crate::Ring) of [`Load::run_through`](crate::Load::run_through).
     Ring,
-    /// A [`Device`](crate::Device).
+    /// A device, such as one that memory is pinned for.
     Device,
 }
 

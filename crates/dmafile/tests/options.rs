@@ -9,7 +9,10 @@ use std::path::Path;
 /// What an option's builder says about a value; None if it accepts it.
 fn refusal(of: Operation, info: &OptionInfo, value: impl Into<OptionValue>) -> Option<String> {
     let checked = match of {
-        Operation::Load => Load::new("file").set(info.option, value).check(),
+        Operation::Load => Load::new("file")
+            .kinds(dmafile_gpu::parse_kind)
+            .set(info.option, value)
+            .check(),
         _ => {
             let save = Save::new(Origin::File("file".into()), "to");
             save.set(info.option, value).check()
@@ -20,7 +23,7 @@ fn refusal(of: Operation, info: &OptionInfo, value: impl Into<OptionValue>) -> O
 
 fn each(check: impl Fn(Operation, &'static OptionInfo)) {
     for of in [Operation::Load, Operation::Save] {
-        OptionInfo::all(of).for_each(|info| check(of, info));
+        dmafile_gpu::options(of).for_each(|info| check(of, info));
     }
 }
 
@@ -76,7 +79,7 @@ fn options_of_the_other_operation_are_refused() {
             Operation::Save => Operation::Load,
             _ => continue,
         };
-        if OptionInfo::all(other).all(|own| own.option != info.option) {
+        if dmafile_gpu::options(other).all(|own| own.option != info.option) {
             let error = refusal(other, info, "x").unwrap();
             assert!(error.ends_with(": it is not an option here"), "{error}");
         }
@@ -167,7 +170,7 @@ fn between(text: &str, mark: &str, new: &str) -> String {
 fn in_options(text: &str) -> String {
     let rows = |of| {
         let head = "| option | command | C | default | |\n|---|---|---|---|---|\n".to_string();
-        OptionInfo::all(of).fold(head, |table, info| {
+        dmafile_gpu::options(of).fold(head, |table, info| {
             let name = info.option.name();
             let dashes = name.replace('_', "-");
             let command = match (info.option, info.accepts) {
@@ -215,7 +218,7 @@ fn wrapped(text: &str, width: usize, first: &str, rest: &str) -> Vec<String> {
 /// Python: the entries of a docstring, and the arguments of the function.
 fn in_python(text: &str, function: &str, of: Operation, only: &[Opt]) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_string).collect();
-    let all = OptionInfo::all(of).filter(|info| info.option != Opt::Tensors);
+    let all = dmafile_gpu::options(of).filter(|info| info.option != Opt::Tensors);
     for info in all.filter(|info| only.is_empty() || only.contains(&info.option)) {
         let name = info.option.name();
         let begin = text.find(&format!("def {function}(")).unwrap();
@@ -264,7 +267,7 @@ fn in_struct(text: &str, name: &str, of: Operation) -> String {
         .unwrap();
     let (members, tail) = rest.split_once("\n}\n").unwrap();
     let head = format!("{head}\npub struct {name} {{\n");
-    let members = OptionInfo::all(of).fold(members.to_string(), |members, info| {
+    let members = dmafile_gpu::options(of).fold(members.to_string(), |members, info| {
         let line = format!("pub {}: ", info.option.name());
         match info.option != Opt::InPlace && members.contains(&line) {
             true => commented(&members, &line, "    ", &sentences(info)),
@@ -275,7 +278,7 @@ fn in_struct(text: &str, name: &str, of: Operation) -> String {
 }
 
 fn in_flag(text: &str, name: &str, of: Operation) -> String {
-    OptionInfo::all(of).fold(text.to_string(), |text, info| match info.accepts {
+    dmafile_gpu::options(of).fold(text.to_string(), |text, info| match info.accepts {
         OptionType::Flag(off) => {
             let off = off[..1].to_lowercase() + &off[1..];
             let new = format!("For {name}.flags: {off}.");
@@ -299,7 +302,7 @@ fn the_tuning_page_has_every_option_of_tuning() {
     let tuning = |info: &&OptionInfo| {
         info.group == OptionGroup::Tuning && !matches!(info.accepts, OptionType::Flag(_))
     };
-    for info in OptionInfo::all(Operation::Load).filter(tuning) {
+    for info in dmafile_gpu::options(Operation::Load).filter(tuning) {
         let option = format!("| `--{}` | ", info.option.name().replace('_', "-"));
         assert!(page.contains(&option), "no row {option}");
     }

@@ -1,6 +1,5 @@
 //! Files to load, and independent readers that check the loaded bytes.
 
-pub mod double;
 pub mod models;
 pub mod page_cache;
 
@@ -30,7 +29,7 @@ pub fn dir() -> tempfile::TempDir {
 }
 
 /// Cargo's folder for files of tests, on the disk of the build folder.
-fn target() -> PathBuf {
+pub fn target() -> PathBuf {
     let program = std::env::current_exe().unwrap();
     // It is target/PROFILE/deps/NAME.
     let target = program.ancestors().nth(3).unwrap().join("tmp");

@@ -62,7 +62,7 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Finish>> 
     let made: Box<dyn Finish> = match kind {
         Kind::Anon => Box::new(Anon::new(plan, pages)?),
         Kind::Memfd => Box::new(Memfd::new(plan, pages)?),
-        Kind::Pinned(device) => Box::new(Memfd::pinned(plan, pages, *device)?),
+        Kind::Pinned(device) => Box::new(Memfd::pinned(plan, pages, device)?),
         Kind::Fd { fd, .. } => return fd::existing(fd, plan, pages),
         Kind::Udmabuf => Box::new(Udmabuf::new(plan, pages)?),
         Kind::Heap(name) => return Ok(Box::new(heap::make(name, plan)?)),

@@ -3,23 +3,23 @@
 use super::memory::{CopyOut, Filled, Filling, Finish};
 use super::pages::{self, Tactic};
 use super::{cannot_map, pages_of};
-use crate::device::{Device, PinnedMemory};
 use crate::error::{Error, Result};
 use crate::options::Pages;
+use crate::pin::{PinDevice, Pinned};
 use crate::plan::Plan;
 use crate::sync;
 use crate::sys::map::{Mapping, Region, View, page_size};
 use crate::sys::{Errno, file, memfd};
 use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// While it is being filled.
 pub(super) struct Memfd {
     /// The pin for a device, if there is one. Dropped before the mapping.
-    pin: Mutex<Option<PinnedMemory>>,
+    pin: Mutex<Option<Box<dyn Pinned>>>,
     /// The device to pin it for, and the bytes to pin: offset of the first one, and number.
-    pin_for: Option<(Device, u64, u64)>,
+    pin_for: Option<(Arc<dyn PinDevice>, u64, u64)>,
     map: Mapping,
     fd: OwnedFd,
     tactic: Tactic,
@@ -35,8 +35,8 @@ impl Memfd {
     }
 
     /// A memfd that is pinned for a device as soon as all of its pages are present.
-    pub(super) fn pinned(plan: &Plan, pages: Pages, device: Device) -> Result<Self> {
-        let pin_for = Some((device, plan.place.start, plan.bytes));
+    pub(super) fn pinned(plan: &Plan, pages: Pages, device: &Arc<dyn PinDevice>) -> Result<Self> {
+        let pin_for = Some((Arc::clone(device), plan.place.start, plan.bytes));
         let made = Self::new(plan, pages)?;
         Ok(Self { pin_for, ..made })
     }
@@ -122,16 +122,16 @@ impl Filling for Memfd {
     }
 
     fn populated(&self) -> Result<bool, Error> {
-        let Some((device, at, bytes)) = self.pin_for else {
+        let Some((device, at, bytes)) = &self.pin_for else {
             return Ok(false);
         };
         let mut pin = sync::lock(&self.pin);
         if pin.is_some() {
             return Ok(false);
         }
-        let (at, bytes) = pages_of(at, bytes);
+        let (at, bytes) = pages_of(*at, *bytes);
         let start = self.map.region().start().wrapping_add(at as usize);
-        *pin = Some(PinnedMemory::new(device, start, bytes, true)?);
+        *pin = Some(device.pin(start, bytes, true)?);
         Ok(true)
     }
 }
@@ -155,7 +155,7 @@ impl Finish for Memfd {
 /// Filled, or received.
 pub(super) struct FilledMemfd {
     /// The pin for a device, until the buffer takes it.
-    pin: Option<PinnedMemory>,
+    pin: Option<Box<dyn Pinned>>,
     /// None if an access could raise a signal, or if it could not be mapped again after it was
     /// sealed: then its bytes are accessed by system calls.
     view: Option<View>,
@@ -248,7 +248,7 @@ impl Filled for FilledMemfd {
         Ok(!self.view.as_ref().is_some_and(View::is_sealed))
     }
 
-    fn take_pin(&mut self) -> Option<PinnedMemory> {
+    fn take_pin(&mut self) -> Option<Box<dyn Pinned>> {
         self.pin.take()
     }
 

@@ -2,8 +2,8 @@
 //! so no region exists when slices can be made.
 
 use super::DmaBuf;
-use crate::device::PinnedMemory;
 use crate::error::Error;
+use crate::pin::Pinned;
 use crate::sys::dmabuf_sync::SyncedDmaBuf;
 use crate::sys::map::{Region, View};
 use crate::sys::{self, Errno};
@@ -82,7 +82,7 @@ pub(crate) trait Filled: CopyOut {
     }
 
     /// Takes the pin, if the memory was pinned while it was being filled.
-    fn take_pin(&mut self) -> Option<PinnedMemory> {
+    fn take_pin(&mut self) -> Option<Box<dyn Pinned>> {
         None
     }
 

@@ -16,11 +16,11 @@ mod ring;
 mod share;
 mod udmabuf;
 
-use crate::device::{Device, PinnedMemory};
 use crate::error::{Error, Result};
 use crate::kind::MemoryKind;
 use crate::message::{Opt, message};
 use crate::options::Kind;
+use crate::pin::{PinDevice, Pinned};
 use crate::sync;
 use crate::sys::map::{View, page_size};
 use crate::sys::{Errno, file};
@@ -42,7 +42,7 @@ pub(crate) use ring::RingBuffer;
 /// Dropping the buffer unmaps the memory and closes the descriptor.
 pub struct Buffer {
     // Dropped before the memory, which must be unpinned before it is unmapped.
-    pinned: Mutex<Option<PinnedMemory>>,
+    pinned: Mutex<Option<Box<dyn Pinned>>>,
     memory: Box<dyn Filled>,
     kind: MemoryKind,
     offset: u64,
@@ -245,7 +245,7 @@ impl Buffer {
     /// EBUSY if it is already pinned; EOPNOTSUPP if the driver cannot pin memory that is mapped read-only (as a
     /// sealed buffer is), if the memory has no address ([`Buffer::as_ptr`]) or no bytes, and for a copy-on-write
     /// buffer; ENODEV if the device cannot be used; otherwise the driver's error.
-    pub fn pin(&self, device: Device) -> Result<()> {
+    pub fn pin(&self, device: &dyn PinDevice) -> Result<()> {
         let refuse =
             |errno| Error::os("cannot pin memory for the device", errno).at(self.kind.to_string());
         let mut pinned = sync::lock(&self.pinned);
@@ -261,7 +261,7 @@ impl Buffer {
         };
         let (at, bytes) = pages_of(self.offset, self.len);
         let start = start.wrapping_add(at as usize);
-        *pinned = Some(PinnedMemory::new(device, start, bytes, writable)?);
+        *pinned = Some(device.pin(start, bytes, writable)?);
         Ok(())
     }
 
@@ -272,12 +272,13 @@ impl Buffer {
     /// until the process ends, whatever happens to the buffer.
     pub fn unpin(&self) -> Result<()> {
         let pinned = sync::lock(&self.pinned).take();
-        pinned.map_or(Ok(()), PinnedMemory::end)
+        pinned.map_or(Ok(()), |pinned| pinned.end())
     }
 
-    /// The device that it is pinned for, if any.
-    pub fn pinned(&self) -> Option<Device> {
-        sync::lock(&self.pinned).as_ref().map(PinnedMemory::device)
+    /// The name of the device that it is pinned for, if any.
+    pub fn pinned(&self) -> Option<String> {
+        let pinned = sync::lock(&self.pinned);
+        pinned.as_ref().map(|pinned| pinned.device())
     }
 
     fn range(&self) -> (usize, usize) {

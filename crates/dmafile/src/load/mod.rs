@@ -57,6 +57,7 @@ pub struct Load {
     request: Request,
     common: Common,
     on_plan: Option<LoadPlanFn>,
+    parse_kind: fn(&str) -> Result<Kind>,
 }
 
 impl Load {
@@ -91,6 +92,7 @@ impl Load {
             request: Request::default(),
             common: Common::default(),
             on_plan: None,
+            parse_kind: str::parse,
         }
     }
 
@@ -99,7 +101,7 @@ impl Load {
     fn set_to(&mut self, option: Opt, value: &OptionValue) -> Result<()> {
         let request = &mut self.request;
         match option {
-            Opt::To => request.kind = value.parse(option)?,
+            Opt::To => request.kind = value.parse_by(option, self.parse_kind)?,
             Opt::Pages => request.pages = value.parse(option)?,
             Opt::Offset => request.offset = value.number(option)?,
             Opt::Length => request.length = Some(value.number(option)?),
@@ -114,6 +116,13 @@ impl Load {
     /// The kind of memory; default [`Kind::Memfd`].
     pub fn to(mut self, kind: Kind) -> Self {
         self.request.kind = kind;
+        self
+    }
+
+    /// Sets what parses a kind of memory that is given to [`Load::set`] from then on, for crates that have kinds of
+    /// their own; default [`Kind::from_str`](std::str::FromStr::from_str).
+    pub fn kinds(mut self, parse: fn(&str) -> Result<Kind>) -> Self {
+        self.parse_kind = parse;
         self
     }
 

@@ -3,7 +3,6 @@
 use super::Load;
 use super::report::{Loaded, Report};
 use crate::buffer::{self, Buffer, CallerMemory, Filled};
-use crate::device::Device;
 use crate::error::{Error, Result, Verb};
 use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host, Layout};
@@ -13,6 +12,7 @@ use crate::flow::run::Run;
 use crate::kind::MemoryKind;
 use crate::message::{Opt, message};
 use crate::options::{Io, Kind, Pages};
+use crate::pin::PinDevice;
 use crate::plan::{self, Plan};
 use crate::reasons::{About, Reasons};
 use crate::request::Selection;
@@ -37,7 +37,7 @@ impl Load {
             show(&plan);
         }
         if let Kind::Pinned(device) = kind {
-            add_device(&mut plan, device, &log);
+            add_device(&mut plan, &*device, &log);
         }
         Ok(plan)
     }
@@ -47,12 +47,12 @@ impl Load {
     ///
     /// # Errors
     /// As [`Load::run_through`], as far as they can be foreseen.
-    pub fn plan_through(mut self, ring: Ring, device: Device) -> Result<Plan> {
+    pub fn plan_through(mut self, ring: Ring, device: &dyn PinDevice) -> Result<Plan> {
         let log = Reasons::named(self.common.names);
         self.request = self.request.through();
         let run = self.start(&Clock::start(), &log, true);
         let mut plan = self.prepare_through(ring, &run)?.plan;
-        plan.kind = MemoryKind::Device(device);
+        plan.kind = MemoryKind::Device(device.name());
         add_device(&mut plan, device, &log);
         Ok(plan)
     }
@@ -83,8 +83,8 @@ impl Load {
         if let Some(show) = show {
             show(plan);
         }
-        if let Kind::Pinned(device) = task.kind {
-            device.check()?;
+        if let Kind::Pinned(device) = &task.kind {
+            device.describe()?;
         }
         let fused = match plan.fused {
             true => transfer::fused(&task, &run)?,
@@ -257,9 +257,9 @@ impl Load {
 }
 
 /// Adds whether the device of a plan can be used.
-fn add_device(plan: &mut Plan, device: Device, log: &Reasons) {
+fn add_device(plan: &mut Plan, device: &dyn PinDevice, log: &Reasons) {
     let (choice, why) = match device.describe() {
-        Ok((model, version)) => ("found", format!("{model}, driver {version}")),
+        Ok(described) => ("found", described),
         Err(error) => ("missing", error.why().to_string()),
     };
     plan.add(log, About::Device, choice, why);

@@ -2,9 +2,9 @@
 
 mod table;
 
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::message::Opt;
+use crate::pin::PinDevice;
 use crate::sys;
 use serde::Serialize;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -45,10 +45,9 @@ pub enum Kind {
     /// heap. The buffer names the kind that it became.
     DmaBuf,
     /// A memfd that is pinned for a device, and for all others of its driver, once its pages are there:
-    /// while the last reads are in flight. Pinning allocates holes, too. Words: `cuda-host`,
-    /// `cuda-host:N`, `hip-host`, `hip-host:N`.
+    /// while the last reads are in flight. Pinning allocates holes, too.
     /// What it has become is a [`Kind::Memfd`] that is pinned ([`Buffer::pinned`](crate::Buffer::pinned)).
-    Pinned(Device),
+    Pinned(Arc<dyn PinDevice>),
     /// The caller's memory; set by [`Load::run_into`](crate::Load::run_into).
     #[doc(hidden)]
     Caller,
@@ -71,14 +70,10 @@ impl Kind {
         let fd = Arc::new(fd);
         Self::Fd { fd, number, at }
     }
-}
 
-impl FromStr for Kind {
-    type Err = Error;
-
-    /// `anon`, `memfd`, `fd:N`, `fd:N@OFFSET` (in bytes), `udmabuf`, `heap:NAME`, `module`,
-    /// `dma-buf`, `cuda-host`, `hip-host`, the last two also with `:N`. `fd:N` duplicates the descriptor; EBADF if N is not open.
-    fn from_str(text: &str) -> Result<Self> {
+    /// As [`Kind::from_str`], for a caller that also accepts `others`, which the error then lists.
+    #[doc(hidden)]
+    pub fn parse_beside(others: &[&str], text: &str) -> Result<Self> {
         match text {
             "anon" => return Ok(Self::Anon),
             "memfd" => return Ok(Self::Memfd),
@@ -86,9 +81,6 @@ impl FromStr for Kind {
             "module" => return Ok(Self::Module),
             "dma-buf" => return Ok(Self::DmaBuf),
             _ => {}
-        }
-        if let Some(device) = Device::of_host_word(text) {
-            return Ok(Self::Pinned(device));
         }
         if let Some(name) = text.strip_prefix("heap:")
             && !matches!(name, "" | "." | "..")
@@ -116,7 +108,7 @@ impl FromStr for Kind {
                 at,
             });
         }
-        let words = [
+        let own = [
             "anon",
             "memfd",
             "fd:N",
@@ -124,10 +116,19 @@ impl FromStr for Kind {
             "heap:NAME",
             "module",
             "dma-buf",
-            "cuda-host",
-            "hip-host",
         ];
-        Err(not_one_of(Opt::To, text, &words))
+        Err(not_one_of(Opt::To, text, &[&own, others].concat()))
+    }
+}
+
+impl FromStr for Kind {
+    type Err = Error;
+
+    /// `anon`, `memfd`, `fd:N`, `fd:N@OFFSET` (in bytes), `udmabuf`, `heap:NAME`, `module`,
+    /// `dma-buf`. `fd:N` duplicates the descriptor; EBADF if N is not open. `dmafile-gpu` also parses words for
+    /// [`Kind::Pinned`].
+    fn from_str(text: &str) -> Result<Self> {
+        Self::parse_beside(&[], text)
     }
 }
 
@@ -313,9 +314,6 @@ mod tests {
             "heap:system",
             "module",
             "dma-buf",
-            "cuda-host",
-            "cuda-host:1",
-            "hip-host",
         ] {
             assert_eq!(word.parse::<Kind>().unwrap().to_string(), word);
         }
@@ -329,9 +327,7 @@ mod tests {
             "fd:1@",
             "fd:1@-1",
             "memfd ",
-            "cuda-host:",
-            "cuda-host:x",
-            "cuda:0-host",
+            "gpu-host",
         ] {
             let error = word.parse::<Kind>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage, "{word}");

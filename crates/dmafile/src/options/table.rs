@@ -120,15 +120,14 @@ options! {
          (EBADMSG) if the digest differs. `hub` compares each file with the digest that is its name in a \
          Hugging Face cache, and refuses files without one.";
     To Load Where,
-        Text(&["anon", "memfd", "udmabuf", "heap:system", "module", "dma-buf", "cuda-host", "hip-host"]),
+        Text(&["anon", "memfd", "udmabuf", "heap:system", "module", "dma-buf"]),
         "KIND", "`memfd`":
         "Kind of memory: `memfd`, `anon`, `dma-buf`, `fd:N`, and others",
         "`memfd` (sealable); `anon` (private, without a descriptor); `udmabuf` (a dma-buf over a memfd, or \
          several); `heap:NAME` (a dma-buf from /dev/dma_heap/NAME); `module` (a dma-buf of dmafile.ko); \
          `dma-buf` (the best of the last three that works here); `fd:N` (fills an existing memfd or dma-buf \
          from its start, and keeps a duplicate of N); `fd:N@OFFSET` (fills a range of it, from byte OFFSET \
-         on, and changes nothing else); `cuda-host`, `cuda-host:N`, `hip-host`, `hip-host:N` (a memfd that \
-         is pinned for a GPU while it is filled; tested only with a test double of the drivers).";
+         on, and changes nothing else).";
     Pages Load Where, Word(Pages::words), "PAGES", "auto":
         "Page size", "";
     InPlace Save What, Bytes(0, u64::MAX), "BYTES", "the file is replaced":
@@ -225,8 +224,12 @@ impl OptionValue {
     }
 
     pub(crate) fn parse<T: FromStr<Err = Error>>(&self, option: Opt) -> Result<T> {
+        self.parse_by(option, str::parse)
+    }
+
+    pub(crate) fn parse_by<T>(&self, option: Opt, by: fn(&str) -> Result<T>) -> Result<T> {
         match self {
-            Self::Text(text) => text.parse(),
+            Self::Text(text) => by(text),
             _ => Err(Error::usage(option, "it is a text")),
         }
     }

@@ -6,8 +6,10 @@ use crate::exporter::module::ModuleFacts;
 use crate::facts::target::{DmaBufFacts, ExistingMemory, MemoryTarget};
 use crate::facts::{DataRun, File, Host, Layout};
 use crate::options::{Allocation, Io, Kind, Method, Pages};
+use crate::pin::{PinDevice, Pinned};
 use crate::reasons::{About, Reasons};
 use crate::request::{How, Request, Selection};
+use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -920,6 +922,27 @@ fn requested_direct_reads_into_an_unpinnable_dma_buf_are_refused() {
     }
 }
 
+#[derive(Debug)]
+struct NoDevice;
+
+impl PinDevice for NoDevice {
+    fn name(&self) -> String {
+        "none:0".to_string()
+    }
+
+    fn memory(&self) -> String {
+        "none-host".to_string()
+    }
+
+    fn describe(&self) -> Result<String> {
+        unreachable!("only plans are made here")
+    }
+
+    fn pin(&self, _: *const u8, _: u64, _: bool) -> Result<Box<dyn Pinned>> {
+        unreachable!("only plans are made here")
+    }
+}
+
 #[test]
 fn holes_count_for_memory_that_is_allocated_at_once() {
     let poor = Host {
@@ -935,18 +958,22 @@ fn holes_count_for_memory_that_is_allocated_at_once() {
         learned: "told".to_string(),
         wanted: vec![(0, GIB)],
     };
-    let refused = |kind: &str| {
+    let refused = |kind: Kind| {
         let request = Asked {
-            kind: kind.parse().unwrap(),
-            dma_buf: kind.starts_with("heap").then_some(DmaBufFacts::default()),
+            dma_buf: matches!(kind, Kind::Heap(_)).then_some(DmaBufFacts::default()),
+            kind,
             ..Asked::default()
         };
         decide(&request, &file(GIB), &poor, &sparse).is_err()
     };
-    assert_eq!(
-        ["anon", "memfd", "udmabuf", "heap:system", "cuda-host"].map(refused),
-        [false, false, true, true, true]
-    );
+    let kinds = [
+        Kind::Anon,
+        Kind::Memfd,
+        Kind::Udmabuf,
+        Kind::Heap("system".to_string()),
+        Kind::Pinned(Arc::new(NoDevice)),
+    ];
+    assert_eq!(kinds.map(refused), [false, false, true, true, true]);
 }
 
 #[test]

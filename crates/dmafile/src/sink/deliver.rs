@@ -1,8 +1,8 @@
 //! Hands slots to another thread, which returns each when it has finished with it.
 
 use super::{Memory, Sink, Slot};
-use crate::device::{Device, PinnedMemory};
 use crate::error::{Error, Result};
+use crate::pin::{PinDevice, Pinned};
 use crate::sync;
 use crate::sys::Errno;
 use std::collections::{BTreeMap, VecDeque};
@@ -26,7 +26,7 @@ use std::time::Duration;
 /// })?;
 /// # Ok::<(), dmafile::Error>(())
 /// ```
-pub fn deliver(device: Option<Device>) -> (impl Sink + Send + 'static, SlotReceiver) {
+pub fn deliver(device: Option<Arc<dyn PinDevice>>) -> (impl Sink + Send + 'static, SlotReceiver) {
     let shared = Arc::<DeliverShared>::default();
     let sink = Giver {
         shared: Arc::clone(&shared),
@@ -145,8 +145,8 @@ impl Drop for SlotReceiver {
 
 struct Giver {
     shared: Arc<DeliverShared>,
-    device: Option<Device>,
-    ring: Option<PinnedMemory>,
+    device: Option<Arc<dyn PinDevice>>,
+    ring: Option<Box<dyn Pinned>>,
     /// Number of slots taken so far.
     taken: u64,
     /// Number of the oldest slot that [`Sink::done`] has not reported.
@@ -163,8 +163,8 @@ impl Drop for Giver {
 
 impl Sink for Giver {
     fn begin(&mut self, ring: Memory<'_>) -> Result<()> {
-        if let Some(device) = self.device {
-            self.ring = Some(PinnedMemory::new(device, ring.as_ptr(), ring.len(), true)?);
+        if let Some(device) = &self.device {
+            self.ring = Some(device.pin(ring.as_ptr(), ring.len(), true)?);
         }
         Ok(())
     }
@@ -219,6 +219,6 @@ impl Sink for Giver {
             state = sync::wait(&self.shared.changed, state);
         }
         drop(state);
-        self.ring.take().map_or(Ok(()), PinnedMemory::end)
+        self.ring.take().map_or(Ok(()), |ring| ring.end())
     }
 }

@@ -3,7 +3,6 @@
 
 mod copy;
 mod deliver;
-mod device;
 
 use crate::error::{Error, Result};
 use crate::message::Opt;
@@ -11,7 +10,6 @@ use crate::sys::map::{Region, page_size};
 
 pub use copy::CopyTo;
 pub use deliver::{Delivered, SlotReceiver, deliver};
-pub use device::{Place, ToDevice};
 
 /// Default size of a ring, in bytes.
 pub const DEFAULT_RING: u64 = 256 << 20;
@@ -154,6 +152,12 @@ pub struct Memory<'m>(Region<'m>);
 impl<'m> Memory<'m> {
     pub(crate) fn of(region: Region<'m>) -> Self {
         Self(region)
+    }
+
+    /// What a driver copies from.
+    #[doc(hidden)]
+    pub fn region(&self) -> Region<'m> {
+        self.0
     }
 
     /// The address of its first byte.

@@ -1,9 +1,8 @@
 //! GPUs, and host memory that is pinned for them.
 
-use crate::error::{Error, Result};
-use crate::message::{Message, Opt};
-use crate::sys::Errno;
-use crate::sys::driver::{
+use dmafile::{Error, Kind, Message, Opt, PinDevice, Pinned, Result};
+use dmafile_sys::Errno;
+use dmafile_sys::driver::{
     ALREADY_REGISTERED, Api, Context, DeviceMemory, Driver, Failure, NOT_SUPPORTED, OUT_OF_MEMORY,
     Registered,
 };
@@ -49,15 +48,7 @@ impl Device {
         self.number
     }
 
-    /// The word for host memory that is pinned for the device, such as `cuda-host`.
-    pub(crate) fn host_word(self) -> String {
-        match self.number {
-            0 => format!("{}-host", self.api),
-            number => format!("{}-host:{number}", self.api),
-        }
-    }
-
-    /// The device that such a word names; None for any other text.
+    /// The device that a word for host memory names, such as `cuda-host`; None for any other text.
     pub(crate) fn of_host_word(text: &str) -> Option<Self> {
         let (api, number) = text.split_once("-host")?;
         match number {
@@ -115,23 +106,6 @@ impl Device {
         }
         let copied = memory.copy_out(&*self.context()?, at, into);
         copied.map_err(|failure| self.failed("cannot copy from the device", failure))
-    }
-
-    /// The device's name, and the version of its driver, such as `13.5`.
-    ///
-    /// # Errors
-    /// ENODEV if the device cannot be used.
-    pub fn describe(self) -> Result<(String, String)> {
-        let ask = || {
-            let driver = Driver::open(self.api)?;
-            let version = driver.version_number()?;
-            let version = match self.api {
-                Api::Cuda => format!("{}.{}", version / 1000, version % 1000 / 10),
-                Api::Hip => version.to_string(),
-            };
-            Ok((driver.name(self.number)?, version))
-        };
-        ask().map_err(|failure| self.failed("cannot use the device", failure))
     }
 
     /// All devices of the same driver.
@@ -196,6 +170,49 @@ impl Device {
     }
 }
 
+impl PinDevice for Device {
+    fn name(&self) -> String {
+        self.to_string()
+    }
+
+    fn memory(&self) -> String {
+        match self.number {
+            0 => format!("{}-host", self.api),
+            number => format!("{}-host:{number}", self.api),
+        }
+    }
+
+    fn describe(&self) -> Result<String> {
+        let ask = || {
+            let driver = Driver::open(self.api)?;
+            let version = driver.version_number()?;
+            let version = match self.api {
+                Api::Cuda => format!("{}.{}", version / 1000, version % 1000 / 10),
+                Api::Hip => version.to_string(),
+            };
+            Ok(format!("{}, driver {version}", driver.name(self.number)?))
+        };
+        ask().map_err(|failure| self.failed("cannot use the device", failure))
+    }
+
+    fn pin(&self, start: *const u8, bytes: u64, writable: bool) -> Result<Box<dyn Pinned>> {
+        Ok(Box::new(PinnedMemory::new(*self, start, bytes, writable)?))
+    }
+}
+
+impl From<Device> for Kind {
+    /// A memfd that is pinned for the device.
+    fn from(device: Device) -> Self {
+        Self::Pinned(device.into())
+    }
+}
+
+impl From<Device> for Arc<dyn PinDevice> {
+    fn from(device: Device) -> Self {
+        Arc::new(device)
+    }
+}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.api, self.number)
@@ -252,19 +269,18 @@ impl PinnedMemory {
         Ok(Self { registered, device })
     }
 
-    /// The device that it was pinned for; all devices of the same driver can access it.
-    pub(crate) fn device(&self) -> Device {
-        self.device
-    }
-
     /// Leaves the memory pinned and mapped until the process ends: a device may still use it.
     pub(crate) fn keep(self) {
         self.registered.keep();
     }
+}
 
-    /// Unpins the memory, and returns the driver's error if that fails. The memory then stays
-    /// mapped until the process ends.
-    pub(crate) fn end(self) -> Result<()> {
+impl Pinned for PinnedMemory {
+    fn device(&self) -> String {
+        self.device.to_string()
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
         let ended = self.registered.end();
         ended.map_err(|failure| self.device.failed("cannot unpin memory", failure))
     }

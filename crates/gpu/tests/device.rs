@@ -1,11 +1,12 @@
 //! Loads into the memory of a device, with a double of its driver that checks every call, or with a real
 //! driver.
 
-use dmafile::{
-    CancelToken, Device, DeviceMemory, ErrorKind, Load, OtherStream, Place, Result, Ring, ToDevice,
-};
-use dmafile_testkit::double::{Double, Left, Numbered, both, both_doubles, calls};
+mod double;
+
+use dmafile::{CancelToken, ErrorKind, Load, PinDevice, Result, Ring};
+use dmafile_gpu::{Device, DeviceMemory, OtherStream, Place, ToDevice};
 use dmafile_testkit::{bytes_digest, cold, dir, file_digest, noise};
+use double::{Double, Left, Numbered, both, both_doubles, calls};
 use std::ffi::{c_int, c_void};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -79,7 +80,7 @@ fn device_memory_has_the_digest_of_the_file() {
             assert_eq!(double.left(), Left::default());
         }
         assert!(
-            dmafile_testkit::double::is_real() || double.most_registered() <= RING.bytes,
+            double::is_real() || double.most_registered() <= RING.bytes,
             "more than the ring was registered"
         );
     }
@@ -124,7 +125,7 @@ fn only_the_given_places_are_filled() {
     }
     drop((memory, other));
     assert_eq!(double.left(), Left::default());
-    if dmafile_testkit::double::is_real() {
+    if double::is_real() {
         return;
     }
     // No more copies than slots and places require.
@@ -482,14 +483,11 @@ fn a_sink_that_waits_for_a_place_waits_for_an_event() {
         next += BYTES;
         (next <= LEN as u64).then(|| Place::new(at, BYTES, &place, 0))
     });
-    if !dmafile_testkit::double::is_real() {
+    if !double::is_real() {
         double.fail("cuStreamSynchronize", i32::MAX, 999);
     }
     load(sink.unwrap(), &path);
-    assert!(
-        dmafile_testkit::double::is_real() || double.calls() == 1,
-        "only at the end"
-    );
+    assert!(double::is_real() || double.calls() == 1, "only at the end");
     drop(memory);
     assert_eq!(double.left(), Left::default());
 }
@@ -538,7 +536,7 @@ fn schedules(double: &Double, device: Device, count: usize) {
         load.run_through(ring, &mut sink).unwrap();
         assert_eq!(double.left().complaint, "", "schedule {schedule}");
         // A real driver does not notice that a slot has changed, except by the bytes.
-        if dmafile_testkit::double::is_real() || schedule % 16 == 0 {
+        if double::is_real() || schedule % 16 == 0 {
             assert!(back(device, &memory) == bytes, "schedule {schedule}");
         }
     }
@@ -562,7 +560,7 @@ fn four_threads(double: &Double, numbered: Numbered) {
         let device = numbered(number % 2);
         for _ in 0..3 {
             let memory = to_device(device, Load::new(path), len).unwrap();
-            if !dmafile_testkit::double::is_real() {
+            if !double::is_real() {
                 assert_eq!(double.device_of(memory.address()), number as i32 % 2);
             }
             assert_eq!(
@@ -766,7 +764,7 @@ fn alone_with(test: &str, without: Option<&str>, fail: Option<&str>) -> Option<D
         let mut flags = Vec::from_iter((device == "hip").then(|| "-DHIP".to_string()));
         flags.extend(without.map(|call| format!("-D{}=another", named(call))));
         let failing = format!("{}:1:999", fail.map_or("none".to_string(), named));
-        dmafile_testkit::double::run_again(library, &flags, |run| {
+        double::run_again(library, &flags, |run| {
             run.args(["--exact", test])
                 .env("DMAFILE_ALONE", device)
                 .env("DOUBLE_FAIL", failing);
@@ -843,5 +841,5 @@ fn fork_and_load(double: &Double, device: Device) {
 
 #[test]
 fn these_tests_run_with_a_real_driver() {
-    dmafile_testkit::double::run_as_real();
+    double::run_as_real();
 }

@@ -1,10 +1,9 @@
 //! Copies slots into the memory of a device.
 
-use super::{Memory, Sink, Slot};
 use crate::device::{Device, PinnedMemory};
-use crate::error::{Error, Result};
-use crate::sys::Errno;
-use crate::sys::driver::{Context, CopyStream, DeviceMemory, Event, Failure, OtherStream};
+use dmafile::{Error, Memory, Pinned, Result, Sink, Slot};
+use dmafile_sys::Errno;
+use dmafile_sys::driver::{Context, CopyStream, DeviceMemory, Event, Failure, OtherStream};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Place {
-    /// Offset of the first byte, counted in the same way as [`Piece::at`](super::Piece::at).
+    /// Offset of the first byte, counted in the same way as [`Piece::at`](dmafile::Piece::at).
     pub at: u64,
     /// Number of bytes.
     pub bytes: u64,
@@ -39,7 +38,8 @@ impl Place {
 /// slots are in flight.
 ///
 /// ```no_run
-/// use dmafile::{Device, Load, Place, Ring, ToDevice};
+/// use dmafile::{Load, Ring};
+/// use dmafile_gpu::{Device, Place, ToDevice};
 ///
 /// let device: Device = "cuda:0".parse()?;
 /// let memory = device.allocate(1 << 30)?.into();
@@ -237,7 +237,7 @@ impl Sink for ToDevice {
                 };
                 at = at.max(place.at);
                 let upto = end.min(place.at + place.bytes);
-                let from = piece.memory.0.part(at - piece.at, upto - at);
+                let from = piece.memory.region().part(at - piece.at, upto - at);
                 let to = place.offset + (at - place.at);
                 let copied = self.stream.copy(&place.memory, to, &from);
                 copied.map_err(|failure| self.failed(failure))?;
@@ -284,7 +284,7 @@ impl Sink for ToDevice {
         self.events.clear();
         let unpinned = match self.ring.take() {
             None => Ok(()),
-            Some(ring) if over => ring.end(),
+            Some(ring) if over => Box::new(ring).end(),
             Some(ring) => {
                 // Copies may still be running: the device would read whatever replaces the ring.
                 ring.keep();

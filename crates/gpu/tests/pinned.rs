@@ -1,9 +1,12 @@
 //! Memory that is pinned for a device, with a double of its driver or a real one: exactly the needed pages are
 //! pinned, and only as long as the memory exists.
 
-use dmafile::{Allocation, Buffer, Device, Kind, Load, MemoryKind, Model, Pages};
-use dmafile_testkit::double::{Double, Left, both, both_doubles};
+mod double;
+
+use dmafile::{Allocation, Buffer, Kind, Load, MemoryKind, Model, Pages};
+use dmafile_gpu::{Device, parse_kind};
 use dmafile_testkit::{buffer_digest, cold, dir, file_digest, noise, sparse};
+use double::{Double, Left, both, both_doubles};
 use std::os::unix::net::UnixStream;
 
 const LEN: usize = 9_000_001;
@@ -23,7 +26,7 @@ fn a_load_into_pinned_memory_pins_exactly_its_pages_once() {
 fn exactly_its_pages(double: &Double, device: Device) {
     let dir = dir();
     let path = cold(dir.path(), LEN);
-    let kind = Kind::Pinned(device);
+    let kind = Kind::from(device);
     for (offset, len) in [(0, LEN as u64), (5000, 1_000_000), (4096, 1)] {
         for allocation in [Allocation::Auto, Allocation::Ahead, Allocation::InRead] {
             let load = load(&path, kind.clone()).offset(offset).length(len);
@@ -31,9 +34,9 @@ fn exactly_its_pages(double: &Double, device: Device) {
             let buffer = loaded.buffer;
             assert_eq!(loaded.report.kind, kind.memory());
             assert_eq!(*buffer.kind(), MemoryKind::Memfd);
-            assert_eq!(buffer.pinned(), Some(device));
+            assert_eq!(buffer.pinned(), Some(device.to_string()));
             assert_eq!(buffer_digest(&buffer), file_digest(&path, offset, len));
-            if dmafile_testkit::double::is_real() {
+            if double::is_real() {
                 continue;
             }
             let pages = (buffer.offset() + len).div_ceil(PAGE) - buffer.offset() / PAGE;
@@ -58,12 +61,14 @@ fn pinned_memory_is_named_after_its_device() {
         ("hip-host", Device::hip(0)),
         ("hip-host:1", Device::hip(1)),
     ] {
-        let kind: Kind = word.parse().unwrap();
+        let kind = parse_kind(word).unwrap();
         assert!(
-            matches!(kind, Kind::Pinned(named) if named == device),
+            matches!(&kind, Kind::Pinned(named) if named.name() == device.to_string()),
             "{word}"
         );
         assert_eq!(kind.to_string(), word);
+        let memory: MemoryKind = word.parse().unwrap();
+        assert_eq!(memory, kind.memory());
     }
 }
 
@@ -81,10 +86,10 @@ fn holes_and_gaps_between_tensors_are_pinned_and_counted() {
     let len = 64 << 20;
     let path = sparse(dir.path(), len, &[(0, 100_000), (len - 3_000_000, len - 5)]);
     let to = |kind: Kind| Load::new(&path).to(kind);
-    let pinned = || Kind::Pinned(double.device(0));
+    let pinned = || Kind::from(double.device(0));
     let buffer = to(pinned()).run().unwrap().buffer;
     assert_eq!(buffer_digest(&buffer), file_digest(&path, 0, len));
-    assert!(dmafile_testkit::double::is_real() || double.most_registered() == len);
+    assert!(double::is_real() || double.most_registered() == len);
     assert_eq!(allocated(&buffer), len);
     drop(buffer);
     assert!(allocated(&to(Kind::Memfd).run().unwrap().buffer) < len / 2);
@@ -95,7 +100,7 @@ fn holes_and_gaps_between_tensors_are_pinned_and_counted() {
     let model = Model::open(&model).unwrap();
     let chosen = ["a.0.w".parse().unwrap(), "a.8.w".parse().unwrap()];
     let load = model.load_tensors(&chosen).unwrap().to(pinned());
-    if !dmafile_testkit::double::is_real() {
+    if !double::is_real() {
         double.most_registered();
     }
     let buffer = load.run().unwrap().buffer;
@@ -106,10 +111,7 @@ fn holes_and_gaps_between_tensors_are_pinned_and_counted() {
         access.read_at(tensor.at, &mut bytes).unwrap();
         assert!(bytes == tensors[number].3, "{}", tensor.name);
     }
-    assert!(
-        dmafile_testkit::double::is_real()
-            || double.most_registered() == buffer.len().next_multiple_of(PAGE)
-    );
+    assert!(double::is_real() || double.most_registered() == buffer.len().next_multiple_of(PAGE));
     assert!(allocated(&buffer) >= buffer.len());
     drop(buffer);
 
@@ -145,19 +147,19 @@ fn pin_and_unpin(double: &Double, device: Device) {
     ] {
         let mut buffer = load(&path, kind).pages(Pages::Auto).run().unwrap().buffer;
         if buffer.as_ptr().is_none() {
-            let error = buffer.pin(device).unwrap_err();
+            let error = buffer.pin(&device).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
             continue;
         }
-        buffer.pin(device).unwrap();
-        let error = buffer.pin(device).unwrap_err();
+        buffer.pin(&device).unwrap();
+        let error = buffer.pin(&device).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EBUSY), "{error}");
         let error = buffer.seal().unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EBUSY), "{error}");
         buffer.unpin().unwrap();
         buffer.unpin().unwrap();
         assert_eq!(double.left(), Left::default());
-        buffer.pin(device).unwrap();
+        buffer.pin(&device).unwrap();
         assert_eq!(buffer_digest(&buffer), file_digest(&path, 0, LEN as u64));
         drop(buffer);
         assert_eq!(double.left(), Left::default());
@@ -175,7 +177,7 @@ fn memory_is_unpinned_before_it_is_unmapped() {
 fn unpinned_first(double: &Double, device: Device) {
     let dir = dir();
     let path = cold(dir.path(), LEN);
-    let pinned = || load(&path, Kind::Pinned(device)).run().unwrap().buffer;
+    let pinned = || load(&path, Kind::from(device)).run().unwrap().buffer;
     drop(pinned());
     assert_eq!(double.left(), Left::default());
     let fd = pinned().into_fd().unwrap();
@@ -186,7 +188,7 @@ fn unpinned_first(double: &Double, device: Device) {
     drop(reserved);
     // A load that fails at its end has already pinned the memory.
     let wrong = format!("sha256={}", "2".repeat(64));
-    let load = load(&path, Kind::Pinned(device)).verify(wrong.parse().unwrap());
+    let load = load(&path, Kind::from(device)).verify(wrong.parse().unwrap());
     let error = load.allocation(Allocation::Ahead).run().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EBADMSG));
     assert_eq!(double.left(), Left::default());
@@ -207,14 +209,14 @@ fn pin_is_refused(double: &Double, device: Device) {
     buffer.seal().unwrap();
     // Sealed memory is mapped read-only.
     if device.is_cuda() {
-        buffer.pin(device).unwrap();
+        buffer.pin(&device).unwrap();
     }
     drop(buffer);
     assert_eq!(double.left(), Left::default());
     double.set(0, false);
     let mut buffer = load(&path, Kind::Memfd).run().unwrap().buffer;
     buffer.seal().unwrap();
-    let error = buffer.pin(device).unwrap_err();
+    let error = buffer.pin(&device).unwrap_err();
     let why = match device.is_cuda() {
         true => "cuMemHostRegister_v2 failed: operation not supported, error 801",
         false => "HIP cannot register memory that is mapped read-only",
@@ -228,7 +230,7 @@ fn pin_is_refused(double: &Double, device: Device) {
     );
     // A write to a copy-on-write mapping allocates a new page, while a device would keep the old one.
     let copy = buffer.copy_on_write().unwrap();
-    let error = copy.pin(device).unwrap_err();
+    let error = copy.pin(&device).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
     assert!(copy.pinned().is_none());
     for call in [
@@ -238,7 +240,7 @@ fn pin_is_refused(double: &Double, device: Device) {
     ] {
         for allocation in [Allocation::Ahead, Allocation::InRead] {
             double.fail(call, 1, 2);
-            let load = load(&path, Kind::Pinned(device)).allocation(allocation);
+            let load = load(&path, Kind::from(device)).allocation(allocation);
             let error = load.run().unwrap_err();
             let name = double.name(call);
             assert!(error.to_string().contains(&name), "{error}");
@@ -272,7 +274,7 @@ fn unpinned_twice(double: &Double, device: Device) {
     for call in ["cuMemHostUnregister", "cuCtxPushCurrent_v2"] {
         let pinned = || {
             double.fail("", 0, 0);
-            let load = load(&path, Kind::Pinned(device));
+            let load = load(&path, Kind::from(device));
             let buffer = load.run().unwrap().buffer;
             double.fail(call, 1, 999);
             buffer
@@ -326,7 +328,7 @@ fn stays_mapped(double: &Double, device: Device) {
     ];
     for call in ["cuMemHostUnregister", "cuCtxPushCurrent_v2"] {
         for (number, way) in ways.iter().enumerate() {
-            let load = load(&path, Kind::Pinned(device));
+            let load = load(&path, Kind::from(device));
             let buffer = load.run().unwrap().buffer;
             let address = buffer.as_ptr().unwrap().addr();
             double.fail(call, -1, 999);
@@ -341,7 +343,7 @@ fn stays_mapped(double: &Double, device: Device) {
         }
     }
     // Other code has unregistered it.
-    let load = load(&path, Kind::Pinned(device));
+    let load = load(&path, Kind::from(device));
     let buffer = load.run().unwrap().buffer;
     let address = buffer.as_ptr().unwrap().addr();
     double.fail("cuMemHostUnregister", -1, 713);
@@ -362,12 +364,12 @@ fn each_process_pins_shared_memory_itself() {
 fn each_pins_itself(double: &Double, device: Device) {
     let dir = dir();
     let path = cold(dir.path(), LEN);
-    let buffer = load(&path, Kind::Pinned(device)).run().unwrap().buffer;
+    let buffer = load(&path, Kind::from(device)).run().unwrap().buffer;
     let (ours, theirs) = UnixStream::pair().unwrap();
     buffer.send(&ours).unwrap();
     let received = Buffer::receive(&theirs).unwrap();
-    received.pin(device).unwrap();
-    assert!(dmafile_testkit::double::is_real() || double.left().registered == 2);
+    received.pin(&device).unwrap();
+    assert!(double::is_real() || double.left().registered == 2);
     drop(buffer);
     assert_eq!(buffer_digest(&received), file_digest(&path, 0, LEN as u64));
     drop(received);
@@ -376,5 +378,5 @@ fn each_pins_itself(double: &Double, device: Device) {
 
 #[test]
 fn these_tests_run_with_a_real_driver() {
-    dmafile_testkit::double::run_as_real();
+    double::run_as_real();
 }

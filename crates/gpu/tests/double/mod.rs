@@ -3,7 +3,7 @@
 //! dlopen(3) returns a library that is already loaded under the same name. With DMAFILE_GPU=real, tests use
 //! the driver of this machine, and those that need the double are skipped.
 
-use dmafile::Device;
+use dmafile_gpu::Device;
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ pub fn is_real() -> bool {
 /// A folder with a library of this name, built from the double.
 pub fn built(name: &str, flags: &[String]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/double/driver.c");
-    let place = tempfile::tempdir_in(crate::target()).unwrap();
+    let place = tempfile::tempdir_in(dmafile_testkit::target()).unwrap();
     // Kept, because a process may have it open; `cargo clean` removes it.
     let place = place.keep();
     let out = Command::new("cc")
@@ -57,7 +57,7 @@ pub fn built(name: &str, flags: &[String]) -> PathBuf {
 
 /// Both names of all functions that the engine calls.
 pub fn calls() -> Vec<(String, String)> {
-    let table = include_str!("../../sys/src/driver.rs").lines();
+    let table = include_str!("../../../sys/src/driver.rs").lines();
     let names = table.filter_map(|line| line.split_once(" = \"cu"));
     names
         .map(|(_, line)| {
