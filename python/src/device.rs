@@ -245,9 +245,12 @@ impl DeviceStream {
             load: request::apply(load, options, MODEL)?,
             ring: how.ring(),
             device: how.device(py)?,
-            places: Box::new(move |wait| match wait {
-                true => places.recv().ok(),
-                false => places.try_recv().ok(),
+            places: Box::new(move |wait| {
+                if wait {
+                    places.recv().ok()
+                } else {
+                    places.try_recv().ok()
+                }
             }),
             after: how.1,
             copied: Arc::clone(&copied),
@@ -293,10 +296,7 @@ impl DeviceStream {
             }
         }
         let over = lock(&self.copied.upto).0 < upto;
-        match over {
-            true => self.finish(py, None),
-            false => Ok(()),
-        }
+        if over { self.finish(py, None) } else { Ok(()) }
     }
 
     /// Waits for the end of the load, after all places have been given. Raises its error, if any.

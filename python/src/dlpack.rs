@@ -71,9 +71,10 @@ pub(crate) fn export(
 
 /// A device, as DLPack's type and number.
 pub(crate) fn device(device: Device) -> (u32, i32) {
-    let kind = match device.is_cuda() {
-        true => DLDeviceType::CUDA,
-        false => DLDeviceType::ROCM,
+    let kind = if device.is_cuda() {
+        DLDeviceType::CUDA
+    } else {
+        DLDeviceType::ROCM
     };
     (kind.0, i32::try_from(device.number()).unwrap_or(i32::MAX))
 }

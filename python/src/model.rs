@@ -330,9 +330,10 @@ pub(crate) fn table<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     let table = Table::read(&mut head, size).map_err(|error| unsound(py, &error, None))?;
     let rows = table.tensors.iter().map(|tensor| {
-        let (dtype, shape) = match viewed {
-            true => view(tensor.dtype, &tensor.shape, tensor.bytes),
-            false => (tensor.dtype, None),
+        let (dtype, shape) = if viewed {
+            view(tensor.dtype, &tensor.shape, tensor.bytes)
+        } else {
+            (tensor.dtype, None)
         };
         let shape = PyTuple::new(py, shape.as_ref().unwrap_or(&tensor.shape))?;
         (

@@ -245,9 +245,12 @@ impl Recorder {
         note.tag = tag;
         note.timestamp = timestamp.unwrap_or(note.timestamp);
         loop {
-            let taken = py.detach(|| match self.drops {
-                true => engine.append(buffer, offset, length, note),
-                false => engine.try_append(buffer, offset, length, note),
+            let taken = py.detach(|| {
+                if self.drops {
+                    engine.append(buffer, offset, length, note)
+                } else {
+                    engine.try_append(buffer, offset, length, note)
+                }
             });
             let taken = taken.map_err(|error| raise(py, &error, Some(&self.path)))?;
             if taken.is_some() || self.drops {

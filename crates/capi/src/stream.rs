@@ -142,12 +142,11 @@ pub unsafe extern "C" fn dmafile_stream_done(stream: *const Stream, slot: u64) -
         // SAFETY: the header requires null or a stream that is open.
         let stream = unsafe { border::shared(stream, "stream")? };
         stream.check_process()?;
-        match stream.slots.done(slot) {
-            true => Ok(()),
-            false => {
-                let why = format!("slot {slot} is not out");
-                Err(Failure::new(libc::EINVAL, "cannot return a slot", &why))
-            }
+        if stream.slots.done(slot) {
+            Ok(())
+        } else {
+            let why = format!("slot {slot} is not out");
+            Err(Failure::new(libc::EINVAL, "cannot return a slot", &why))
         }
     })
 }

@@ -170,12 +170,13 @@ pub(crate) fn path_variable(has_path: bool, fds: &[OwnedFd]) -> Option<(Variable
 
 /// Refuses a buffer that cannot be opened by a path as its file.
 fn check(named: &Named) -> Result<(), Failure> {
-    match named.buffer.dma_bufs().is_empty() {
-        true => starts_at(&named.name, named.buffer.offset()),
-        false => Err(no_path(
+    if named.buffer.dma_bufs().is_empty() {
+        starts_at(&named.name, named.buffer.offset())
+    } else {
+        Err(no_path(
             &named.name,
             "a dma-buf has no path (ENXIO); use --to memfd, or DMAFILE_FD",
-        )),
+        ))
     }
 }
 

@@ -9,9 +9,10 @@ use dmafile_gpu::Device;
 pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
     if let Some(snapshot) = args.options.snapshot(&args.tuning, false)? {
         let plan = snapshot.plan()?;
-        return match args.json {
-            true => write_json(&plan),
-            false => write_stdout(text::snapshot_load_plan(&plan).as_bytes()),
+        return if args.json {
+            write_json(&plan)
+        } else {
+            write_stdout(text::snapshot_load_plan(&plan).as_bytes())
         };
     }
     let plan = match args.options.to().parse::<Device>() {

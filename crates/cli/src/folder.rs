@@ -175,9 +175,10 @@ fn prefix(boot: &str) -> String {
 fn locked(place: &Folder, name: &OsStr) -> Result<Folder, Errno> {
     let made = place.make(name, 0o700)?;
     flock(lock(&made)?, FlockOperation::NonBlockingLockExclusive)?;
-    match is_private(&made)? && place.has(name, &made) {
-        true => Ok(made),
-        false => Err(Errno::NOENT),
+    if is_private(&made)? && place.has(name, &made) {
+        Ok(made)
+    } else {
+        Err(Errno::NOENT)
     }
 }
 

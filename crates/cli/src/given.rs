@@ -100,10 +100,13 @@ impl<const SUBSET: usize> FromArgMatches for Given<SUBSET> {
         let given = Self::subset().flat_map(|info| {
             let name = info.option.name();
             let values = match info.accepts {
-                OptionType::Flag(_) => match matches.get_flag(name) {
-                    true => vec![false.into()],
-                    false => Vec::new(),
-                },
+                OptionType::Flag(_) => {
+                    if matches.get_flag(name) {
+                        vec![false.into()]
+                    } else {
+                        Vec::new()
+                    }
+                }
                 _ => matches
                     .get_many(name)
                     .into_iter()
@@ -151,9 +154,10 @@ impl Accepted {
                 OptionGroup::Where => Some(WHERE),
                 _ => SUBSETS[self.1].1,
             });
-        let (help, details) = match self.shares() {
-            true => ("Kind of memory", ""),
-            false => (info.help, info.details),
+        let (help, details) = if self.shares() {
+            ("Kind of memory", "")
+        } else {
+            (info.help, info.details)
         };
         let (arg, help) = match info.accepts {
             OptionType::Flag(off) => (arg.action(ArgAction::SetTrue), off.to_string()),

@@ -45,9 +45,10 @@ impl Output {
 
     /// Prints what `--verbose` adds.
     pub(crate) fn detail(self, text: impl FnOnce() -> String) -> Result<(), Failure> {
-        match self.verbose {
-            true => self.print(&text()),
-            false => Ok(()),
+        if self.verbose {
+            self.print(&text())
+        } else {
+            Ok(())
         }
     }
 }

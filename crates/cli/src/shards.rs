@@ -59,12 +59,11 @@ pub(crate) fn load(
         });
     }
     write_wanted_json(&args.output.json, &Reports { files })?;
-    match token.is_cancelled() {
-        true => Err(interrupted()),
-        false => {
-            let command = &args.command;
-            Err(command::hand_over_by_path(launcher, command, named, shape)?)
-        }
+    if token.is_cancelled() {
+        Err(interrupted())
+    } else {
+        let command = &args.command;
+        Err(command::hand_over_by_path(launcher, command, named, shape)?)
     }
 }
 
@@ -95,20 +94,21 @@ fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
 /// The model as its path names it, with everything next to its weights that is not hidden.
 fn shape(path: &Path, shards: &[Shard]) -> Result<Shape, Failure> {
     let name = command::name_of(path);
-    let folder = match path.is_dir() {
-        true => path,
-        false => path
-            .parent()
+    let folder = if path.is_dir() {
+        path
+    } else {
+        path.parent()
             .filter(|at| *at != Path::new(""))
-            .unwrap_or(Path::new(".")),
+            .unwrap_or(Path::new("."))
     };
     let others = others(folder, shards).map_err(|error| {
         let place = one_line(&folder.to_string_lossy());
         Failure::os("cannot list", &place, &error, "")
     })?;
-    Ok(match path.is_dir() {
-        true => Shape::Folder { name, others },
-        false => Shape::Within { name, others },
+    Ok(if path.is_dir() {
+        Shape::Folder { name, others }
+    } else {
+        Shape::Within { name, others }
     })
 }
 

@@ -155,10 +155,11 @@ pub(crate) fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::Owned
 }
 
 fn refuse_trace(wanted: bool) -> Result<(), Failure> {
-    match wanted {
-        true => Err(Failure::usage(
+    if wanted {
+        Err(Failure::usage(
             "--trace works for one file only; leave it out for a snapshot",
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }

@@ -52,9 +52,10 @@ pub(crate) fn run(args: &TakeArgs, launcher: &Launcher) -> Result<u8, Failure> {
     if deliver {
         return Err(exec(args, held, launcher)?);
     }
-    match args.quiet || args.json.is_some() {
-        true => Ok(0),
-        false => Text::Stdout.print(&text(&held)).map(|()| 0),
+    if args.quiet || args.json.is_some() {
+        Ok(0)
+    } else {
+        Text::Stdout.print(&text(&held)).map(|()| 0)
     }
 }
 

@@ -105,9 +105,10 @@ pub(crate) fn save_plan(plan: &SavePlan) -> String {
         at => format!("{}, a {}, from byte {at}", plan.from, plan.kind),
     };
     line("from", &size, &from);
-    let place = match plan.atomic {
-        true => String::new(),
-        false => format!("from byte {}", plan.offset),
+    let place = if plan.atomic {
+        String::new()
+    } else {
+        format!("from byte {}", plan.offset)
     };
     line("to", &plan.to.display().to_string(), &place);
     for reason in &plan.reasons {
@@ -233,9 +234,10 @@ pub(crate) fn snapshot_sources(report: &SnapshotReport, planned: &Planned) -> St
 
 /// The report of a snapshot.
 pub(crate) fn snapshot_report(report: &SnapshotReport) -> String {
-    let end = match report.sync {
-        true => "on the disk",
-        false => "not synced",
+    let end = if report.sync {
+        "on the disk"
+    } else {
+        "not synced"
     };
     format!(
         "snapshot {} saved: {} in {:.3} s, CPU {}; {end}\n",
@@ -305,12 +307,13 @@ fn digest(verified: &Verified) -> String {
 /// CPU time, and how much of it in user space and in the kernel.
 fn cpu(used: &Cpu, verbose: bool) -> String {
     let total = used.user + used.system;
-    match verbose {
-        true => format!(
+    if verbose {
+        format!(
             "{total:.3} s (user {:.3}, system {:.3})",
             used.user, used.system
-        ),
-        false => format!("{total:.3} s"),
+        )
+    } else {
+        format!("{total:.3} s")
     }
 }
 
@@ -351,9 +354,10 @@ impl Moved<'_> {
                 each.collect::<Vec<_>>().join(", ")
             }
         };
-        match verbose {
-            true => format!("{head}\n  by {method}, {parts}; {end}\n  phases in ms: {phases}\n"),
-            false => format!("{head}; by {method}, {parts}; {end}\n"),
+        if verbose {
+            format!("{head}\n  by {method}, {parts}; {end}\n  phases in ms: {phases}\n")
+        } else {
+            format!("{head}; by {method}, {parts}; {end}\n")
         }
     }
 }

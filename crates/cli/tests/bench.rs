@@ -28,9 +28,10 @@ fn python_of_the_current_folder_is_never_run() {
 
 /// The states that can be measured on the disk of the build folder.
 fn states(json: &Value) -> &'static [&'static str] {
-    match json["direct_refused"].is_null() {
-        true => &["cold", "warm"],
-        false => &["warm"],
+    if json["direct_refused"].is_null() {
+        &["cold", "warm"]
+    } else {
+        &["warm"]
     }
 }
 

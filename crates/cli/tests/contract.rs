@@ -461,9 +461,10 @@ fn a_missing_heap_is_refused_with_a_remedy() {
     dir.file("file", 5000);
     let line = dir.refuses("file --to heap:none", 1);
     let why = "cannot create the buffer: heap:none: there is no /dev/dma_heap/none (ENOENT); ";
-    let remedy = match std::path::Path::new("/dev/dma_heap").exists() {
-        true => "use an existing one: heap:",
-        false => "use a kernel with CONFIG_DMABUF_HEAPS_SYSTEM",
+    let remedy = if std::path::Path::new("/dev/dma_heap").exists() {
+        "use an existing one: heap:"
+    } else {
+        "use a kernel with CONFIG_DMABUF_HEAPS_SYSTEM"
     };
     assert!(line.starts_with(&format!("{why}{remedy}")), "{line}");
 }

@@ -410,18 +410,20 @@ fn nothing_outside_the_folder_is_removed() {
         let (running, go, folder) = temporary.running(&dir);
         let moved = temporary.0.join("moved");
         fs::rename(&folder, &moved).unwrap();
-        match is_link {
-            true => symlink(&victim, &folder).unwrap(),
-            false => fs::rename(&victim, &folder).unwrap(),
+        if is_link {
+            symlink(&victim, &folder).unwrap()
+        } else {
+            fs::rename(&victim, &folder).unwrap()
         }
         drop(go);
         running.end().ok();
         eventually("the cleanup process has ended", || {
             removers(&folder).is_empty()
         });
-        match is_link {
-            true => fs::remove_file(&folder).unwrap(),
-            false => fs::rename(&folder, &victim).unwrap(),
+        if is_link {
+            fs::remove_file(&folder).unwrap()
+        } else {
+            fs::rename(&folder, &victim).unwrap()
         }
         assert_eq!(links(), [true; 2], "{is_link}");
         // The links of COMMAND are gone, wherever they are.

@@ -344,9 +344,10 @@ fn a_failed_system_call_leaves_the_old_file() {
     for (number, errno, says) in calls {
         for nameless in [true, false] {
             let command = save(&dir, &memory, "to --quiet");
-            let command = match nameless {
-                true => command,
-                false => refuse(command, &no_nameless(), libc::EOPNOTSUPP),
+            let command = if nameless {
+                command
+            } else {
+                refuse(command, &no_nameless(), libc::EOPNOTSUPP)
             };
             let line = dir.refusal(&mut refuse(command, &any(number), errno), 1);
             assert!(line.contains(says), "{number}: {line}");

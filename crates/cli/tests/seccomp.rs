@@ -391,9 +391,12 @@ fn trouble(
         (!by_itself || !ended.stderr.contains(&format!(" {name} (")))
             .then(|| format!("{:?}: {}{}", ended.status, ended.stdout, ended.stderr))
     };
-    let right = |ended: Ended, right: bool| match ended.status.success() {
-        true => (!right).then(|| format!("other bytes: {}", ended.stderr)),
-        false => named(ended),
+    let right = |ended: Ended, right: bool| {
+        if ended.status.success() {
+            (!right).then(|| format!("other bytes: {}", ended.stderr))
+        } else {
+            named(ended)
+        }
     };
     match job {
         "load" => right(run(&format!("load file {verify}"), &[]), true),
@@ -404,9 +407,10 @@ fn trouble(
             fs::write(dir.path("old"), b"old").unwrap();
             let ended = run("save --quiet file old", &[]);
             let old = fs::read(dir.path("old")).unwrap();
-            let whole = match ended.status.success() {
-                true => old == fs::read(dir.path("file")).unwrap(),
-                false => old == b"old",
+            let whole = if ended.status.success() {
+                old == fs::read(dir.path("file")).unwrap()
+            } else {
+                old == b"old"
             };
             assert!(whole, "{name}: {ended:?}");
             right(ended, dir.names() == ["file", "old", "run"])

@@ -320,9 +320,10 @@ fn a_failed_system_call_leaves_the_previous_snapshot() {
     for (number, errno, says) in calls {
         for nameless in [true, false] {
             let command = new.save(&dir, "--quiet");
-            let command = match nameless {
-                true => command,
-                false => refuse(command, &no_nameless(), libc::EOPNOTSUPP),
+            let command = if nameless {
+                command
+            } else {
+                refuse(command, &no_nameless(), libc::EOPNOTSUPP)
             };
             let ended = end(&mut refuse(command, &any(number), errno));
             let line = ended.line(1);

@@ -314,9 +314,10 @@ fn udmabuf_that_opens(size: u64, list: u64, vmaps_wrong: bool) -> Check {
         remedies.push(remedy.to_string());
     }
     let check = Check::new("udmabuf", health, found);
-    match remedies.is_empty() {
-        true => check,
-        false => check.remedy(remedies.join("; ")),
+    if remedies.is_empty() {
+        check
+    } else {
+        check.remedy(remedies.join("; "))
     }
 }
 
@@ -374,9 +375,10 @@ fn dmafile_ko() -> Check {
     if !is_there && !Path::new("/dev/udmabuf").exists() && dmabuf::heaps().is_empty() {
         found += "; without heaps and udmabuf this is the only way to get a dma-buf here";
     }
-    let health = match is_there {
-        true => Health::Fair,
-        false => Health::Absent,
+    let health = if is_there {
+        Health::Fair
+    } else {
+        Health::Absent
     };
     Check::new(name, health, found).remedy(remedy)
 }

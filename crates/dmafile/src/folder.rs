@@ -87,9 +87,10 @@ impl Folder {
     pub fn make(&self, name: &OsStr, mode: u32) -> Result<Self, Errno> {
         place::make_folder(self.fd(), name, mode)?;
         let made = self.within(name)?;
-        match made.look()?.owner.0 == user() {
-            true => Ok(made),
-            false => Err(Errno::PERM),
+        if made.look()?.owner.0 == user() {
+            Ok(made)
+        } else {
+            Err(Errno::PERM)
         }
     }
 
@@ -117,9 +118,10 @@ impl Folder {
     /// A path to a file in it that leads there wherever the folder is moved, for calls that take no descriptor. Without
     /// `/proc` it is the usual path.
     pub fn reach(&self, name: impl AsRef<Path>) -> PathBuf {
-        match place::has_link(self.fd()) {
-            true => place::link_of(self.fd()).join(name),
-            false => self.place(name),
+        if place::has_link(self.fd()) {
+            place::link_of(self.fd()).join(name)
+        } else {
+            self.place(name)
         }
     }
 

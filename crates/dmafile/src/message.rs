@@ -157,9 +157,10 @@ impl From<Opt> for Message {
 
 impl From<String> for Message {
     fn from(text: String) -> Self {
-        match text.is_empty() {
-            true => Self::default(),
-            false => Part::Text(text).into(),
+        if text.is_empty() {
+            Self::default()
+        } else {
+            Part::Text(text).into()
         }
     }
 }
@@ -214,9 +215,10 @@ pub fn one_line(text: &str) -> String {
             line.push('…');
             break;
         }
-        match commands(c) {
-            true => line.extend(c.escape_default()),
-            false => line.push(c),
+        if commands(c) {
+            line.extend(c.escape_default())
+        } else {
+            line.push(c)
         }
     }
     line

@@ -96,10 +96,7 @@ fn buffered_reads_leave_the_page_cache_unchanged_if_possible() {
     let digest = file_digest(&path, 0, LEN);
     let can = knows_dontcache(&path);
     assert_eq!(File::probe(&path).unwrap().drops_behind, can);
-    let choice = match can {
-        true => "left as it was",
-        false => "filled",
-    };
+    let choice = if can { "left as it was" } else { "filled" };
     for range in [0..0, 5 << 20..9 << 20] {
         evict(&path);
         let _warm = (!range.is_empty()).then(|| warm(&path, range.start, range.end));

@@ -450,9 +450,10 @@ fn the_index_decides_between_copies_of_a_tensor() {
         let folder = dir();
         let names = ["a.safetensors", "b.safetensors"];
         // The newer copies come before or after the older ones.
-        let (base, patch) = match last {
-            true => (names[0], names[1]),
-            false => (names[1], names[0]),
+        let (base, patch) = if last {
+            (names[0], names[1])
+        } else {
+            (names[1], names[0])
         };
         safetensors(&folder.path().join(base), &first);
         safetensors(&folder.path().join(patch), replaced);

@@ -230,9 +230,10 @@ fn in_python(text: &str, function: &str, of: Operation, only: &[Opt]) -> String 
         // What other functions take as `**options`; only `save` has a place in the file.
         let is_key = text[..begin].contains(&format!("\n    {name}: ")) || of == Operation::Save;
         assert!(is_key, "{name} is in no TypedDict before {function}");
-        let after = match only.is_empty() {
-            true => text[..begin].lines().count(),
-            false => 0,
+        let after = if only.is_empty() {
+            text[..begin].lines().count()
+        } else {
+            0
         };
         let entry = format!("        {name}: ");
         let is_entry = |line: &String| line.starts_with(&entry);
@@ -269,9 +270,10 @@ fn in_struct(text: &str, name: &str, of: Operation) -> String {
     let head = format!("{head}\npub struct {name} {{\n");
     let members = dmafile_gpu::options(of).fold(members.to_string(), |members, info| {
         let line = format!("pub {}: ", info.option.name());
-        match info.option != Opt::InPlace && members.contains(&line) {
-            true => commented(&members, &line, "    ", &sentences(info)),
-            false => members,
+        if info.option != Opt::InPlace && members.contains(&line) {
+            commented(&members, &line, "    ", &sentences(info))
+        } else {
+            members
         }
     });
     format!("{head}{members}\n}}\n{tail}")

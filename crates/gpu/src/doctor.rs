@@ -40,9 +40,10 @@ fn gpus() -> Vec<Check> {
                         None => "may or may not pin sealed memory (cannot be queried)".to_string(),
                     },
                     link(device).unwrap_or_else(|| "unknown PCIe link".to_string()),
-                    match Path::new("/sys/module/nvidia_fs").exists() {
-                        true => "nvidia_fs is loaded but not used".to_string(),
-                        false => "no nvidia_fs (GPUDirect Storage)".to_string(),
+                    if Path::new("/sys/module/nvidia_fs").exists() {
+                        "nvidia_fs is loaded but not used".to_string()
+                    } else {
+                        "no nvidia_fs (GPUDirect Storage)".to_string()
                     },
                     "loading into a GPU has not been tested on hardware".to_string(),
                 ];

@@ -260,9 +260,10 @@ impl Sink for ToDevice {
         let Some(CopyingSlot { event, .. }) = self.taken.front() else {
             return Ok(true);
         };
-        let come = match wait {
-            true => event.wait().map(|()| true),
-            false => event.has_come(),
+        let come = if wait {
+            event.wait().map(|()| true)
+        } else {
+            event.has_come()
         };
         if !come.map_err(|failure| self.failed(failure))? {
             return Ok(false);

@@ -795,9 +795,10 @@ fn a_driver_without_one_of_the_functions_stays_open() {
     let error = device.check().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ENODEV), "{error}");
     assert!(error.to_string().contains("EventQuery"), "{error}");
-    let library = match device.is_cuda() {
-        true => "/libcuda.so.1",
-        false => "/libamdhip64.so.7",
+    let library = if device.is_cuda() {
+        "/libcuda.so.1"
+    } else {
+        "/libamdhip64.so.7"
     };
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(maps.contains(library), "{maps}");

@@ -217,9 +217,10 @@ fn pin_is_refused(double: &Double, device: Device) {
     let mut buffer = load(&path, Kind::Memfd).run().unwrap().buffer;
     buffer.seal().unwrap();
     let error = buffer.pin(&device).unwrap_err();
-    let why = match device.is_cuda() {
-        true => "cuMemHostRegister_v2 failed: operation not supported, error 801",
-        false => "HIP cannot register memory that is mapped read-only",
+    let why = if device.is_cuda() {
+        "cuMemHostRegister_v2 failed: operation not supported, error 801"
+    } else {
+        "HIP cannot register memory that is mapped read-only"
     };
     assert_eq!(
         error.to_string(),

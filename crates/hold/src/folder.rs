@@ -111,12 +111,13 @@ impl Spot {
         };
         let told = Mark::read(&mark);
         if !locked && told.is_alive() {
-            return match replace && told.at == self.at {
-                true => Ok(There::Other),
-                false => Err(self
+            return if replace && told.at == self.at {
+                Ok(There::Other)
+            } else {
+                Err(self
                     .cannot(Errno::BUSY)
                     .with_why("another holder uses it")
-                    .with_remedy("name another folder, or release that holder")),
+                    .with_remedy("name another folder, or release that holder"))
             };
         }
         let is_left = |name: &OsStr| name == MARK || told.made(&folder, name);
@@ -504,10 +505,7 @@ mod tests {
             let old = make(false);
             let mut new = make(true);
             new.put().unwrap();
-            let (first, second) = match ends_first {
-                true => (old, new),
-                false => (new, old),
-            };
+            let (first, second) = if ends_first { (old, new) } else { (new, old) };
             drop(first);
             assert!(path.exists(), "the second one has it");
             drop(second);

@@ -148,9 +148,10 @@ impl Hold {
         let name = self.chosen_name()?;
         self.check_folder()?;
         let manager = self.notify.then(Manager::of_environment).transpose()?;
-        let mut inherited = match self.inherit {
-            true => systemd::inherited()?,
-            false => Vec::new(),
+        let mut inherited = if self.inherit {
+            systemd::inherited()?
+        } else {
+            Vec::new()
         };
         let stored = store::own(&name, &mut inherited);
         let listener = self.listener(inherited)?;

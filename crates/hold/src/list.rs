@@ -70,9 +70,10 @@ pub fn holds(socket: Option<&Path>, cancel: &CancelToken) -> Result<Vec<Holding>
             Err(error) => {
                 let place = folder.display().to_string();
                 let error = Error::os("cannot list the folder", errno(error)).at(place);
-                match is_barred(&error) {
-                    true => continue,
-                    false => return Err(error),
+                if is_barred(&error) {
+                    continue;
+                } else {
+                    return Err(error);
                 }
             }
         };
@@ -158,8 +159,9 @@ fn ask(at: &Path, cancel: &CancelToken) -> Result<Holding> {
 
 fn any_changed(files: &[HeldInfo]) -> Option<bool> {
     let all = || files.iter().map(|file| file.changed);
-    match all().any(|changed| changed == Some(true)) {
-        true => Some(true),
-        false => all().all(|changed| changed.is_some()).then_some(false),
+    if all().any(|changed| changed == Some(true)) {
+        Some(true)
+    } else {
+        all().all(|changed| changed.is_some()).then_some(false)
     }
 }

@@ -29,9 +29,10 @@ pub(super) fn check(name: &str) -> Result<()> {
 /// The default name for a path without links: that of the file without its extension, or that of the
 /// folder.
 pub(super) fn of(path: &Path) -> Option<String> {
-    let name = match path.is_dir() {
-        true => path.file_name(),
-        false => path.file_stem(),
+    let name = if path.is_dir() {
+        path.file_name()
+    } else {
+        path.file_stem()
     };
     let name = name?.to_str()?.to_string();
     check(&name).is_ok().then_some(name)

@@ -230,9 +230,10 @@ impl Peer {
 
     /// Disconnects it, unless it has not received everything.
     fn end(&mut self, now: Instant) -> NextStep {
-        match self.has_received() {
-            true => NextStep::Drop,
-            false => self.stick(now),
+        if self.has_received() {
+            NextStep::Drop
+        } else {
+            self.stick(now)
         }
     }
 
@@ -298,9 +299,10 @@ impl Peer {
             }
         };
         let look = around.watch.look(files.clone(), now);
-        Ok(Some(match around.watch.is_over(look, now) {
-            true => self.files(around, request.op, files, look),
-            false => PeerState::Looks(request.op, files, look),
+        Ok(Some(if around.watch.is_over(look, now) {
+            self.files(around, request.op, files, look)
+        } else {
+            PeerState::Looks(request.op, files, look)
         }))
     }
 
@@ -317,16 +319,18 @@ impl Peer {
                 since: set.since,
                 total: set.members.len(),
                 takers: takers.len(),
-                some_takers: match take {
-                    true => Vec::new(),
-                    false => takers[..takers.len().min(MOST_TAKERS)].to_vec(),
+                some_takers: if take {
+                    Vec::new()
+                } else {
+                    takers[..takers.len().min(MOST_TAKERS)].to_vec()
                 },
                 files: (from..end).map(now).collect(),
                 ..Answer::empty()
             };
-            let then = match take && end == set.members.len() {
-                true => NextStep::Took,
-                false => NextStep::Stay,
+            let then = if take && end == set.members.len() {
+                NextStep::Took
+            } else {
+                NextStep::Stay
             };
             let mut pending = Pending::new(&answer, then);
             if pending.bytes.len() > LONGEST_ANSWER && end - from > 1 {
@@ -348,9 +352,10 @@ impl Peer {
         };
         let members = &around.set.members[pending.members.clone()];
         let count = members.iter().map(|member| member.fds.len()).sum();
-        let sent = match count == 0 || around.flight.admits(self.who.uid, count) {
-            true => send(self.socket.as_fd(), &pending.bytes, members),
-            false => Err(Errno::TOOMANYREFS),
+        let sent = if count == 0 || around.flight.admits(self.who.uid, count) {
+            send(self.socket.as_fd(), &pending.bytes, members)
+        } else {
+            Err(Errno::TOOMANYREFS)
         };
         match sent {
             Ok(()) => {}

@@ -47,16 +47,18 @@ fn among_all(place: &str, create: bool) -> Result<Folder> {
     let all = open(Path::new(place))?;
     let cannot = |errno| cannot_open(errno, &all.place(&name));
     // Neither follows a link.
-    let own = match create {
-        true => all.make_or_open(&name, 0o700),
-        false => all.within(&name),
+    let own = if create {
+        all.make_or_open(&name, 0o700)
+    } else {
+        all.within(&name)
     };
     let own = own.map_err(cannot)?;
     own.trust()?;
     own.trust_path()?;
-    match own.look().map_err(cannot)?.owner.0 == user() {
-        true => Ok(own),
-        false => Err(cannot(Errno::PERM).with_why("it belongs to another user")),
+    if own.look().map_err(cannot)?.owner.0 == user() {
+        Ok(own)
+    } else {
+        Err(cannot(Errno::PERM).with_why("it belongs to another user"))
     }
 }
 
@@ -129,9 +131,10 @@ fn folder_of(path: &Path) -> Result<(Folder, OsString)> {
 /// Checks whether a socket can be created there, before a long load.
 pub(super) fn check(path: &Path, replace: bool) -> Result<()> {
     let (folder, name) = folder_of(path)?;
-    match !replace && answers(&folder, &name)? {
-        true => Err(in_use(path)),
-        false => Ok(()),
+    if !replace && answers(&folder, &name)? {
+        Err(in_use(path))
+    } else {
+        Ok(())
     }
 }
 
@@ -311,13 +314,15 @@ impl Bound {
             exchanged => exchanged.map_err(&failed)?,
         }
         let other = std::mem::replace(&mut file.name, name.to_os_string());
-        match answers(&file.folder, &other)? {
-            true => file.replaced = Some(other),
-            false => drop(file.folder.remove(&other)),
+        if answers(&file.folder, &other)? {
+            file.replaced = Some(other)
+        } else {
+            drop(file.folder.remove(&other))
         }
-        match file.replaced.is_some() && !replace {
-            true => Err(in_use(&self.path)),
-            false => Ok(()),
+        if file.replaced.is_some() && !replace {
+            Err(in_use(&self.path))
+        } else {
+            Ok(())
         }
     }
 

@@ -102,11 +102,10 @@ impl Answer {
     pub(super) fn parse(message: &[u8]) -> Result<Self, String> {
         let answer: Self = serde_json::from_slice(message).map_err(|error| error.to_string())?;
         let is_refusal = answer.error.is_some();
-        match is_refusal || (answer.v == VERSION && answer.total <= MOST_FILES) {
-            true => Ok(answer),
-            false => {
-                Err("its version is not supported, or it announces too many files".to_string())
-            }
+        if is_refusal || (answer.v == VERSION && answer.total <= MOST_FILES) {
+            Ok(answer)
+        } else {
+            Err("its version is not supported, or it announces too many files".to_string())
         }
     }
 

@@ -110,9 +110,10 @@ impl Server {
     fn wait(&self) -> Ready {
         let now = Instant::now();
         let accepts = self.pause.is_none_or(|until| now >= until);
-        let wanted = match accepts {
-            true => PollFlags::IN,
-            false => PollFlags::empty(),
+        let wanted = if accepts {
+            PollFlags::IN
+        } else {
+            PollFlags::empty()
         };
         let poll = PollFd::from_borrowed_fd;
         let mut fds = vec![
@@ -185,9 +186,10 @@ impl Server {
         self.peers.retain_mut(|peer| {
             let ready = ready[number];
             number += 1;
-            let step = match ready || peer.is_due(around.watch, now) {
-                true => peer.step(&mut around, ready, now),
-                false => NextStep::Stay,
+            let step = if ready || peer.is_due(around.watch, now) {
+                peer.step(&mut around, ready, now)
+            } else {
+                NextStep::Stay
             };
             if step == NextStep::Took || (step == NextStep::Drop && peer.has_all()) {
                 last = Some(now);

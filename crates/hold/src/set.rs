@@ -56,9 +56,10 @@ impl Member {
     ) -> Result<Self> {
         let is_memfd = *buffer.kind() == MemoryKind::Memfd;
         let sealed = is_memfd && !writable;
-        match sealed {
-            true => buffer.seal()?,
-            false => buffer.enter_forks(),
+        if sealed {
+            buffer.seal()?
+        } else {
+            buffer.enter_forks()
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let info = HeldInfo {
@@ -95,9 +96,12 @@ impl Member {
                 .with_why(why)
                 .with_remedy("raise size_limit_mb of udmabuf"));
         }
-        let own = |fd: BorrowedFd<'_>| match info.kind == MemoryKind::Memfd {
-            true => seal_seals(fd, info.sealed),
-            false => file::dup(fd),
+        let own = |fd: BorrowedFd<'_>| {
+            if info.kind == MemoryKind::Memfd {
+                seal_seals(fd, info.sealed)
+            } else {
+                file::dup(fd)
+            }
         };
         let fds: Result<Vec<_>, Errno> = all.into_iter().map(own).collect();
         let fds = fds.map_err(failed)?;
@@ -126,9 +130,10 @@ fn seal_seals(fd: BorrowedFd<'_>, sealed: bool) -> Result<OwnedFd, Errno> {
         Ok(()) | Err(Errno::PERM) => {}
         Err(errno) => return Err(errno),
     }
-    match sealed {
+    if sealed {
         // Without /proc there is no read-only descriptor.
-        true => memfd::read_only(fd).or_else(|_| file::dup(fd)),
-        false => file::dup(fd),
+        memfd::read_only(fd).or_else(|_| file::dup(fd))
+    } else {
+        file::dup(fd)
     }
 }

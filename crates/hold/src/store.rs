@@ -62,13 +62,14 @@ pub(super) fn roots(paths: &[PathBuf]) -> Option<Roots> {
     };
     for path in paths {
         add(path)?;
-        let mut indexes: Vec<_> = match path.is_dir() {
-            true => std::fs::read_dir(path)
+        let mut indexes: Vec<_> = if path.is_dir() {
+            std::fs::read_dir(path)
                 .ok()?
                 .flatten()
                 .map(|entry| entry.path())
-                .collect(),
-            false => Vec::new(),
+                .collect()
+        } else {
+            Vec::new()
         };
         indexes.retain(|path| {
             path.to_string_lossy().ends_with(".index.json")

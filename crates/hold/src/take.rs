@@ -181,9 +181,10 @@ impl HeldFile {
     fn new(buffer: Buffer, info: HeldInfo, from: Arc<KeepAlive>) -> Self {
         Self {
             name: info.name.clone(),
-            huge: match info.pages.contains("thp") {
-                true => buffer.has_huge_mapping(),
-                false => None,
+            huge: if info.pages.contains("thp") {
+                buffer.has_huge_mapping()
+            } else {
+                None
             },
             buffer,
             info,

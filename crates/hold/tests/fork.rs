@@ -31,9 +31,10 @@ fn in_child(work: impl FnOnce() -> bool) -> i32 {
         }
         let mut status = 0;
         assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
-        match libc::WIFEXITED(status) {
-            true => libc::WEXITSTATUS(status),
-            false => -1,
+        if libc::WIFEXITED(status) {
+            libc::WEXITSTATUS(status)
+        } else {
+            -1
         }
     }
 }

@@ -670,9 +670,10 @@ fn sort(flags: u64) -> &'static str {
 
 fn sum(folios: &[Folio], mapped: MappedBy, asked: Option<u32>) -> PinnedPages {
     let asked = asked.map(|pid| mapped.people.iter().position(|one| one.pid == pid));
-    let cgroups = match folios.iter().any(|one| one.cgroup.is_some()) {
-        true => cgroups(),
-        false => HashMap::new(),
+    let cgroups = if folios.iter().any(|one| one.cgroup.is_some()) {
+        cgroups()
+    } else {
+        HashMap::new()
     };
     let mut groups = BTreeMap::<_, (u64, u64, u64)>::new();
     for (at, folio) in folios.iter().enumerate() {

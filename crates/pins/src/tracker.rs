@@ -219,17 +219,16 @@ fn parse_line(line: &str, now: f64) -> Option<PinnedRegion> {
     let mut number = || words.next()?.parse::<u64>().ok();
     let (pins, bytes, since) = (number()?, number()?, number()?);
     let function = Some(words.next()?).filter(|function| *function != "0");
-    let memfd = match is_memfd {
-        true => {
-            let (major, minor) = words.next()?.split_once(':')?;
-            let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
-            Some(RegionFile {
-                device: format!("{major:02x}:{minor:02x}"),
-                inode: words.next()?.parse().ok()?,
-                name: unescaped(words.next()?),
-            })
-        }
-        false => None,
+    let memfd = if is_memfd {
+        let (major, minor) = words.next()?.split_once(':')?;
+        let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
+        Some(RegionFile {
+            device: format!("{major:02x}:{minor:02x}"),
+            inode: words.next()?.parse().ok()?,
+            name: unescaped(words.next()?),
+        })
+    } else {
+        None
     };
     Some(PinnedRegion {
         id: None,

@@ -158,10 +158,7 @@ const LONGTERM_OF_MACRO: u64 = 0x10000;
 /// probes; and an error if the requested process does not exist.
 pub fn watch(what: &Watch, stop: &CancelToken, started: impl FnOnce()) -> Result<Watched> {
     what.pid.map(super::find).transpose()?;
-    let longterm = match what.short {
-        true => None,
-        false => Some(longterm()?),
-    };
+    let longterm = if what.short { None } else { Some(longterm()?) };
     let (instance, probes) = start(longterm)?;
     let begun = Instant::now();
     started();
@@ -333,9 +330,10 @@ impl Probe {
         let some = self.pins.map(|_| "n > 0".to_string());
         let condition = self.condition.map(|(_, condition)| condition.to_string());
         let all: Vec<_> = [flag, some, condition].into_iter().flatten().collect();
-        let filter = match all.is_empty() {
-            true => String::new(),
-            false => format!(" if {}", all.join(" && ")),
+        let filter = if all.is_empty() {
+            String::new()
+        } else {
+            format!(" if {}", all.join(" && "))
         };
         format!("hist:keys=common_pid.execname,{stack}{values}:size={SIZE}{filter}")
     }

@@ -596,12 +596,11 @@ fn a_snapshot_stays_in_the_folder_that_was_opened() {
             let what = format!("{how} at {step}; an old snapshot: {old}");
             let dir = dir();
             let current = dir.path().join("current");
-            let opened = match link {
-                true => {
-                    symlink("opened", &current).unwrap();
-                    "opened"
-                }
-                false => "current",
+            let opened = if link {
+                symlink("opened", &current).unwrap();
+                "opened"
+            } else {
+                "current"
             };
             fs::create_dir(dir.path().join(opened)).unwrap();
             fs::create_dir(dir.path().join("other")).unwrap();
@@ -629,9 +628,10 @@ fn a_snapshot_stays_in_the_folder_that_was_opened() {
                     save
                 })
                 .on_plan(move |_| plan())
-                .progress(move |progress| match progress.done < progress.total {
-                    true => begun(),
-                    false => {
+                .progress(move |progress| {
+                    if progress.done < progress.total {
+                        begun()
+                    } else {
                         begun();
                         ended();
                     }
@@ -639,14 +639,16 @@ fn a_snapshot_stays_in_the_folder_that_was_opened() {
                 .run()
                 .unwrap_or_else(|error| panic!("{what}: {error}"));
             assert!(once.get().is_some(), "{what}");
-            let (saved, other) = match link {
-                true => ("opened", "other"),
-                false => ("moved", "current"),
+            let (saved, other) = if link {
+                ("opened", "other")
+            } else {
+                ("moved", "current")
             };
             check(&dir.path().join(saved), 2);
-            match old {
-                true => check(&dir.path().join(other), 7),
-                false => assert!(names(&dir.path().join(other)).is_empty(), "{what}"),
+            if old {
+                check(&dir.path().join(other), 7)
+            } else {
+                assert!(names(&dir.path().join(other)).is_empty(), "{what}")
             }
             let mut reasons = report.reasons.iter();
             let told =

@@ -26,9 +26,10 @@ impl BlockDevice {
     fn at(link: &Path) -> Option<Self> {
         let folder = fs::canonicalize(link).ok()?;
         let name = folder.file_name()?.to_string_lossy().into_owned();
-        let disk = match folder.join("partition").exists() {
-            true => folder.parent()?.to_path_buf(),
-            false => folder,
+        let disk = if folder.join("partition").exists() {
+            folder.parent()?.to_path_buf()
+        } else {
+            folder
         };
         Some(Self { name, disk })
     }

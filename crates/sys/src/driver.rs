@@ -210,12 +210,13 @@ impl Driver {
         // SAFETY: it writes the address of a text that the driver owns and never frees, or null.
         let known =
             unsafe { (self.table.error_string)(code, &raw mut text) } == 0 && !text.is_null();
-        let text = match known {
+        let text = if known {
             // SAFETY: as above; a NUL ends the text.
-            true => unsafe { CStr::from_ptr(text) }
+            unsafe { CStr::from_ptr(text) }
                 .to_string_lossy()
-                .into_owned(),
-            false => "an unknown error".to_string(),
+                .into_owned()
+        } else {
+            "an unknown error".to_string()
         };
         Err(Failure { call, code, text })
     }

@@ -139,9 +139,12 @@ pub fn data(fd: BorrowedFd<'_>, start: u64, end: u64, small: u64) -> Vec<(u64, u
             Some(whole)
         };
         // A network or FUSE server that returns nonsense counts as an error.
-        let next = next.map(|(data, hole)| match from <= data && data < hole {
-            true => (data, hole),
-            false => whole,
+        let next = next.map(|(data, hole)| {
+            if from <= data && data < hole {
+                (data, hole)
+            } else {
+                whole
+            }
         });
         let Some((data, hole)) = next.filter(|(data, _)| *data < end) else {
             break;

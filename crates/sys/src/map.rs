@@ -329,10 +329,7 @@ impl View {
         let (base, flags) = (self.0.base.as_ptr(), MapFlags::SHARED | MapFlags::FIXED);
         // SAFETY: the range is ours, and `&mut self` says that no slice of it is held, and a view has no regions.
         unsafe { rustix::mm::mmap(base.cast(), len.min(self.0.len), prot, flags, fd, 0)? };
-        self.0.share = match sealed {
-            true => Share::Sealed,
-            false => Share::Shared,
-        };
+        self.0.share = if sealed { Share::Sealed } else { Share::Shared };
         Ok(())
     }
 
@@ -631,9 +628,10 @@ impl<'m> Region<'m> {
 
     /// Excludes the region from forked children, or includes it again (madvise(2)).
     pub fn leave_out_of_forks(&self, leave: bool) {
-        let advice = match leave {
-            true => Advice::LinuxDontFork,
-            false => Advice::LinuxDoFork,
+        let advice = if leave {
+            Advice::LinuxDontFork
+        } else {
+            Advice::LinuxDoFork
         };
         // SAFETY: advice on memory that we own changes no contents. It does not fail for our memory, and
         // children must not access memory that is being filled.

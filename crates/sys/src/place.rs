@@ -336,9 +336,10 @@ pub fn permit_socket(
         rustix::fs::chownat(&fd, c"", None, Some(group), AtFlags::EMPTY_PATH)?;
     }
     let mode = Mode::from_raw_mode(mode);
-    match has_link(fd.as_fd()) {
-        true => rustix::fs::chmod(link_of(fd.as_fd()), mode)?,
-        false => rustix::fs::chmodat(folder, name, mode, AtFlags::empty())?,
+    if has_link(fd.as_fd()) {
+        rustix::fs::chmod(link_of(fd.as_fd()), mode)?
+    } else {
+        rustix::fs::chmodat(folder, name, mode, AtFlags::empty())?
     }
     Ok(found)
 }

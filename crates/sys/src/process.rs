@@ -40,10 +40,11 @@ pub fn all() -> Result<Vec<u32>, Errno> {
         let name = entry.map_err(errno)?.file_name();
         pids.extend(name.to_str().and_then(|name| name.parse::<u32>().ok()));
     }
-    match pids.is_empty() {
+    if pids.is_empty() {
         // At least this process would be visible.
-        true => Err(Errno::NOENT),
-        false => Ok(pids),
+        Err(Errno::NOENT)
+    } else {
+        Ok(pids)
     }
 }
 

@@ -388,13 +388,12 @@ fn one(verb: Verb, root: &Path, target: &Path, number: usize) -> io::Result<()> 
         }
         Verb::Evil => {
             let socket = root.join("actor/socket");
-            let evil = match is_socket(target) {
-                true => socket,
-                false => {
-                    let own = root.join(format!("actor/evil.{number}"));
-                    fs::copy(root.join("actor/evil.bin"), &own)?;
-                    own
-                }
+            let evil = if is_socket(target) {
+                socket
+            } else {
+                let own = root.join(format!("actor/evil.{number}"));
+                fs::copy(root.join("actor/evil.bin"), &own)?;
+                own
             };
             fs::rename(evil, target)
         }

@@ -522,9 +522,10 @@ impl Turns {
             return self.held[call.root].push(task);
         }
         // Between two calls that name no file, the other one changes nothing.
-        let counts = match self.only_changes {
-            true => call.changes,
-            false => !call.paths.is_empty(),
+        let counts = if self.only_changes {
+            call.changes
+        } else {
+            !call.paths.is_empty()
         };
         self.patience += 1;
         let is_alone = session.exit(1 - self.current).is_some();

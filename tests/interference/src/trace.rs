@@ -233,9 +233,10 @@ impl Session {
         let Some(process) = field("Tgid:") else {
             return;
         };
-        let relative = match process == pid {
-            true => field("PPid:"),
-            false => Some(process),
+        let relative = if process == pid {
+            field("PPid:")
+        } else {
+            Some(process)
         };
         let parent = relative.and_then(|relative| {
             let mut tasks = self.tasks.values();
@@ -457,9 +458,10 @@ impl Look<'_> {
                 let path = bytes.get(2..).unwrap_or_default();
                 let end = path.iter().position(|byte| *byte == 0);
                 let path = &path[..end.unwrap_or(path.len())];
-                match path.is_empty() {
-                    true => return None,
-                    false => self.place(None, Path::new(std::ffi::OsStr::from_bytes(path))),
+                if path.is_empty() {
+                    return None;
+                } else {
+                    self.place(None, Path::new(std::ffi::OsStr::from_bytes(path)))
                 }
             }
         })
@@ -509,9 +511,10 @@ impl Look<'_> {
         }
         // socket:[NUMBER], pipe:[NUMBER], anon_inode:[io_uring]
         let kind = text.trim_start_matches("anon_inode:");
-        let kind = match kind.starts_with('[') {
-            true => kind.trim_matches(|c| c == '[' || c == ']'),
-            false => kind.split(':').next().unwrap_or(kind),
+        let kind = if kind.starts_with('[') {
+            kind.trim_matches(|c| c == '[' || c == ']')
+        } else {
+            kind.split(':').next().unwrap_or(kind)
         };
         match kind {
             // The streams of the command itself, which no action touches.
@@ -552,9 +555,10 @@ impl Look<'_> {
             _ => fs::read_link(format!("/proc/{}/cwd", self.process)).unwrap_or_default(),
         };
         let whole = plain(&base.join(path));
-        match whole.starts_with(self.scratch) {
-            true => Named::Inside(whole),
-            false => Named::System,
+        if whole.starts_with(self.scratch) {
+            Named::Inside(whole)
+        } else {
+            Named::System
         }
     }
 

@@ -125,12 +125,13 @@ impl Subject {
 
     /// Its path in a child, and the stdin that this may need.
     pub(super) fn for_child(&self) -> io::Result<(PathBuf, Stdio)> {
-        Ok(match self.own {
-            true => (
+        Ok(if self.own {
+            (
                 PathBuf::from("/proc/self/fd/0"),
                 self.file.try_clone()?.into(),
-            ),
-            false => (self.path.clone(), Stdio::null()),
+            )
+        } else {
+            (self.path.clone(), Stdio::null())
         })
     }
 

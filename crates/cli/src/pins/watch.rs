@@ -42,9 +42,10 @@ pub(super) fn run(args: &PinsArgs, seconds: Option<u32>) -> Result<u8, Failure> 
 
 fn text(watched: &Watched) -> String {
     let mut text = String::new();
-    let pins = match watched.short {
-        true => "all pins",
-        false => "long-term pins (FOLL_LONGTERM)",
+    let pins = if watched.short {
+        "all pins"
+    } else {
+        "long-term pins (FOLL_LONGTERM)"
     };
     // Writing to a String does not fail.
     let _ = writeln!(text, "watched for {:.1} s: {pins}", watched.seconds);

@@ -248,9 +248,10 @@ impl Filesystem for Faulty {
         _: i32,
         reply: ReplyLseek,
     ) {
-        match self.faults.nonsense_holes {
-            true => reply.offset(offset),
-            false => reply.error(Errno::ENOSYS),
+        if self.faults.nonsense_holes {
+            reply.offset(offset)
+        } else {
+            reply.error(Errno::ENOSYS)
         }
     }
 

@@ -111,9 +111,10 @@ impl Filled for Private {
     }
 
     fn can_pin(&self) -> Result<bool, &'static str> {
-        match self.copied {
-            true => Err("copy-on-write memory cannot be pinned: pin the original"),
-            false => Ok(true),
+        if self.copied {
+            Err("copy-on-write memory cannot be pinned: pin the original")
+        } else {
+            Ok(true)
         }
     }
 

@@ -79,9 +79,10 @@ impl FdFilling {
 
 impl CopyOut for FdFilling {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-        match self.file.may_shrink {
-            true => file::pread_all(self.file.fd.as_fd(), into, at)?,
-            false => self.map.region().copy_out(at, into),
+        if self.file.may_shrink {
+            file::pread_all(self.file.fd.as_fd(), into, at)?
+        } else {
+            self.map.region().copy_out(at, into)
         }
         Ok(())
     }

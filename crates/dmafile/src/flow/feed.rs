@@ -360,10 +360,7 @@ mod tests {
             lent in any::<bool>(),
         ) {
             let block = block_in_aligns * align.max(512);
-            let (base, start) = match lent {
-                true => (start, start.next_multiple_of(align)),
-                false => (start - start % 4096, start),
-            };
+            let (base, start) = if lent { (start, start.next_multiple_of(align)) } else { (start - start % 4096, start) };
             let phase = base % align;
             let capacity = (start - base + len).next_multiple_of(4096);
             let cut = Cut { block, align, base, phase, capacity };

@@ -16,9 +16,10 @@ pub(crate) struct Run<'a> {
 impl Run<'_> {
     /// The error of a cancelled run, at this place.
     pub(crate) fn check(&self, place: impl FnOnce() -> String) -> Result<()> {
-        match self.cancel.is_cancelled() {
-            true => Err(Error::cancelled(self.verb, place())),
-            false => Ok(()),
+        if self.cancel.is_cancelled() {
+            Err(Error::cancelled(self.verb, place()))
+        } else {
+            Ok(())
         }
     }
 }

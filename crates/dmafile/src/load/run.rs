@@ -86,9 +86,10 @@ impl Load {
         if let Kind::Pinned(device) = &task.kind {
             device.describe()?;
         }
-        let fused = match plan.fused {
-            true => transfer::fused(&task, &run)?,
-            false => None,
+        let fused = if plan.fused {
+            transfer::fused(&task, &run)?
+        } else {
+            None
         };
         let (filled, outcome, pages) = match fused {
             Some((filled, outcome)) => (filled, outcome, buffer::exporters_pages()),

@@ -13,9 +13,10 @@ use crate::sys::{Errno, file, retry};
 pub(super) fn read_buffered(job: &ReadJob<'_>, mut extent: IoExtent) -> Result<(), Stop> {
     loop {
         let (fd, offset) = job.source.buffered(extent.file);
-        let read = match job.plan.tuning.drop_behind {
-            true => file::pread_dropping,
-            false => file::pread,
+        let read = if job.plan.tuning.drop_behind {
+            file::pread_dropping
+        } else {
+            file::pread
         };
         let got = job
             .touch(|| retry(|| read(fd, &job.region, extent.at, extent.len, offset)))?

@@ -172,11 +172,12 @@ pub(super) fn fused(plan: &Plan, source: &Source, run: &Run<'_>) -> Result<Owned
     });
     let (fd, moved) = made.map_err(|errno| watch.stop(errno, done, direct))?;
     account(meter, &moved, range, start);
-    let first = match in_order {
-        true => moved.alloc,
-        false => moved
+    let first = if in_order {
+        moved.alloc
+    } else {
+        moved
             .alloc
-            .mul_f64(FIRST_CHUNK as f64 / plan.place.writable_to.max(FIRST_CHUNK) as f64),
+            .mul_f64(FIRST_CHUNK as f64 / plan.place.writable_to.max(FIRST_CHUNK) as f64)
     };
     meter.allocated_in_reads(start, moved.alloc, first, plan.place.writable_to);
     let extent = IoExtent {
@@ -224,10 +225,11 @@ fn must_be_direct(plan: &Plan) -> bool {
 
 fn how(plan: &Plan, module: &ModuleFacts, strict: bool) -> MoveOptions {
     MoveOptions {
-        chunk: match plan.tuning.chunk == module.chunk {
+        chunk: if plan.tuning.chunk == module.chunk {
             // The default chunk size: no more than this, and less for small ranges.
-            true => 0,
-            false => plan.tuning.chunk.next_multiple_of(map::page_size()),
+            0
+        } else {
+            plan.tuning.chunk.next_multiple_of(map::page_size())
         },
         strict,
         in_order: false,

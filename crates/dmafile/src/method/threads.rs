@@ -11,9 +11,10 @@ pub(super) fn run(job: &ReadJob<'_>, workers: usize) -> Result<(), Stop> {
     let direct = job.pass.attempt.direct;
     run_workers(job.pass.node, workers, |row| {
         each(&job.pass, Queue::Method, row, |extent| {
-            match direct {
-                true => read_direct(job, *extent)?,
-                false => read_buffered(job, *extent)?,
+            if direct {
+                read_direct(job, *extent)?
+            } else {
+                read_buffered(job, *extent)?
             }
             Ok(MovedExtent::all(extent, direct))
         })
@@ -64,9 +65,10 @@ fn copy(job: &ReadJob<'_>, extent: &IoExtent) -> Result<bool, Stop> {
     if !attempt.direct {
         return read_buffered(job, left).map(|()| false);
     }
-    let read = match aligned && attempt.reads_by_address() {
-        true => read_direct(job, left),
-        false => bounce::once(job, &left),
+    let read = if aligned && attempt.reads_by_address() {
+        read_direct(job, left)
+    } else {
+        bounce::once(job, &left)
     };
     match read {
         Err(Stop::NotDirect(_) | Stop::Refused(_)) => read_buffered(job, left).map(|()| false),

@@ -35,9 +35,10 @@ fn memory(job: &ReadJob<'_>) -> RingMemory<'static> {
         Method::Bounce if job.plan.tuning.premaps => Map::IfPossible,
         _ => Map::No,
     };
-    match job.pass.attempt.registered {
-        true => RingMemory::Registered(job.plan.sizes.window, map),
-        false => RingMemory::Plain,
+    if job.pass.attempt.registered {
+        RingMemory::Registered(job.plan.sizes.window, map)
+    } else {
+        RingMemory::Plain
     }
 }
 
@@ -98,9 +99,10 @@ impl<'a> Direction<'a> for RingReads<'a> {
     }
 
     fn move_now(&self, flight: &Flight<'a>, direct: bool) -> Result<(), Stop> {
-        match direct {
-            true => read_direct(self.job, flight.left),
-            false => read_buffered(self.job, flight.left),
+        if direct {
+            read_direct(self.job, flight.left)
+        } else {
+            read_buffered(self.job, flight.left)
         }
     }
 
@@ -109,9 +111,10 @@ impl<'a> Direction<'a> for RingReads<'a> {
     }
 
     fn failed(&self, flight: &Flight<'a>, errno: Errno) -> Stop {
-        match self.job.pass.attempt.direct && is_refusal(errno) {
-            true => refused(self.job.source, errno),
-            false => failed(self.job.source, flight.left.file, errno).into(),
+        if self.job.pass.attempt.direct && is_refusal(errno) {
+            refused(self.job.source, errno)
+        } else {
+            failed(self.job.source, flight.left.file, errno).into()
         }
     }
 

@@ -223,9 +223,10 @@ impl Method {
 
     /// Why a method that other loaders have is refused; None for any other word.
     pub fn refused(word: &str) -> Option<&'static str> {
-        (word == "cufile").then(|| match std::path::Path::new("/sys/module/nvidia_fs").exists() {
-            true => "this version supports loading into a device only through its ring",
-            false => {
+        (word == "cufile").then(|| {
+            if std::path::Path::new("/sys/module/nvidia_fs").exists() {
+                "this version supports loading into a device only through its ring"
+            } else {
                 "the module nvidia_fs is not loaded, without which cuFile copies as the ring does"
             }
         })

@@ -81,12 +81,12 @@ fn needs_pages(file: &File, first: Attempt) -> bool {
 
 /// Number of threads that allocate ahead: if many reads are copies, the CPUs are needed for those.
 pub(super) fn allocators(host: &Host, first: Attempt, alone: bool, capacity: u64) -> usize {
-    match first.direct || alone {
-        true => host
-            .cpus
+    if first.direct || alone {
+        host.cpus
             .min((capacity / ALLOCATOR_SHARE) as usize)
-            .clamp(1, MOST_THREADS),
-        false => 1,
+            .clamp(1, MOST_THREADS)
+    } else {
+        1
     }
 }
 

@@ -62,9 +62,10 @@ pub(crate) fn decide(
     let (mut methods, not_mapped) = load::choose(request, file, host, target, wanted, log)?;
     let first = methods[0];
     // One call reads with one I/O mode.
-    let (to_copy, to_read) = match first.moves_in_one_call() && first.direct {
-        true => (0, wanted.to_copy + wanted.to_read),
-        false => (wanted.to_copy, wanted.to_read),
+    let (to_copy, to_read) = if first.moves_in_one_call() && first.direct {
+        (0, wanted.to_copy + wanted.to_read)
+    } else {
+        (wanted.to_copy, wanted.to_read)
     };
     let tuning = LoadTuning::decide(request, file, host, target, &methods, wanted, log)?;
     let LoadTuning {
@@ -135,9 +136,10 @@ fn describe_io(request: &Request, first: Attempt, file: &File, layout: &Layout, 
         (Io::Direct | Io::Buffered, _) => log.add(About::Io, request.io, "requested"),
         (Io::Auto, Some(why)) => log.add(About::Io, Io::Buffered, why),
         (Io::Auto, None) if first.moves_in_one_call() => {
-            let choice = match first.direct {
-                true => Io::Direct,
-                false => Io::Buffered,
+            let choice = if first.direct {
+                Io::Direct
+            } else {
+                Io::Buffered
             };
             let why = format!(
                 "{cached} of {} bytes are cached, and a call cannot mix modes ({})",

@@ -48,9 +48,10 @@ pub(crate) fn order(verb: Verb, (asked, io): (Method, Io), memory: MemoryFacts) 
     let call = |method| {
         let buffered = Attempt::new(method, false, false);
         let direct = Attempt::new(method, true, false);
-        match cached {
-            true => vec![buffered],
-            false => vec![direct, buffered],
+        if cached {
+            vec![buffered]
+        } else {
+            vec![direct, buffered]
         }
     };
     let blocks = || vec![BOUNCE_REGISTERED, BOUNCE, BUFFERED];
@@ -271,16 +272,18 @@ pub(crate) fn describe(
         ),
         (Method::Bounce, _, true) => (
             "the disk writes into a registered ring, one copy from there",
-            match once {
-                true => "read into a registered ring, from which the disk reads",
-                false => "one copy to a registered ring, from which the disk reads",
+            if once {
+                "read into a registered ring, from which the disk reads"
+            } else {
+                "one copy to a registered ring, from which the disk reads"
             },
         ),
         (Method::Bounce, ..) => (
             "a pool of direct preads, one copy from there",
-            match once {
-                true => "read into a ring, and a pool of direct pwrites from there",
-                false => "one copy to a ring, and a pool of direct pwrites from there",
+            if once {
+                "read into a ring, and a pool of direct pwrites from there"
+            } else {
+                "one copy to a ring, and a pool of direct pwrites from there"
             },
         ),
         (Method::Module | Method::CopyFileRange, true, _) => (
@@ -346,9 +349,12 @@ mod tests {
                     once.dedup();
                     assert_eq!(once, all, "{verb:?} {method} {memory:?}");
                     for unmet in NEEDS {
-                        let met = |need: Need, _| match need == unmet {
-                            true => Err(Message::from(format!("{need:?}"))),
-                            false => Ok(()),
+                        let met = |need: Need, _| {
+                            if need == unmet {
+                                Err(Message::from(format!("{need:?}")))
+                            } else {
+                                Ok(())
+                            }
                         };
                         let (kept, left_out) = keep(all.clone(), Io::Auto, met);
                         assert_eq!(kept.len() + left_out.len(), all.len());

@@ -62,9 +62,10 @@ pub(super) fn pages(
     }
     let vmaps_wrong = matches!(target.kind, Kind::Udmabuf) && host.udmabuf_vmaps_wrong;
     if request.pages != Pages::Auto {
-        let why = match vmaps_wrong && request.pages != Pages::Base {
-            true => format!("requested; {VMAPS_WRONG}"),
-            false => "requested".to_string(),
+        let why = if vmaps_wrong && request.pages != Pages::Base {
+            format!("requested; {VMAPS_WRONG}")
+        } else {
+            "requested".to_string()
         };
         log.add(About::Pages, request.pages, why);
         return Ok(request.pages);

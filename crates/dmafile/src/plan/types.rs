@@ -201,10 +201,11 @@ impl Plan {
     /// How far into a block the memory begins, if blocks begin at multiples of their size or, for direct
     /// reads, of the file's alignment.
     pub(crate) fn phase(&self) -> u64 {
-        match self.tuning.drop_behind {
+        if self.tuning.drop_behind {
             // No two blocks share a folio of the page cache.
-            true => self.base() % self.tuning.block,
-            false => self.base() % self.tuning.align,
+            self.base() % self.tuning.block
+        } else {
+            self.base() % self.tuning.align
         }
     }
 
@@ -274,9 +275,10 @@ impl Plan {
 
     /// Number of threads that copy from the page cache at once.
     pub(crate) fn workers_for_copies(&self) -> usize {
-        match self.to_copy <= self.tuning.block {
-            true => 1,
-            false => self.tuning.threads,
+        if self.to_copy <= self.tuning.block {
+            1
+        } else {
+            self.tuning.threads
         }
     }
 

@@ -26,9 +26,10 @@ impl Blocks<'_> {
         moves: impl FnOnce(&Blocks<'_>) -> Result<T, Stop>,
     ) -> Result<T, Stop> {
         let (bytes, align) = (count * size, align.max(page_size()));
-        let (bytes, align) = match bytes >= HUGE {
-            true => (bytes.next_multiple_of(HUGE), align.max(HUGE)),
-            false => (bytes, align),
+        let (bytes, align) = if bytes >= HUGE {
+            (bytes.next_multiple_of(HUGE), align.max(HUGE))
+        } else {
+            (bytes, align)
         };
         let ring = Mapping::anon(bytes as usize, align as usize)
             .map_err(|errno| Stop::Refused(Error::os("cannot create a ring of blocks", errno)))?;

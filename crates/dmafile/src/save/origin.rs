@@ -746,9 +746,10 @@ fn of_memory(
         let size = stat
             .size
             .next_multiple_of(if huge { stat.fs_block } else { 1 }) as usize;
-        let writable = match huge {
-            true => Mapping::shared_sparse(fd.as_fd(), size),
-            false => Mapping::unforked(fd.as_fd(), size.max(1), 1),
+        let writable = if huge {
+            Mapping::shared_sparse(fd.as_fd(), size)
+        } else {
+            Mapping::unforked(fd.as_fd(), size.max(1), 1)
         };
         match writable {
             Ok(map) => (Ok(map), None),
@@ -790,9 +791,10 @@ fn of_file(path: &Path) -> Result<(Body<'static>, Option<u64>, OriginKind)> {
         let stat = file::stat(dup.as_fd()).map_err(|errno| Error::os("cannot stat", errno))?;
         return of_memory(&dup, &stat);
     }
-    let kind = match source.file_system() == Source::BLOCK_DEVICE {
-        true => OriginKind::BlockDevice,
-        false => OriginKind::File,
+    let kind = if source.file_system() == Source::BLOCK_DEVICE {
+        OriginKind::BlockDevice
+    } else {
+        OriginKind::File
     };
     Ok((Body::File(source), Some(size), kind))
 }

@@ -303,9 +303,10 @@ impl AppendFile {
         while done < len {
             let (at, to) = (origin.start + done, offset + done);
             let wrote = retry(|| file::pwrite(fd, &region, at, len - done, to))?;
-            let wrote = match done + wrote < len {
-                true => wrote - wrote % self.grain(),
-                false => wrote,
+            let wrote = if done + wrote < len {
+                wrote - wrote % self.grain()
+            } else {
+                wrote
             };
             if wrote == 0 {
                 return Err(Errno::INVAL);

@@ -141,9 +141,10 @@ pub(super) fn decide(
     log: &Reasons,
 ) -> Result<SavePlan> {
     let data: u64 = runs.iter().map(|run| run.1 - run.0).sum();
-    let holes = match origin.is_stream() {
-        true => 0,
-        false => origin.bytes.map_or(0, |bytes| bytes.saturating_sub(data)),
+    let holes = if origin.is_stream() {
+        0
+    } else {
+        origin.bytes.map_or(0, |bytes| bytes.saturating_sub(data))
     };
     let by_address = match wanted.method {
         Method::Auto | Method::Module if module_has_made(origin) => {
@@ -186,14 +187,16 @@ pub(super) fn decide(
     let once = origin.passes_once();
     let how = methods::describe(Verb::Save, (first, wanted.method), (false, once));
     log.add(About::Method, first, how);
-    let (how, why) = match to.is_in_place() {
-        true => ("in place", "not atomic: a crash leaves old and new bytes"),
-        false => ("atomic", "the old file or the new one, never a mixture"),
+    let (how, why) = if to.is_in_place() {
+        ("in place", "not atomic: a crash leaves old and new bytes")
+    } else {
+        ("atomic", "the old file or the new one, never a mixture")
     };
     log.add(About::Place, how, why);
-    let (how, why) = match wanted.sync {
-        true => ("yes", "it is on the disk when the save has ended"),
-        false => ("no", "requested: a crash soon after may lose it"),
+    let (how, why) = if wanted.sync {
+        ("yes", "it is on the disk when the save has ended")
+    } else {
+        ("no", "requested: a crash soon after may lose it")
     };
     log.add(About::Sync, how, why);
     Ok(SavePlan {
@@ -277,18 +280,17 @@ fn choose(
     let order = methods::order(Verb::Save, (asked, io), memory);
     let (kept, left_out) = methods::keep(order, io, met);
     methods::log_left_out(&left_out, log);
-    match kept.is_empty() {
-        true => {
-            let ends = format!("of {}", wanted.from);
-            Err(methods::none_left(
-                Verb::Save,
-                asked,
-                &left_out,
-                &ends,
-                host,
-            ))
-        }
-        false => Ok(kept),
+    if kept.is_empty() {
+        let ends = format!("of {}", wanted.from);
+        Err(methods::none_left(
+            Verb::Save,
+            asked,
+            &left_out,
+            &ends,
+            host,
+        ))
+    } else {
+        Ok(kept)
     }
 }
 

@@ -144,9 +144,12 @@ impl Replacement {
         };
         listed
             .and_then(|()| place::set_mode(file, access.mode))
-            .map_err(|errno| match self.replaces {
-                true => cannot_keep(&self.target, OWNER, errno),
-                false => Error::os("cannot set its permissions", errno).at(self.target.place()),
+            .map_err(|errno| {
+                if self.replaces {
+                    cannot_keep(&self.target, OWNER, errno)
+                } else {
+                    Error::os("cannot set its permissions", errno).at(self.target.place())
+                }
             })
     }
 
@@ -259,9 +262,10 @@ impl SaveTarget {
     fn claim_new(&self, mode: u32) -> Result<(OsString, OwnedFd)> {
         self.claim(|name| {
             let file = place::create(self.folder.fd(), name, mode)?;
-            match self.keeps(name, file.as_fd()) {
-                true => Ok(file),
-                false => Err(Errno::EXIST),
+            if self.keeps(name, file.as_fd()) {
+                Ok(file)
+            } else {
+                Err(Errno::EXIST)
             }
         })
     }

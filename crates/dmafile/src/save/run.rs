@@ -270,13 +270,12 @@ impl SaveTransfer<'_> {
             self.origin.start,
             self.origin.start + self.origin.bytes.unwrap_or(0),
         );
-        let data: Vec<FileRange> = match self.origin.is_stream() {
-            true => vec![(start, u64::MAX)],
-            false => {
-                let runs = self.runs.iter();
-                runs.map(|run| (self.from(run.0), self.from(run.1)))
-                    .collect()
-            }
+        let data: Vec<FileRange> = if self.origin.is_stream() {
+            vec![(start, u64::MAX)]
+        } else {
+            let runs = self.runs.iter();
+            runs.map(|run| (self.from(run.0), self.from(run.1)))
+                .collect()
         };
         let check = self.check();
         let bytes = self.origin.bytes.unwrap_or(0);
@@ -298,9 +297,10 @@ impl SaveTransfer<'_> {
                 };
                 follower.advance(at + len, inside, || false).map(drop)
             };
-            let passing: Passing<'_> = match follower.is_some() {
-                true => Some(&pass),
-                false => None,
+            let passing: Passing<'_> = if follower.is_some() {
+                Some(&pass)
+            } else {
+                None
             };
             let (attempt, edges) = self.write(passing)?;
             let digest = follower.map(|follower| {
@@ -360,13 +360,12 @@ impl SaveTransfer<'_> {
         let direct = self.plan.methods.iter().any(|attempt| attempt.direct);
         let grain = if direct { self.to.grain } else { 1 };
         let kept = EdgeBytes::default();
-        let (main, mut edges) = match self.origin.is_stream() {
-            true => (vec![self.head(hash, &kept, grain)?], Vec::new()),
-            false => {
-                let parts = self.runs.iter().map(|run| middle(*run, grain));
-                let (main, edges): (Vec<_>, Vec<_>) = parts.unzip();
-                (main, edges.into_flattened())
-            }
+        let (main, mut edges) = if self.origin.is_stream() {
+            (vec![self.head(hash, &kept, grain)?], Vec::new())
+        } else {
+            let parts = self.runs.iter().map(|run| middle(*run, grain));
+            let (main, edges): (Vec<_>, Vec<_>) = parts.unzip();
+            (main, edges.into_flattened())
         };
         edges.retain(|edge| edge.0 < edge.1);
         let attempt = self.walk(main, grain, hash, &kept)?;

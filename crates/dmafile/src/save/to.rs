@@ -138,9 +138,10 @@ impl To {
         };
         let found = target.find()?.ok_or_else(|| cannot(Errno::NOENT))?;
         // Checked first: opening anything but a file may block or have side effects.
-        let kind = match target.is_magic {
-            true => is_file(target.kind_behind().map_err(cannot)?)?,
-            false => is_file(found.is.kind)?,
+        let kind = if target.is_magic {
+            is_file(target.kind_behind().map_err(cannot)?)?
+        } else {
+            is_file(found.is.kind)?
         };
         let alone = kind == FileType::BlockDevice;
         let opened = place::open_to_write(target.folder.fd(), &target.name, alone, target.is_magic);
@@ -239,11 +240,11 @@ impl To {
 
     /// One of these two.
     pub(super) fn output(&self, direct: bool) -> Result<BorrowedFd<'_>, Error> {
-        match direct {
-            true => self
-                .direct()
-                .map_err(|why| Error::new("no direct I/O", why).at(self.place(0))),
-            false => Ok(self.buffered()),
+        if direct {
+            self.direct()
+                .map_err(|why| Error::new("no direct I/O", why).at(self.place(0)))
+        } else {
+            Ok(self.buffered())
         }
     }
 

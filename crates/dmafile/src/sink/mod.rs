@@ -69,9 +69,10 @@ impl Ring {
         let slots = bytes.div_ceil(slot).min(self.slots.into());
         let all = slots * slot;
         let once = bytes <= all;
-        let bytes = match once {
-            true => end.next_multiple_of(page_size()).min(all),
-            false => all,
+        let bytes = if once {
+            end.next_multiple_of(page_size()).min(all)
+        } else {
+            all
         };
         Ok(Shape {
             slot,

@@ -264,9 +264,10 @@ impl Source {
 
     /// One of these two.
     pub fn input(&self, direct: bool, at: u64) -> Result<(BorrowedFd<'_>, u64), &str> {
-        match direct {
-            true => self.direct(at),
-            false => Ok(self.buffered(at)),
+        if direct {
+            self.direct(at)
+        } else {
+            Ok(self.buffered(at))
         }
     }
 

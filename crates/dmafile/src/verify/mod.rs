@@ -229,9 +229,10 @@ impl DigestCheck {
 
 /// As [`named_in_cache`], for a file that must have such a name.
 fn named_in_hub(path: &Path, whole: bool) -> Result<(Algorithm, String)> {
-    let named = match whole {
-        true => named_in_cache(path),
-        false => Err("only a whole file is named by its digest"),
+    let named = if whole {
+        named_in_cache(path)
+    } else {
+        Err("only a whole file is named by its digest")
     };
     named.map_err(|why| {
         Error::new("cannot verify", why)

@@ -73,9 +73,10 @@ pub type Numbered = fn(u32) -> Device;
 
 /// The double of each driver, one after the other, and its devices; or the real driver.
 pub fn both() -> impl Iterator<Item = (Double, Numbered)> {
-    let all: &[Numbered] = match is_real() {
-        true => &[real_device],
-        false => &[Device::cuda, Device::hip],
+    let all: &[Numbered] = if is_real() {
+        &[real_device]
+    } else {
+        &[Device::cuda, Device::hip]
     };
     all.iter().enumerate().map(|(number, device)| match number {
         0 => (Double::cuda(), *device),
@@ -170,9 +171,10 @@ impl Double {
     /// The name that its driver has for a function of CUDA's.
     pub fn name(&self, cuda: &str) -> String {
         let named = || calls().into_iter().find(|(name, _)| name == cuda);
-        match self.hip {
-            true => named().map_or_else(|| cuda.to_string(), |(_, hip)| hip),
-            false => cuda.to_string(),
+        if self.hip {
+            named().map_or_else(|| cuda.to_string(), |(_, hip)| hip)
+        } else {
+            cuda.to_string()
         }
     }
 

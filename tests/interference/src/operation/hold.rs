@@ -198,9 +198,10 @@ fn take(world: &World) -> Run {
 
 /// Where the socket is: beside the folder if that could not have one.
 fn socket_of(world: &World) -> PathBuf {
-    match world.at("run/m").exists() {
-        true => world.at("run/m"),
-        false => socket(world),
+    if world.at("run/m").exists() {
+        world.at("run/m")
+    } else {
+        socket(world)
     }
 }
 
@@ -218,9 +219,10 @@ pub fn release(_: &Tools, world: &World, _: Which) -> Run {
 
 fn serving(tools: &Tools, world: &World, run: &Run) -> io::Result<Vec<Peer>> {
     let peer = tools.peer(world, run, Actor::Same)?;
-    match peer.serves {
-        true => Ok(vec![peer]),
-        false => Err(io::Error::other(format!("no holder: {}", peer.why))),
+    if peer.serves {
+        Ok(vec![peer])
+    } else {
+        Err(io::Error::other(format!("no holder: {}", peer.why)))
     }
 }
 
@@ -250,9 +252,10 @@ fn got(stage: &Stage) -> Got {
 
 /// Reads the folder as a loader that knows nothing of it.
 fn read(stage: &Stage) -> Option<Got> {
-    let folder = match stage.world.at("run/m").exists() {
-        true if !links(stage.world).exists() => stage.world.dir(),
-        _ => links(stage.world),
+    let folder = if stage.world.at("run/m").exists() && !links(stage.world).exists() {
+        stage.world.dir()
+    } else {
+        links(stage.world)
     };
     let path = folder.join("model.bin");
     if !folder.exists() {
@@ -260,9 +263,10 @@ fn read(stage: &Stage) -> Option<Got> {
     }
     // A FIFO would keep us waiting.
     let is_file = fs::metadata(&path).is_ok_and(|found| found.is_file());
-    let result = match is_file {
-        true => fs::read(&path).map_err(|error| error.to_string()),
-        false => Err("there is no file".to_string()),
+    let result = if is_file {
+        fs::read(&path).map_err(|error| error.to_string())
+    } else {
+        Err("there is no file".to_string())
     };
     Some(Got {
         by: "a loader from the folder",
@@ -507,9 +511,10 @@ fn again(tools: &Tools, world: &World) -> Vec<Fault> {
 }
 
 fn again_folder(tools: &Tools, world: &World) -> Vec<Fault> {
-    let run = match world.at("run/m").exists() {
-        true => with_folder(tools, world, Which::First),
-        false => old_with_folder(tools, world, Which::First),
+    let run = if world.at("run/m").exists() {
+        with_folder(tools, world, Which::First)
+    } else {
+        old_with_folder(tools, world, Which::First)
     };
     start_again(tools, world, &run)
 }

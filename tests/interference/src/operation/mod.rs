@@ -151,9 +151,10 @@ impl Tools {
     /// As [`Self::run`], with the result that it must have.
     fn done(&self, world: &World, run: &Run) -> io::Result<()> {
         let output = self.run(world, run)?;
-        match output.status.success() {
-            true => Ok(()),
-            false => Err(io::Error::other(format!("{:?}: {output:?}", run.args))),
+        if output.status.success() {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!("{:?}: {output:?}", run.args)))
         }
     }
 

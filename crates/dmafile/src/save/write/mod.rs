@@ -47,9 +47,12 @@ pub(super) struct WriteJob<'a> {
 /// Writes everything in the feed with one method.
 pub(super) fn run(job: &WriteJob<'_>) -> Result<(), Stop> {
     let attempt = job.pass.attempt;
-    let in_blocks = |by_ring: bool| match by_ring {
-        true => in_blocks(job, |blocks| ring::through(job, blocks)),
-        false => in_blocks(job, |blocks| threads::through(job, blocks)),
+    let in_blocks = |by_ring: bool| {
+        if by_ring {
+            in_blocks(job, |blocks| ring::through(job, blocks))
+        } else {
+            in_blocks(job, |blocks| threads::through(job, blocks))
+        }
     };
     match attempt.method {
         Method::Module => whole::module(job),
@@ -96,9 +99,10 @@ impl<'a> WriteJob<'a> {
 
     /// How many blocks may be filled at once: one if the order matters.
     fn fillers(&self, most: u64) -> usize {
-        match self.origin.is_stream() || self.hash.is_some() {
-            true => 1,
-            false => most.max(1) as usize,
+        if self.origin.is_stream() || self.hash.is_some() {
+            1
+        } else {
+            most.max(1) as usize
         }
     }
 
@@ -156,9 +160,10 @@ impl<'a> WriteJob<'a> {
                 Ok(0) => return Err(self.to.failed(offset, Errno::IO).into()),
                 Ok(done) => {
                     // A direct write continues at the next block.
-                    let done = match direct && done < len {
-                        true => done - done % self.to.grain,
-                        false => done,
+                    let done = if direct && done < len {
+                        done - done % self.to.grain
+                    } else {
+                        done
                     };
                     if done == 0 {
                         return self.write_all(region, false, at, len, offset);

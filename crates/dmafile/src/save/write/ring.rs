@@ -18,9 +18,10 @@ pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
     let depth = job.plan.depth_of(attempt);
     if attempt.method != Method::Premap {
         let region = job.region().map_err(|why| Error::new(Verb::Write, why))?;
-        let memory = match attempt.registered {
-            true => RingMemory::Registered(job.plan.window, Map::No),
-            false => RingMemory::Plain,
+        let memory = if attempt.registered {
+            RingMemory::Registered(job.plan.window, Map::No)
+        } else {
+            RingMemory::Plain
         };
         return write(job, region, None, memory, (depth, 0));
     }
@@ -46,9 +47,10 @@ pub(super) fn through(job: &WriteJob<'_>, blocks: &Blocks<'_>) -> Result<(), Sto
     run_workers(job.pass.node, workers as usize, |row| {
         let own = (blocks.count + workers - 1 - row) / workers;
         let first = row * blocks.count.div_ceil(workers);
-        let memory = match job.pass.attempt.registered {
-            true => RingMemory::Registered(blocks.region.len(), Map::No),
-            false => RingMemory::Plain,
+        let memory = if job.pass.attempt.registered {
+            RingMemory::Registered(blocks.region.len(), Map::No)
+        } else {
+            RingMemory::Plain
         };
         let own_blocks = OwnBlocks {
             blocks,
