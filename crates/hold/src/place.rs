@@ -315,9 +315,9 @@ impl Bound {
         }
         let other = std::mem::replace(&mut file.name, name.to_os_string());
         if answers(&file.folder, &other)? {
-            file.replaced = Some(other)
+            file.replaced = Some(other);
         } else {
-            drop(file.folder.remove(&other))
+            let _ = file.folder.remove(&other);
         }
         if file.replaced.is_some() && !replace {
             Err(in_use(&self.path))
