@@ -152,7 +152,7 @@ def test_the_newest_kernel_has_its_own_column() -> None:
     assert list(head) == ["", "at most", "measured here", "on Linux 7.3.4"]
     assert [there for *_, one, there in rows[:-1] if there != one] == []
     assert rows[-1][-1] == "refused"
-    assert Tables(newest).refused()[1] == [["no", "dmafile", "rw direct", "1"]]
+    assert Tables(newest).refused()[1] == [["no", "module", "rw direct", "1"]]
     for name in (name.replace("-", "_") for name in Tables.NAMES):
         (head, rows), (before, _) = (
             getattr(Tables(here, newest), name)(),
