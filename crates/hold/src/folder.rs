@@ -271,10 +271,8 @@ impl Drop for LinkFolder {
         {
             let place = std::mem::replace(&mut self.name, other.clone());
             // Its holder removes it, unless it has ended while this folder was in its place.
-            if let Ok(theirs) = parent.within(&place)
-                && !is_marked(&theirs)
-            {
-                remove_marked(parent, &place, &theirs);
+            if let Ok(theirs) = parent.within(&place) {
+                let _ = remove_left(parent, &place, &theirs);
             }
         }
         remove_links(&self.folder, &self.links);
@@ -318,14 +316,10 @@ impl Spot {
         };
         if let Ok(left) = self.parent.within(name) {
             left.trust()?;
-            match open_mark(&left).map_err(|errno| self.cannot(errno))? {
-                Some((mark, locked)) if locked || !Mark::read(&mark).is_alive() => {
-                    Mark::read(&mark).clear(&left);
-                }
-                Some(_) => return Err(busy()),
-                None => {}
+            let removed = remove_left(&self.parent, name, &left);
+            if !removed.map_err(|errno| self.cannot(errno))? {
+                return Err(busy());
             }
-            remove_marked(&self.parent, name, &left);
         }
         self.parent.make(name, 0o700).map_err(|errno| match errno {
             Errno::EXIST => busy(),
@@ -359,13 +353,17 @@ fn open_mark(folder: &Folder) -> Result<Option<(OwnedFd, bool)>, Errno> {
     Ok(Some((mark, locked)))
 }
 
-/// True if a holder that has not ended uses a folder, or may be using it.
-fn is_marked(folder: &Folder) -> bool {
-    match open_mark(folder) {
-        Ok(Some((mark, locked))) => !locked && Mark::read(&mark).is_alive(),
-        Ok(None) => false,
-        Err(_) => true,
+/// Removes what a holder that has ended left; false if a holder uses it.
+fn remove_left(parent: &Folder, name: &OsStr, folder: &Folder) -> Result<bool, Errno> {
+    if let Some((mark, locked)) = open_mark(folder)? {
+        let mark = Mark::read(&mark);
+        if !locked && mark.is_alive() {
+            return Ok(false);
+        }
+        mark.clear(folder);
     }
+    remove_marked(parent, name, folder);
+    Ok(true)
 }
 
 /// What a mark says: the process of the holder, its socket, and the links.
