@@ -35,10 +35,9 @@ pub(crate) fn tuning(
     let has = |option| !FILE.contains(&option) || more.contains(&option);
     let all = values(Operation::Load, "this load", options, has)?;
     let tune = move |load: Load| {
-        let set =
-            |load: Load, (option, value): &(Opt, _)| load.set(*option, OptionValue::clone(value));
-        all.iter()
-            .fold(load.names(&Keywords).kinds(dmafile_gpu::parse_kind), set)
+        load.names(&Keywords)
+            .kinds(dmafile_gpu::parse_kind)
+            .set_all(&all)
     };
     let checked = tune(Load::new("")).check();
     checked.map_err(|error| raise(options.py(), &error, None))?;
@@ -59,12 +58,7 @@ pub(crate) fn save_tuning(
 fn saving(
     all: Vec<(Opt, OptionValue)>,
 ) -> impl for<'m> Fn(Save<'m>) -> Save<'m> + Send + Sync + 'static {
-    move |mut save| {
-        for (option, value) in &all {
-            save = save.set(*option, value.clone());
-        }
-        save.names(&Keywords)
-    }
+    move |save| save.names(&Keywords).set_all(&all)
 }
 
 /// The options that were given, with their values. They need no interpreter, so that any thread may set them.

@@ -219,19 +219,13 @@ impl Values {
     }
 
     pub(crate) fn load(&self, load: Load) -> Load {
-        let set =
-            |load: Load, (option, value): &(Opt, OptionValue)| load.set(*option, value.clone());
-        self.0
-            .iter()
-            .fold(load.names(&Header).kinds(dmafile_gpu::parse_kind), set)
+        load.names(&Header)
+            .kinds(dmafile_gpu::parse_kind)
+            .set_all(&self.0)
     }
 
-    pub(crate) fn save<'m>(&self, mut save: Save<'m>) -> Save<'m> {
-        save = save.names(&Header);
-        for (option, value) in &self.0 {
-            save = save.set(*option, value.clone());
-        }
-        save
+    pub(crate) fn save<'m>(&self, save: Save<'m>) -> Save<'m> {
+        save.names(&Header).set_all(&self.0)
     }
 }
 

@@ -213,8 +213,11 @@ impl LoadOptions {
     }
 
     fn some(&self, load: Load, tuning: &HowToLoad, which: fn(Opt) -> bool) -> Load {
-        let load = self.given.apply(load.kinds(parse_kind), Load::set, which);
-        tuning.apply(load.names(&crate::Options), Load::set, |_| true)
+        let some = self.given.all().iter().filter(|given| which(given.0));
+        load.kinds(parse_kind)
+            .set_all(some)
+            .names(&crate::Options)
+            .set_all(tuning.all())
     }
 }
 
@@ -363,7 +366,7 @@ impl HoldArgs {
             .notify(self.notify)
             .inherit(true)
             .replace(self.replace)
-            .each(move |load| tuning.apply(load, Load::set, |_| true));
+            .each(move |load| load.set_all(tuning.all()));
         if let Some(name) = &self.name {
             hold = hold.name(name);
         }
@@ -515,9 +518,10 @@ impl SaveArgs {
 
     /// The save of one source that they describe.
     pub fn save(&self, from: &OsStr, to: &Path) -> dmafile::Result<Save<'static>> {
-        let save = Save::new(Origin::parse(from)?, to).names(&crate::Options);
-        let save = self.given.apply(save, Save::set, |_| true);
-        Ok(self.tuning.apply(save, Save::set, |_| true))
+        Ok(Save::new(Origin::parse(from)?, to)
+            .names(&crate::Options)
+            .set_all(self.given.all())
+            .set_all(self.tuning.all()))
     }
 
     /// The snapshot they describe; None for a save of one source to a file.
@@ -571,7 +575,7 @@ impl SaveArgs {
         }
         let tuning = self.tuning.clone();
         Ok(Some(snapshot.each(move |_, save| {
-            tuning.apply(save.names(&crate::Options), Save::set, |_| true)
+            save.names(&crate::Options).set_all(tuning.all())
         })))
     }
 }

@@ -10,6 +10,9 @@ use dmafile::{
 use std::ffi::OsStr;
 use std::str::FromStr;
 
+/// The number of the subset of a hold.
+const HOLD: usize = 2;
+
 /// Those of one of the [`SUBSETS`] that were given, in the order of the list.
 #[derive(Clone, Debug)]
 pub struct Given<const SUBSET: usize>(Vec<(Opt, OptionValue)>);
@@ -19,7 +22,7 @@ pub type OfLoad = Given<0>;
 /// How to load.
 pub type HowToLoad = Given<1>;
 /// What a hold has, which loads whole files.
-pub type OfHold = Given<2>;
+pub type OfHold = Given<HOLD>;
 /// What a list of tensors has.
 pub type OfShow = Given<3>;
 /// What to save.
@@ -68,15 +71,9 @@ impl<const SUBSET: usize> Given<SUBSET> {
         self.texts(option).map(str::parse).collect()
     }
 
-    /// Sets some of those that were given.
-    pub fn apply<B>(
-        &self,
-        to: B,
-        set: impl Fn(B, Opt, OptionValue) -> B,
-        which: impl Fn(Opt) -> bool,
-    ) -> B {
-        let some = self.0.iter().filter(|given| which(given.0));
-        some.fold(to, |to, (option, value)| set(to, *option, value.clone()))
+    /// All that were given.
+    pub fn all(&self) -> &[(Opt, OptionValue)] {
+        &self.0
     }
 
     fn subset() -> impl Iterator<Item = &'static OptionInfo> {
@@ -180,9 +177,9 @@ impl Accepted {
         }
     }
 
-    /// Whether it is the kind of memory of a hold.
+    /// True if it is the kind of memory of a hold.
     fn shares(&self) -> bool {
-        self.0.option == Opt::To && self.1 == 2
+        self.0.option == Opt::To && self.1 == HOLD
     }
 
     fn value(&self, text: &str) -> Result<OptionValue, String> {

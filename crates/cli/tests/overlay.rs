@@ -138,7 +138,7 @@ fn direct_io_on_an_overlay_over_squashfs_is_refused_in_one_line() {
 
 #[test]
 fn an_overlay_over_fuse_is_loaded_without_io_uring() {
-    // io_uring would repeat bytes here: see `no_uring` in crates/dmafile/src/plan/methods.rs.
+    // io_uring would repeat bytes here: see `uring_works` in crates/dmafile/src/plan/methods.rs.
     let faults = Faults {
         at_most: Some(64 * KIB),
         ..GOOD

@@ -42,7 +42,6 @@ mod folder;
 pub mod format;
 #[doc(hidden)]
 pub mod internal;
-mod kind;
 mod load;
 mod message;
 mod method;
@@ -68,14 +67,13 @@ pub use control::{CancelToken, Progress};
 pub use doctor::{Check, Health, doctor, verdict};
 pub use error::{Error, ErrorKind, Result, errno_name};
 pub use flow::clock::Cpu;
-pub use kind::MemoryKind;
 pub use load::{Extent, Load, Loaded, Report};
 pub use message::{Message, Names, Opt, Part};
 pub use model::Digests;
 pub use model::{Model, Pattern, SMALL_READ, Tensor};
 pub use options::{
-    Allocation, BLOCK_RANGE, DEFAULT_CHUNK, Io, Kind, Method, OPTIONS, Operation, OptionGroup,
-    OptionInfo, OptionType, OptionValue, Pages, QUEUE_DEPTH_RANGE,
+    Allocation, BLOCK_RANGE, DEFAULT_CHUNK, Io, Kind, MemoryKind, Method, OPTIONS, Operation,
+    OptionGroup, OptionInfo, OptionType, OptionValue, Pages, QUEUE_DEPTH_RANGE,
 };
 pub use pin::{PinDevice, Pinned};
 pub use plan::{Attempt, Placement, Plan, Sizes};

@@ -160,6 +160,14 @@ macro_rules! common_setters {
             self.common.keep(set);
             self
         }
+
+        /// Sets several, in this order.
+        pub fn set_all<'v>(self, values: impl IntoIterator<Item = &'v (Opt, OptionValue)>) -> Self {
+            let set = |all: Self, (option, value): &(Opt, OptionValue)| {
+                all.set(*option, OptionValue::clone(value))
+            };
+            values.into_iter().fold(self, set)
+        }
     };
 }
 pub(crate) use common_setters;

@@ -19,7 +19,6 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("pin", &["error"]),
     // The request and its source.
     ("options", &["error", "message", "pin"]),
-    ("kind", &["options"]),
     ("source", &["error", "sync"]),
     ("format", &["error"]),
     ("exporter", &["error", "message", "options"]),
@@ -29,7 +28,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         &["control", "error", "message", "options", "verify"],
     ),
     // Extents and timing of a transfer.
-    ("flow", &["control", "error", "reasons", "sync"]),
+    ("flow", &["control", "error", "reasons", "request", "sync"]),
     // Look.
     (
         "facts",
@@ -41,7 +40,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "plan",
         &[
-            "error", "exporter", "facts", "kind", "message", "options", "reasons", "request",
+            "error", "exporter", "facts", "message", "options", "reasons", "request",
         ],
     ),
     // Move, in either direction.
@@ -53,14 +52,13 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "buffer",
         &[
-            "error", "exporter", "kind", "message", "options", "pin", "plan", "reasons", "sync",
+            "error", "exporter", "message", "options", "pin", "plan", "reasons", "sync",
         ],
     ),
     (
         "method",
         &[
-            "error", "exporter", "flow", "kind", "message", "options", "plan", "pump", "source",
-            "sync",
+            "error", "exporter", "flow", "message", "options", "plan", "pump", "source", "sync",
         ],
     ),
     // The destination of bytes that do not stay in memory.
@@ -76,8 +74,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "load",
         &[
-            "buffer", "control", "error", "exporter", "facts", "flow", "kind", "message",
-            "options", "pin", "plan", "reasons", "request", "sink", "source", "transfer", "verify",
+            "buffer", "control", "error", "exporter", "facts", "flow", "message", "options", "pin",
+            "plan", "reasons", "request", "sink", "source", "transfer", "verify",
         ],
     ),
     (

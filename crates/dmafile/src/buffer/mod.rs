@@ -17,9 +17,8 @@ mod share;
 mod udmabuf;
 
 use crate::error::{Error, Result};
-use crate::kind::MemoryKind;
 use crate::message::{Opt, message};
-use crate::options::Kind;
+use crate::options::{Kind, MemoryKind};
 use crate::pin::{PinDevice, Pinned};
 use crate::sync;
 use crate::sys::map::{View, page_size};

@@ -7,11 +7,10 @@ use crate::error::{Error, Result, Verb};
 use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host, Layout};
 use crate::flow::clock::Clock;
-use crate::flow::meter::{Meter, Phase};
+use crate::flow::meter::Phase;
 use crate::flow::run::Run;
-use crate::kind::MemoryKind;
 use crate::message::{Opt, message};
-use crate::options::{Io, Kind, Pages};
+use crate::options::{Io, Kind, MemoryKind, Pages};
 use crate::pin::PinDevice;
 use crate::plan::{self, Plan};
 use crate::reasons::{About, Reasons};
@@ -30,10 +29,10 @@ impl Load {
     /// # Errors
     /// As [`Load::run`], as far as they can be foreseen.
     pub fn plan(mut self) -> Result<Plan> {
-        let (show, log) = (self.on_plan.take(), Reasons::named(self.common.names));
-        let run = self.start(&Clock::start(), &log, false);
+        let log = Reasons::named(self.common.names);
+        let run = Run::of(Verb::Load, &self.common, &Clock::start(), &log, false);
         let LoadTask { mut plan, kind, .. } = self.prepare(None, &run)?;
-        if let Some(show) = show {
+        if let Some(show) = self.on_plan.take() {
             show(&plan);
         }
         if let Kind::Pinned(device) = kind {
@@ -50,7 +49,7 @@ impl Load {
     pub fn plan_through(mut self, ring: Ring, device: &dyn PinDevice) -> Result<Plan> {
         let log = Reasons::named(self.common.names);
         self.request = self.request.through();
-        let run = self.start(&Clock::start(), &log, true);
+        let run = Run::of(Verb::Load, &self.common, &Clock::start(), &log, true);
         let mut plan = self.prepare_through(ring, &run)?.plan;
         plan.kind = MemoryKind::Device(device.name());
         add_device(&mut plan, device, &log);
@@ -76,11 +75,16 @@ impl Load {
     #[doc(hidden)]
     pub fn run_to_seal(mut self) -> Result<Loaded> {
         let (clock, log) = (Clock::start(), Reasons::named(self.common.names));
-        let show = self.on_plan.take();
-        let run = self.start(&clock, &log, self.common.verify.is_some());
+        let run = Run::of(
+            Verb::Load,
+            &self.common,
+            &clock,
+            &log,
+            self.common.verify.is_some(),
+        );
         let task = self.prepare(None, &run)?;
         let plan = &task.plan;
-        if let Some(show) = show {
+        if let Some(show) = self.on_plan.take() {
             show(plan);
         }
         if let Kind::Pinned(device) = &task.kind {
@@ -120,10 +124,15 @@ impl Load {
     /// As [`Load::run`]; EINVAL if `memory` is too small. After an error its contents are undefined.
     pub fn run_into(mut self, memory: &mut [u8]) -> Result<Report> {
         let (clock, log) = (Clock::start(), Reasons::named(self.common.names));
-        let show = self.on_plan.take();
-        let run = self.start(&clock, &log, self.common.verify.is_some());
+        let run = Run::of(
+            Verb::Load,
+            &self.common,
+            &clock,
+            &log,
+            self.common.verify.is_some(),
+        );
         let task = self.prepare(Some(MemoryTarget::caller(memory)), &run)?;
-        if let Some(show) = show {
+        if let Some(show) = self.on_plan.take() {
             show(&task.plan);
         }
         let memory = CallerMemory::new(memory);
@@ -149,11 +158,10 @@ impl Load {
     /// taken some of the bytes. None of the slots is in use any more.
     pub fn run_through(mut self, ring: Ring, sink: &mut dyn Sink) -> Result<Report> {
         let (clock, log) = (Clock::start(), Reasons::named(self.common.names));
-        let show = self.on_plan.take();
         self.request = self.request.through();
-        let run = self.start(&clock, &log, true);
+        let run = Run::of(Verb::Load, &self.common, &clock, &log, true);
         let task = self.prepare_through(ring, &run)?;
-        if let Some(show) = show {
+        if let Some(show) = self.on_plan.take() {
             show(&task.plan);
         }
         let start = run.meter.now();
@@ -162,18 +170,6 @@ impl Load {
         let outcome = through.run(sink)?;
         let pages = through.pages();
         Ok(Report::of(&task, &run, &clock, outcome, pages, &[]))
-    }
-
-    /// How far it is: nothing has happened yet. `ordered`: the meter must also track how far the bytes are in place
-    /// without a gap.
-    fn start<'a>(&'a self, clock: &Clock, log: &'a Reasons, ordered: bool) -> Run<'a> {
-        let progress = self.common.progress.as_ref();
-        Run {
-            verb: Verb::Load,
-            meter: Meter::new(clock.begin, self.common.trace, ordered, progress),
-            cancel: &self.common.cancel,
-            log,
-        }
     }
 
     /// Inspects the file, this machine and, if it is not known yet, the target; then decides what to do. Moves nothing,

@@ -11,7 +11,7 @@ use crate::flow::feed::IoExtent;
 use crate::flow::meter::Phase;
 use crate::flow::run::Run;
 use crate::flow::trace::ROW_READS;
-use crate::kind::MemoryKind;
+use crate::options::MemoryKind;
 use crate::plan::Plan;
 use crate::source::Source;
 use crate::sys::{Errno, dmabuf};

@@ -62,6 +62,7 @@ struct RingReads<'a> {
 }
 
 impl<'a> Direction<'a> for RingReads<'a> {
+    const WRITES: bool = false;
     const MAPPED: &'static str = "reads into mapped memory are refused";
 
     fn grain(&self) -> u64 {
@@ -77,7 +78,7 @@ impl<'a> Direction<'a> for RingReads<'a> {
         (place.unwrap_or(*extent), None)
     }
 
-    fn window(&self, _: usize, place: &IoExtent) -> Option<(IoExtent, u64)> {
+    fn window(&self, place: &IoExtent) -> Option<(IoExtent, u64)> {
         let present = match self.bounce {
             Some(_) => u64::MAX,
             None => self.job.pass.feed.frontier(),

@@ -1,6 +1,6 @@
 //! What memory a buffer has, as plans, reports and holders name it.
 
-use crate::options::Kind;
+use super::Kind;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::os::fd::RawFd;
@@ -123,7 +123,7 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase())
 }
 
-/// Whether it is a word and, after `between`, a number.
+/// True if it is a word and, after `between`, a number.
 fn is_numbered(text: &str, between: &str) -> bool {
     let parts = text.split_once(between);
     parts.is_some_and(|(word, number)| {

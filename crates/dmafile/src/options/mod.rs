@@ -1,5 +1,6 @@
 //! Options, and their values: kinds of memory, page sizes, methods, I/O modes.
 
+mod kind;
 mod table;
 
 use crate::error::{Error, Result};
@@ -12,6 +13,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use strum::{Display, EnumString, IntoStaticStr, VariantArray};
 
+pub use kind::MemoryKind;
 pub use table::{
     BLOCK_RANGE, DEFAULT_CHUNK, OPTIONS, Operation, OptionGroup, OptionInfo, OptionType,
     OptionValue, QUEUE_DEPTH_RANGE,
@@ -74,39 +76,34 @@ impl Kind {
     /// As [`Kind::from_str`], for a caller that also accepts `others`, which the error then lists.
     #[doc(hidden)]
     pub fn parse_beside(others: &[&str], text: &str) -> Result<Self> {
-        match text {
-            "anon" => return Ok(Self::Anon),
-            "memfd" => return Ok(Self::Memfd),
-            "udmabuf" => return Ok(Self::Udmabuf),
-            "module" => return Ok(Self::Module),
-            "dma-buf" => return Ok(Self::DmaBuf),
+        match text.parse() {
+            Ok(MemoryKind::Anon) => return Ok(Self::Anon),
+            Ok(MemoryKind::Memfd) => return Ok(Self::Memfd),
+            Ok(MemoryKind::Udmabuf) => return Ok(Self::Udmabuf),
+            Ok(MemoryKind::Module) => return Ok(Self::Module),
+            Ok(MemoryKind::DmaBuf) => return Ok(Self::DmaBuf),
+            Ok(MemoryKind::Heap(name))
+                if !matches!(&*name, "" | "." | "..") && !name.contains('/') =>
+            {
+                return Ok(Self::Heap(name));
+            }
+            Ok(MemoryKind::Fd(number, at)) => {
+                let fd = sys::file::duplicate(number).map_err(|errno| {
+                    Error::os("cannot use the descriptor", errno)
+                        .at(text)
+                        .with_remedy(
+                            "pass an open memfd, for example from the shell with N<>/proc/PID/fd/M",
+                        )
+                })?;
+                let fd = Arc::new(fd);
+                return Ok(Self::Fd { fd, number, at });
+            }
+            _ if text.starts_with("fd:") => {
+                let why = format!("'{text}' is not a descriptor");
+                return Err(Error::usage(Opt::To, why));
+            }
+            // Another word, or one for memory that is not requested by its name.
             _ => {}
-        }
-        if let Some(name) = text.strip_prefix("heap:")
-            && !matches!(name, "" | "." | "..")
-            && !name.contains('/')
-        {
-            return Ok(Self::Heap(name.to_string()));
-        }
-        if let Some(number) = text.strip_prefix("fd:") {
-            let bad = || Error::usage(Opt::To, format!("'{text}' is not a descriptor"));
-            let (number, at) = match number.split_once('@') {
-                None => (number, None),
-                Some((number, at)) => (number, Some(at.parse().map_err(|_| bad())?)),
-            };
-            let number: i32 = number.parse().map_err(|_| bad())?;
-            let fd = sys::file::duplicate(number).map_err(|errno| {
-                Error::os("cannot use the descriptor", errno)
-                    .at(text)
-                    .with_remedy(
-                        "pass an open memfd, for example from the shell with N<>/proc/PID/fd/M",
-                    )
-            })?;
-            return Ok(Self::Fd {
-                fd: Arc::new(fd),
-                number,
-                at,
-            });
         }
         let own = [
             "anon",

@@ -103,10 +103,7 @@ pub(super) fn choose(
             Some(why) => Err(why.as_str().into()),
             None => Ok(()),
         },
-        Need::Uring => match methods::no_uring(host, &file.file_system, file.align_told) {
-            Some(why) => Err(why.into()),
-            None => Ok(()),
-        },
+        Need::Uring => methods::uring_works(host, &file.file_system, file.align_told),
         Need::Addresses if attempt.direct => landing.clone(),
         Need::Addresses | Need::RegistrablePages => Ok(()),
         Need::Premapping => congruent(target, file, start).and_then(|()| maps_once(file, target)),

@@ -215,10 +215,10 @@ pub(crate) fn log_left_out<'a>(left_out: impl IntoIterator<Item = &'a LeftOut>, 
     }
 }
 
-/// Why io_uring cannot read or write a file of this file system here; None if it can.
-pub(crate) fn no_uring(host: &Host, file_system: &str, align_told: bool) -> Option<String> {
+/// Checks that io_uring can read and write a file of this file system here.
+pub(crate) fn uring_works(host: &Host, file_system: &str, align_told: bool) -> Result<(), Message> {
     if let Some(errno) = &host.uring_refused {
-        return Some(format!("io_uring is refused ({errno})"));
+        return Err(format!("io_uring is refused ({errno})").into());
     }
     // For a FUSE file with FOPEN_DIRECT_IO, io_uring continues a short read by itself, but at the wrong
     // offset: fuse_direct_IO does not advance ki_pos (seen with Linux 6.18). The result would be wrong
@@ -228,11 +228,9 @@ pub(crate) fn no_uring(host: &Host, file_system: &str, align_told: bool) -> Opti
     let what = match file_system {
         "fuse" => "a FUSE file",
         _ if stacked && !align_told => "a file that may be on FUSE",
-        _ => return None,
+        _ => return Ok(()),
     };
-    Some(format!(
-        "io_uring may repeat bytes of {what} after a short read"
-    ))
+    Err(format!("io_uring may repeat bytes of {what} after a short read").into())
 }
 
 /// How a method moves bytes. `alone`: it is the only thread that does. `once`: bytes of the origin pass only once.

@@ -1,9 +1,8 @@
 //! The plan of a load, as data.
 
 use crate::error::{Error, Result};
-use crate::kind::MemoryKind;
 use crate::message::{Message, Opt, message};
-use crate::options::{Allocation, Io, Method, Pages};
+use crate::options::{Allocation, Io, MemoryKind, Method, Pages};
 use crate::plan::LoadTuning;
 use crate::reasons::{About, Reason, Reasons};
 use serde::Serialize;

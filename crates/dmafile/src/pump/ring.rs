@@ -2,7 +2,7 @@
 //! that is registered in windows, or DMA-mapped for the disk once, if possible.
 
 use super::{Map, MappedDmaBuf, Pass, Rest, Stop, Windows};
-use crate::error::{Error, Verb};
+use crate::error::Error;
 use crate::flow::feed::{FeedResult, IoExtent, Panics, Queue};
 use crate::flow::meter::Phase;
 use crate::flow::trace::ROW_READS;
@@ -54,6 +54,8 @@ enum Slots<'a> {
 
 /// How reads and writes differ.
 pub(crate) trait Direction<'a> {
+    /// Bytes go to the file; blocks are filled before. Otherwise they come from it, and blocks are emptied afterwards.
+    const WRITES: bool;
     /// What the kernel refuses if it refuses mapped memory.
     const MAPPED: &'static str;
     /// Alignment of direct I/O in the file.
@@ -63,7 +65,7 @@ pub(crate) trait Direction<'a> {
     /// What an operation moves for an extent, and other memory that it accesses for that.
     fn place(&self, index: usize, extent: &IoExtent) -> (IoExtent, Option<Region<'a>>);
     /// What to register for it, and up to where memory is present; None if that does not pay.
-    fn window(&self, index: usize, place: &IoExtent) -> Option<(IoExtent, u64)>;
+    fn window(&self, place: &IoExtent) -> Option<(IoExtent, u64)>;
     /// Before a write from a block: fills it. Returns how many bytes of the extent have come.
     fn fill(&self, index: usize, extent: &IoExtent) -> Result<u64, Stop>;
     /// After a read into a block: copies its bytes to their final place.
@@ -201,7 +203,7 @@ impl<'a, D: Direction<'a>> Pump<'a, '_, D> {
 
     /// Blocks are filled before they are written.
     fn fills(&self) -> bool {
-        self.pass.run.verb != Verb::Load && self.direction.has_blocks()
+        D::WRITES && self.direction.has_blocks()
     }
 
     fn launch(&mut self, extent: IoExtent) {
@@ -216,7 +218,7 @@ impl<'a, D: Direction<'a>> Pump<'a, '_, D> {
         let index = *self.free.last().expect("the caller has seen a free entry");
         let (mut left, part) = self.direction.place(index, &extent);
         let slot = match part {
-            None => self.cover(index, &left)?,
+            None => self.cover(&left)?,
             Some(_) => None,
         };
         if part.is_none() && self.fills() {
@@ -249,12 +251,12 @@ impl<'a, D: Direction<'a>> Pump<'a, '_, D> {
     }
 
     /// The slot of the memory that an operation accesses; fills it if necessary.
-    fn cover(&mut self, index: usize, place: &IoExtent) -> Result<Option<usize>, Stop> {
+    fn cover(&mut self, place: &IoExtent) -> Result<Option<usize>, Stop> {
         let file = self.direction.locate(place.file).0;
         let (covered, what) = match &mut self.slots {
             Slots::Nothing => return Ok(None),
             Slots::Windows(windows) => {
-                let Some((extent, present)) = self.direction.window(index, place) else {
+                let Some((extent, present)) = self.direction.window(place) else {
                     return Ok(None);
                 };
                 let slot = windows.cover(&mut self.ring, present, &extent, file);
@@ -296,9 +298,10 @@ impl<'a, D: Direction<'a>> Pump<'a, '_, D> {
             (_, _, None) => IoMemory::Region(left.at),
         };
         let place = self.direction.locate(left.file);
-        match self.pass.run.verb {
-            Verb::Load => self.ring.read(index as u64, memory, left.len, place),
-            _ => self.ring.write(index as u64, memory, left.len, place),
+        if D::WRITES {
+            self.ring.write(index as u64, memory, left.len, place);
+        } else {
+            self.ring.read(index as u64, memory, left.len, place);
         }
         self.flights[index] = Some(flight);
     }
@@ -367,10 +370,7 @@ impl<'a, D: Direction<'a>> Pump<'a, '_, D> {
                 let IoExtent {
                     file, need, head, ..
                 } = flight.extent;
-                let name = match self.pass.run.verb {
-                    Verb::Load => "read",
-                    _ => "write",
-                };
+                let name = if D::WRITES { "write" } else { "read" };
                 let meter = &self.pass.run.meter;
                 let row = ROW_READS + self.row + index as u64;
                 meter.span(name, row, flight.start, file, need);
@@ -437,7 +437,7 @@ impl<'a, D: Direction<'a>> Pump<'a, '_, D> {
     }
 
     fn empty(&self, index: usize, flight: &Flight<'a>) -> Result<(), Stop> {
-        if self.pass.run.verb != Verb::Load || !self.direction.has_blocks() {
+        if D::WRITES || !self.direction.has_blocks() {
             return Ok(());
         }
         let start = self.pass.run.meter.now();

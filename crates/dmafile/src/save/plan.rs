@@ -256,10 +256,7 @@ fn choose(
     }
     let met = |need, attempt: Attempt| match need {
         Need::DirectFile => to.direct().map(drop).map_err(Message::from),
-        Need::Uring => match methods::no_uring(host, &to.file_system, to.align_told) {
-            Some(why) => Err(why.into()),
-            None => Ok(()),
-        },
+        Need::Uring => methods::uring_works(host, &to.file_system, to.align_told),
         // Parts that are not aligned go through a ring, and buffered writes copy.
         Need::Addresses if parts || attempt == methods::BUFFERED => Ok(()),
         Need::Addresses => by_address.clone(),

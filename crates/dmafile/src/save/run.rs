@@ -12,7 +12,7 @@ use crate::error::{Error, Result, Verb};
 use crate::facts::Host;
 use crate::flow::clock::Clock;
 use crate::flow::feed::{Cut, Feed, FileRange};
-use crate::flow::meter::{Meter, Phase};
+use crate::flow::meter::Phase;
 use crate::flow::run::Run;
 use crate::flow::trace::ROW_VERIFY;
 use crate::options::{Io, Method};
@@ -128,17 +128,7 @@ impl<'m> Save<'m> {
         clock: &Clock,
         log: &Reasons,
     ) -> Result<SaveReport> {
-        let run = Run {
-            verb: Verb::Save,
-            meter: Meter::new(
-                clock.begin,
-                self.common.trace,
-                false,
-                self.common.progress.as_ref(),
-            ),
-            cancel: &self.common.cancel,
-            log,
-        };
+        let run = Run::of(Verb::Save, &self.common, clock, log, false);
         let meter = &run.meter;
         meter.expect(decided.runs.iter().map(|run| run.1 - run.0).sum());
         meter.add_until(Phase::Open, Duration::ZERO, decided.opened);

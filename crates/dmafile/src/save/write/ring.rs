@@ -103,6 +103,7 @@ struct RingWrites<'a> {
 }
 
 impl<'a> Direction<'a> for RingWrites<'a> {
+    const WRITES: bool = true;
     const MAPPED: &'static str = "writes from mapped memory are refused";
 
     fn grain(&self) -> u64 {
@@ -124,7 +125,7 @@ impl<'a> Direction<'a> for RingWrites<'a> {
         (IoExtent { at, len, ..*extent }, part)
     }
 
-    fn window(&self, _: usize, place: &IoExtent) -> Option<(IoExtent, u64)> {
+    fn window(&self, place: &IoExtent) -> Option<(IoExtent, u64)> {
         let place = match self.blocks {
             Some(own) => IoExtent {
                 len: own.blocks.size,
