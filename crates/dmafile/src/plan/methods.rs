@@ -367,6 +367,37 @@ mod tests {
         }
     }
 
+    /// The table once more, so that no row is changed by accident.
+    #[test]
+    fn each_method_needs_what_it_uses() {
+        use Need::{
+            Addresses, Blocks, CopyingKernel, DirectFile, ModuleMemory, Premapping, ReadingHeap,
+            RegistrablePages, Uring,
+        };
+        let direct = |method| Attempt::new(method, true, false);
+        let buffered = |method| Attempt::new(method, false, false);
+        let all: [(Attempt, &[Need]); 12] = [
+            (
+                URING_REGISTERED,
+                &[DirectFile, Uring, Addresses, RegistrablePages],
+            ),
+            (URING, &[DirectFile, Uring, Addresses]),
+            (buffered(Method::Uring), &[Uring, Addresses]),
+            (THREADS, &[DirectFile, Addresses]),
+            (BUFFERED, &[Addresses]),
+            (PREMAP, &[DirectFile, Uring, Premapping]),
+            (BOUNCE_REGISTERED, &[DirectFile, Uring, Blocks]),
+            (BOUNCE, &[DirectFile, Blocks]),
+            (direct(Method::Module), &[DirectFile, ModuleMemory]),
+            (buffered(Method::Module), &[ModuleMemory]),
+            (direct(Method::HeapRead), &[DirectFile, ReadingHeap]),
+            (buffered(Method::CopyFileRange), &[CopyingKernel]),
+        ];
+        for (attempt, needs) in all {
+            assert_eq!(attempt.needs().collect::<Vec<_>>(), needs, "{attempt}");
+        }
+    }
+
     /// If nothing but the page cache works, the bytes go through it.
     #[test]
     fn every_order_that_is_chosen_ends_in_what_always_works() {

@@ -71,6 +71,10 @@ impl<'a> MappedDmaBuf<'a> {
         self.slots[slot].in_flight -= 1;
     }
 
+    pub(super) fn are_idle(&self) -> bool {
+        self.slots.iter().all(|window| window.in_flight == 0)
+    }
+
     /// Unmaps windows that are not in use. A mapping covers all of the dma-buf, however small its window is.
     /// Files are moved in order, so earlier ones are not needed any more.
     fn unmap_idle(&mut self, ring: &mut IoRing<'_>) -> Result<(), Errno> {

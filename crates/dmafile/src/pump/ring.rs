@@ -52,6 +52,17 @@ enum Slots<'a> {
     DmaBuf(MappedDmaBuf<'a>),
 }
 
+impl Slots<'_> {
+    /// No operation uses them.
+    fn are_idle(&self) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::Windows(windows) => windows.are_idle(),
+            Self::DmaBuf(mapped) => mapped.are_idle(),
+        }
+    }
+}
+
 /// How reads and writes differ.
 pub(crate) trait Direction<'a> {
     /// Bytes go to the file; blocks are filled before. Otherwise they come from it, and blocks are emptied afterwards.
@@ -124,6 +135,8 @@ pub(crate) fn move_all<'a, D: Direction<'a>>(
         // When dropped, the ring waits for everything it was given, including the event.
         notifier.notify();
     }
+    // Otherwise later operations would go without registered memory, which nobody would notice.
+    debug_assert!(pump.free.len() < depth || pump.slots.are_idle());
     pump.stop.map_or(Ok(()), Err)
 }
 

@@ -77,6 +77,10 @@ impl Windows {
         self.slots[slot].in_flight -= 1;
     }
 
+    pub(super) fn are_idle(&self) -> bool {
+        self.slots.iter().all(|window| window.in_flight == 0)
+    }
+
     fn fill(
         &mut self,
         ring: &mut IoRing<'_>,

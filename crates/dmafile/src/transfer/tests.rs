@@ -97,6 +97,24 @@ fn a_refused_direct_read_falls_back_to_buffered() {
     }
 }
 
+/// Nothing is read for nothing: each method looks at the token before each extent.
+#[test]
+fn a_cancelled_load_reads_nothing_more() {
+    let dir = crate::source::folder_on_disk();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![1; 8 << 20]).unwrap();
+    std::fs::File::open(&path).unwrap().sync_all().unwrap();
+    for method in [Method::Uring, Method::Threads, Method::Bounce] {
+        let load = Load::new(&path).method(method).pages(Pages::Base);
+        let parts = Parts::of(&path, load.plan().unwrap(), Pages::Base);
+        parts.cancel.cancel();
+        let run = parts.run();
+        let error = parts.transfer(&run).run().err().expect("it is cancelled");
+        assert_eq!(error.kind(), crate::ErrorKind::Cancelled, "{method}");
+        assert_eq!(run.meter.totals(), (0, 0), "{method}");
+    }
+}
+
 /// Threads take steps in any order, but memory is announced without gaps.
 #[test]
 fn memory_is_published_without_gaps() {

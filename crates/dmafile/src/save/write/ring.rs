@@ -33,11 +33,10 @@ pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
     let dma_buf = memory.ok_or_else(none)?.fd();
     let start = job.origin.start;
     let ranges = vec![(start, start + job.origin.bytes.unwrap_or(0))];
-    // A mapped dma-buf is not accessed by address, so any region will do.
-    super::in_blocks(job, |blocks| {
-        let memory = RingMemory::Mapped(dma_buf, ranges);
-        write(job, blocks.region, None, memory, (depth, 0))
-    })
+    // A mapped dma-buf is not accessed by address: an access to this region is a bug, and panics.
+    let nothing = Region::of_slice(&mut []);
+    let memory = RingMemory::Mapped(dma_buf, ranges);
+    write(job, nothing, None, memory, (depth, 0))
 }
 
 /// RingWrites from blocks, which several threads fill one after another, each its own.
