@@ -106,7 +106,10 @@ fn a_cancelled_load_reads_nothing_more() {
     std::fs::File::open(&path).unwrap().sync_all().unwrap();
     for method in [Method::Uring, Method::Threads, Method::Bounce] {
         let load = Load::new(&path).method(method).pages(Pages::Base);
-        let parts = Parts::of(&path, load.plan().unwrap(), Pages::Base);
+        let mut plan = load.plan().unwrap();
+        // The thread that allocates ahead would notice, too.
+        plan.allocation = Allocation::InRead;
+        let parts = Parts::of(&path, plan, Pages::Base);
         parts.cancel.cancel();
         let run = parts.run();
         let error = parts.transfer(&run).run().err().expect("it is cancelled");
