@@ -1,6 +1,6 @@
 """Measures loads into the memory of a GPU and into pinned memory, and other loaders for comparison.
 
-    python bench/gpu.py [--dir DIR] [--gib 4] [--rounds 3] [--only TEXT] [--json FILE]
+    python bench/gpu.py [--dir DIR] [--gib 4] [--rounds 3] [--only TEXT]... [--json FILE]
 
 `make gpu-kit` packs it with dmafile and tests, for a machine with a GPU (docs/gpu.md). Needs a GPU,
 Python, and only dmafile. Other loaders are measured if they are installed (PyTorch for the GPU,
@@ -37,6 +37,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -304,14 +305,61 @@ class Ended:
     states: list[State]
 
 
-def ended(command: Sequence[str], seconds: float, env: dict[str, str] | None = None) -> Ended:
-    """Runs a process, and looks at the memory meanwhile; stops it when the time has passed."""
+class Forked:
+    """A program of Python in a child of this process, which has imported PyTorch already."""
+
+    def __init__(self, program: str, words: Sequence[str], out: Any, errors: Any) -> None:
+        self.code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                os.setsid()
+                os.dup2(out.fileno(), 1)
+                os.dup2(errors.fileno(), 2)
+                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+                sys.argv = ["-c", *words]
+                exec(compile(program, "load", "exec"), {"__name__": "__main__"})
+                code = 0
+            except SystemExit as end:
+                print(end.code, file=sys.stderr)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
+    def wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def ended(
+    command: Sequence[str],
+    seconds: float,
+    env: dict[str, str] | None = None,
+    program: str | None = None,
+) -> Ended:
+    """Runs a process, and looks at the memory meanwhile; stops it when the time has passed. If
+    there is a program, it is run in a fork of this process, and the command is its arguments."""
     until = time.monotonic() + seconds
     states = [(time.monotonic(), *memory())]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(
-            command, stdout=out, stderr=errors, start_new_session=True, env=env
-        )
+        child: Forked | subprocess.Popen[str]
+        if program is None:
+            child = subprocess.Popen(
+                command, stdout=out, stderr=errors, start_new_session=True, env=env, text=True
+            )
+        else:
+            child = Forked(program, command, out, errors)
         try:
             while child.poll() is None and time.monotonic() < until:
                 time.sleep(0.01)
@@ -320,7 +368,8 @@ def ended(command: Sequence[str], seconds: float, env: dict[str, str] | None = N
         finally:
             if child.poll() is None:
                 # With what it has started.
-                os.killpg(child.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
                 # In a call of a driver that hangs, it cannot end.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(10)
@@ -341,7 +390,7 @@ def run(
     GPU, and folders of loaders that are not installed."""
     program = FRAME + WAYS[way] + "\nprint(json.dumps(said))\n"
     how = [str(path), pages, str(is_checked), *there]
-    done = ended([sys.executable, "-c", program, *how], seconds)
+    done = ended(how, seconds, program=program)
     if done.code is None:
         return f"stopped after {seconds:.0f} seconds"
     lines, why = done.out.splitlines(), done.errors.strip().splitlines()
@@ -356,6 +405,7 @@ import sys
 sys.path += sys.argv[2:]
 import pytest
 options = ["--quiet", "-rs", "-p", "no:cacheprovider", "--config-file=/dev/null"]
+options += ["-o", "markers=slow"]
 sys.exit(pytest.main([*options, "--rootdir=" + sys.argv[1], sys.argv[1]]))
 """
 
@@ -484,7 +534,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--gib", type=float, default=4, help="the size of the file")
     parser.add_argument("--rounds", type=int, default=3, help="0 to run only the tests")
-    parser.add_argument("--only", default="", help="measure only what has this in its name")
+    parser.add_argument(
+        "--only", action="append", help="measure only what has this in its name; can be repeated"
+    )
     parser.add_argument("--json", type=Path, help="where all figures go")
     parser.add_argument("--tests", type=Path, help="a folder of tests that run first")
     parser.add_argument("--others", type=Path, help="a folder of loaders that are not installed")
@@ -557,6 +609,10 @@ def measured(
     write: Callable[[], None],
 ) -> int:
     """Runs all loads, in shuffled rounds; returns the size of the file."""
+    # Every load forks, and would otherwise import it. That does not use the GPU, which no child
+    # could use afterwards.
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401
     nbytes = int(args.gib * GIB)
     if nbytes + GIB > (free := shutil.disk_usage(args.dir).free):
         sys.exit(
@@ -589,12 +645,13 @@ def measured(
 
         jobs: list[Job] = []
         for way in WAYS:
-            if args.only not in way:
-                continue
-            if why := missing(way, size, there[0]):
+            wanted = [
+                job for job in jobs_of(way) if any(text in job[0] for text in args.only or [""])
+            ]
+            if wanted and (why := missing(way, size, there[0])):
                 refused[way] = why
             else:
-                jobs += jobs_of(way)
+                jobs += wanted
         shuffled = random.Random(0)
         for _ in range(args.rounds):
             for job in shuffled.sample(jobs, len(jobs)):

@@ -28,9 +28,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_arguments() -> None:
     args = gpu.arguments([])
-    assert (args.gib, args.rounds, args.only, args.json) == (4, 3, "", None)
+    assert (args.gib, args.rounds, args.only, args.json) == (4, 3, None, None)
     args = gpu.arguments(["--gib", "32", "--only", "pinned", "--rounds=1", "--json", "a.json"])
-    assert (args.gib, args.rounds, args.only, args.json) == (32, 1, "pinned", Path("a.json"))
+    assert (args.gib, args.rounds, args.only, args.json) == (32, 1, ["pinned"], Path("a.json"))
     with pytest.raises(SystemExit):
         gpu.arguments(["--gib", "much"])
 

@@ -32,11 +32,11 @@ def stream(
         path: A regular file or a block device.
         offset: First byte of the file to read.
         length: Number of bytes to read; up to the end of the file if None.
-        ring: Size of the ring in bytes. 256 MiB if None.
+        ring: Size of the ring in bytes. 64 MiB if None.
         slots: Number of slots in the ring, 2 to 1024; a view is at most as large as a slot. 16 if
             None.
         device: `cuda:N` or `hip:N`: pins the ring for that GPU, so that copies from the views can
-            be queued. Tested with a test double of the driver, not on a GPU.
+            be queued. Not tested on a GPU of AMD.
         io, method, block, queue_depth: As for `load`.
         verify: As for `load`. The digest is known after the last view, when EBADMSG is raised.
 

@@ -13,7 +13,7 @@ from ._stream import Placed, Tensors, chosen, parts_of
 from ._stream import stream as _on_host
 
 Ring: TypeAlias = tuple[int, int] | None
-"""Size of the ring in host memory, in bytes, and number of slots. None: 256 MiB and 16 slots."""
+"""Size of the ring in host memory, in bytes, and number of slots. None: 64 MiB and 16 slots."""
 How: TypeAlias = tuple[str, int | None, Ring]
 
 _ALIGN = 256

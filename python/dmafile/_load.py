@@ -85,7 +85,9 @@ def load(
             default: 128 MiB.
         block: Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct
             I/O; default: 4 MiB for direct I/O, 1 MiB through the page cache, 512 KiB for `bounce`.
-        queue_depth: Operations in flight, 1 to 4096; default: 8.
+        queue_depth: Operations in flight, 1 to 4096; default: 8 for direct I/O, 1 to 8 by the
+            number of CPUs through the page cache. At most 64 threads, where each does one operation
+            after another.
         verify: Compute a checksum, and compare it with HEX if given; default: none. `crc32c`,
             `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the load fails
             (EBADMSG) if the digest differs. `hub` compares each file with the digest that is its

@@ -1,6 +1,6 @@
 """Tensors in the memory of a GPU, without PyTorch: for CuPy, JAX, and other libraries with DLPack.
 
-This was written for the drivers of NVIDIA and AMD, but has been tested only with a test double.
+Tested on an NVIDIA H100; for AMD's driver only with a test double.
 """
 
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def load(
             `held:NAME` is not supported. `pages` applies to the ring.
         device: The number of a GPU of NVIDIA's driver; or `cuda:N`; or `hip:N` for AMD's driver.
         ring: Size of the ring in host memory, in bytes, and number of slots (2 to 1024). With None,
-            256 MiB and 16 slots.
+            64 MiB and 16 slots.
 
     Returns:
         The tensors by name, in the order of their bytes in the files, without empty tensors.

@@ -90,8 +90,8 @@ def load_file(
 ) -> dict[str, _Tensor]:
     """As `dmafile.numpy.load_file`, for PyTorch: on the CPU the tensors are views of one private
     buffer, which they keep alive. On a GPU they are views of one block of its memory, which is
-    loaded through a ring of pinned memory: written for CUDA and ROCm, but tested only with a test
-    double. If the driver cannot be used (a RuntimeWarning gives the reason), and for any other
+    loaded through a ring of pinned memory: for CUDA, and for ROCm, with which it has not been
+    tested. If the driver cannot be used (a RuntimeWarning gives the reason), and for any other
     `device`, each tensor is copied there.
 
     Tensors of `held:NAME` and `held:NAME@SOCKET` are writable views of the held memory: writes stay

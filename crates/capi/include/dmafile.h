@@ -228,7 +228,8 @@ struct dmafile_options {
      */
     uint64_t block;
     /**
-     * Operations in flight, 1 to 4096; default: 8.
+     * Operations in flight, 1 to 4096; default: 8 for direct I/O, 1 to 8 by the number of CPUs through the
+     * page cache. At most 64 threads, where each does one operation after another.
      */
     uint32_t queue_depth;
     /**
@@ -453,7 +454,8 @@ struct dmafile_save_options {
      */
     uint64_t block;
     /**
-     * Operations in flight, 1 to 4096; default: 8.
+     * Operations in flight, 1 to 4096; default: 8 for direct I/O, 1 to 8 by the number of CPUs through the
+     * page cache. At most 64 threads, where each does one operation after another.
      */
     uint32_t queue_depth;
     /**
@@ -560,8 +562,8 @@ int dmafile_buffer_fd(const struct dmafile_buffer *buffer);
 /**
  * Pins a buffer's memory for a device, "cuda:N" or "hip:N". All devices of the same driver can then
  * read it directly, and write to it unless it is sealed. Only the pages of the requested bytes are
- * pinned. They stay pinned until dmafile_buffer_unpin or dmafile_buffer_free. This was written for GPU
- * drivers, but has been tested only with a test double.
+ * pinned. They stay pinned until dmafile_buffer_unpin or dmafile_buffer_free. Tested on an H100,
+ * and for AMD only with a test double.
  *
  * Returns 0; -EBUSY if the buffer is already pinned; -EOPNOTSUPP if the driver cannot pin read-only
  * memory and the buffer is sealed, or if the memory has no address; -ENODEV if the device cannot be
@@ -569,8 +571,7 @@ int dmafile_buffer_fd(const struct dmafile_buffer *buffer);
  *
  * Thread-safe.
  */
-int dmafile_buffer_pin(const struct dmafile_buffer *buffer,
-                       const char *device);
+int dmafile_buffer_pin(const struct dmafile_buffer *buffer, const char *device);
 
 /**
  * Unpins a buffer; does nothing if it is not pinned. No device may be using the memory any more.
@@ -1336,9 +1337,9 @@ void dmafile_snapshot_free(struct dmafile_snapshot *snapshot);
  * must remain valid until dmafile_stream_close.
  *
  * `ring` is the size of the ring in bytes, and `slots` the number of slots in it, 2 to 1024. 0 means
- * the default: 256 MiB and 16 slots. If `device` is "cuda:N" or "hip:N", the ring is pinned for that
- * device, so that copies from its slots can be queued; NULL means no device. This was written for GPU
- * drivers, but has been tested only with a test double.
+ * the default: 64 MiB and 16 slots. If `device` is "cuda:N" or "hip:N", the ring is pinned for that
+ * device, so that copies from its slots can be queued; NULL means no device. Tested on an H100,
+ * and for AMD only with a test double.
  *
  * Returns 0 and stores the stream in `*stream`; close it with dmafile_stream_close. On failure, stores
  * NULL there and returns a negative errno: -EINVAL for a required argument that is NULL, an unknown

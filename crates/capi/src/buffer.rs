@@ -170,8 +170,8 @@ pub unsafe extern "C" fn dmafile_buffer_fd(buffer: *const Buffer) -> c_int {
 
 /// Pins a buffer's memory for a device, "cuda:N" or "hip:N". All devices of the same driver can then
 /// read it directly, and write to it unless it is sealed. Only the pages of the requested bytes are
-/// pinned. They stay pinned until dmafile_buffer_unpin or dmafile_buffer_free. This was written for GPU
-/// drivers, but has been tested only with a test double.
+/// pinned. They stay pinned until dmafile_buffer_unpin or dmafile_buffer_free. Tested on an H100,
+/// and for AMD only with a test double.
 ///
 /// Returns 0; -EBUSY if the buffer is already pinned; -EOPNOTSUPP if the driver cannot pin read-only
 /// memory and the buffer is sealed, or if the memory has no address; -ENODEV if the device cannot be

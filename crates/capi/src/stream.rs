@@ -42,9 +42,9 @@ pub struct Piece {
 /// must remain valid until dmafile_stream_close.
 ///
 /// `ring` is the size of the ring in bytes, and `slots` the number of slots in it, 2 to 1024. 0 means
-/// the default: 256 MiB and 16 slots. If `device` is "cuda:N" or "hip:N", the ring is pinned for that
-/// device, so that copies from its slots can be queued; NULL means no device. This was written for GPU
-/// drivers, but has been tested only with a test double.
+/// the default: 64 MiB and 16 slots. If `device` is "cuda:N" or "hip:N", the ring is pinned for that
+/// device, so that copies from its slots can be queued; NULL means no device. Tested on an H100,
+/// and for AMD only with a test double.
 ///
 /// Returns 0 and stores the stream in `*stream`; close it with dmafile_stream_close. On failure, stores
 /// NULL there and returns a negative errno: -EINVAL for a required argument that is NULL, an unknown

@@ -425,6 +425,7 @@ fn a_device_load_releases_everything() {
     device
         .arg("device")
         .arg(&kit.file)
+        .arg("cuda:1")
         .env("LD_LIBRARY_PATH", std::env::join_paths(libraries).unwrap())
         .env("DOUBLE_REPORT", &report);
     done(device);

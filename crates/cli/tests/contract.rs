@@ -611,7 +611,7 @@ fn explain_shows_the_plan_for_the_memory_of_a_gpu() {
     let reasons = common::reasons(&plan);
     assert!(reasons.contains("device missing: "), "{reasons}");
     assert!(
-        reasons.contains("ring 5242880: 1 slot, filled once"),
+        reasons.contains("ring 5242880: 2 slots of at most 4194304 bytes, each filled once"),
         "{reasons}"
     );
     // The ring is registered with the device, not with io_uring.
@@ -952,9 +952,9 @@ fn doctor_and_explain_say_whether_a_gpu_can_be_used() {
     for (len, words) in [
         (
             20 << 20,
-            "2 slots of at most 16777216 bytes, each filled once",
+            "5 slots of at most 4194304 bytes, each filled once",
         ),
-        (300 << 20, "16 slots of 16777216 bytes, reused"),
+        (300 << 20, "16 slots of 4194304 bytes, reused"),
     ] {
         // A hole takes no space.
         fs::File::create(dir.path("large"))

@@ -161,8 +161,9 @@ options! {
     Block Any Tuning, BLOCK, "BYTES",
         "4 MiB for direct I/O, 1 MiB through the page cache, 512 KiB for `bounce`":
         "Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O", "";
-    QueueDepth Any Tuning, DEPTH, "OPERATIONS", "8":
-        "Operations in flight, 1 to 4096", "";
+    QueueDepth Any Tuning, DEPTH, "OPERATIONS",
+        "8 for direct I/O, 1 to 8 by the number of CPUs through the page cache":
+        "Operations in flight, 1 to 4096", "At most 64 threads, where each does one operation after another.";
     CheckMemory Load Tuning,
         Flag("Load even what exceeds available memory or a cgroup's limit, at the risk of an out-of-memory \
          kill"),

@@ -1,6 +1,7 @@
 //! When the pages of a buffer are allocated, and by how many threads.
 
 use super::MOST_THREADS;
+use super::tuning::copiers;
 use super::{Attempt, SMALL_FILE};
 use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
@@ -79,15 +80,16 @@ fn needs_pages(file: &File, first: Attempt) -> bool {
     first.direct && into_mapping && file.file_system == "btrfs"
 }
 
-/// Number of threads that allocate ahead: if many reads are copies, the CPUs are needed for those.
+/// Maximum number of threads that allocate ahead: as many as CPUs, without those that copies need.
 pub(super) fn allocators(host: &Host, first: Attempt, alone: bool, capacity: u64) -> usize {
-    if first.direct || alone {
-        host.cpus
-            .min((capacity / ALLOCATOR_SHARE) as usize)
-            .clamp(1, MOST_THREADS)
+    let copiers = if first.direct || alone {
+        0
     } else {
-        1
-    }
+        copiers(host.cpus)
+    };
+    (host.cpus - copiers)
+        .min((capacity / ALLOCATOR_SHARE) as usize)
+        .clamp(1, MOST_THREADS)
 }
 
 /// True if one call can allocate the buffer and read into it: a new buffer, for one run of one file.

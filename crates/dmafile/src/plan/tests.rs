@@ -1254,6 +1254,30 @@ fn copy_file_range_is_used_if_the_kernel_supports_it() {
     assert!(error.to_string().contains("no descriptor"), "{error}");
 }
 
+#[test]
+fn a_machine_with_more_cpus_copies_and_allocates_with_more_threads() {
+    for (cpus, cached, copiers, allocators) in [
+        (1, true, 1, 1),
+        (2, true, 2, 1),
+        (4, true, 4, 1),
+        (6, true, 4, 2),
+        (12, true, 6, 4),
+        (16, true, 8, 4),
+        (256, true, 8, 4),
+        (1, false, 1, 1),
+        (256, false, 8, 4),
+    ] {
+        let host = Host { cpus, ..host() };
+        let plan = plan_for(&Asked::default(), &file(GIB), &host, cached).unwrap();
+        let (tuning, of) = (plan.tuning, format!("{cpus} CPUs, cached: {cached}"));
+        assert_eq!(
+            (tuning.threads, tuning.allocators),
+            (copiers, allocators),
+            "{of}"
+        );
+    }
+}
+
 /// The sizes in a plan: block, depth, chunk, alignment, threads that copy and that allocate.
 fn sizes(plan: &Plan) -> String {
     let json = serde_json::to_value(plan).unwrap();
@@ -1308,7 +1332,7 @@ fn a_plan_has_only_the_sizes_that_will_be_used() {
         (
             asked(Method::Threads, Io::Buffered, in_read),
             false,
-            "1M 2 null null 2 null",
+            "1M 64 null null 64 null",
         ),
         (
             asked(Method::Threads, Io::Direct, in_read),
@@ -1329,7 +1353,7 @@ fn a_plan_has_only_the_sizes_that_will_be_used() {
         (
             asked(Method::Uring, Io::Auto, in_read),
             true,
-            "4M 2 null null 2 null",
+            "4M 64 null null 64 null",
         ),
         (copies, false, "64M 1 null 512 null null"),
         (of_module(Kind::Module), false, "null 4 32M 512 null null"),

@@ -1,9 +1,9 @@
 //! How much is moved at once: block, queue depth, chunk.
 
 use super::Attempt;
-use super::MOST_THREADS;
 use super::allocation::allocators;
 use super::load::WantedRange;
+use super::{MOST_COPIERS, MOST_THREADS, MOST_WORKERS};
 use crate::error::{Error, Result};
 use crate::facts::target::MemoryTarget;
 use crate::facts::{File, Host};
@@ -113,12 +113,22 @@ impl LoadTuning {
             queue_depth,
             chunk,
             align: file.align,
-            threads: host.cpus.clamp(1, MOST_THREADS),
+            threads: asked_threads(request.queue_depth).unwrap_or_else(|| copiers(host.cpus)),
             allocators: allocators(host, first, alone.is_some(), wanted.capacity),
             drop_behind: alone.is_some(),
             premaps: file.premap_refused.is_none(),
         })
     }
+}
+
+/// The number of threads that a requested queue depth means.
+pub(crate) fn asked_threads(queue_depth: Option<u32>) -> Option<usize> {
+    queue_depth.map(|depth| depth.min(MOST_WORKERS) as usize)
+}
+
+/// Number of threads that copy from the page cache: one per CPU, but at most half of many CPUs.
+pub(super) fn copiers(cpus: usize) -> usize {
+    cpus.clamp(1, MOST_THREADS).max(cpus / 2).min(MOST_COPIERS)
 }
 
 /// The block size with which reads through the page cache can drop the pages that they bring in; None

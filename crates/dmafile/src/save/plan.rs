@@ -11,7 +11,7 @@ use crate::options::{Io, Method};
 use crate::plan::methods::{self, MemoryFacts, Need};
 use crate::plan::{
     Attempt, BOUNCE_BLOCK, BUFFERED_BLOCK, COPY_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, LARGEST_RING,
-    MOST_THREADS, MOST_WORKERS, PinnedBytes, limit_pinned,
+    MOST_THREADS, MOST_WORKERS, PinnedBytes, asked_threads, limit_pinned,
 };
 use crate::reasons::{About, Reason, Reasons};
 use crate::sys::file;
@@ -156,7 +156,8 @@ pub(super) fn decide(
     let tuning = SaveTuning {
         block: wanted.block,
         depth: wanted.queue_depth.unwrap_or(DIRECT_DEPTH),
-        threads: host.cpus.clamp(1, MOST_THREADS),
+        threads: asked_threads(wanted.queue_depth)
+            .unwrap_or_else(|| host.cpus.clamp(1, MOST_THREADS)),
         grain: to.grain,
         node: host.node,
     };

@@ -12,7 +12,7 @@ pub use copy::CopyTo;
 pub use deliver::{Delivered, SlotReceiver, deliver};
 
 /// Default size of a ring, in bytes.
-pub const DEFAULT_RING: u64 = 256 << 20;
+pub const DEFAULT_RING: u64 = 64 << 20;
 /// Default number of slots in a ring.
 pub const DEFAULT_SLOTS: u32 = 16;
 
