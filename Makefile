@@ -41,7 +41,6 @@ SCRIPTS := tests attacks bench demo kernel python scripts vm
 PYTEST   = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # The Rust tests of `make test`: all but those that take longest. `make test-all PARTS=rust` runs all.
-TESTED     := --workspace --exclude dmafile-interference --locked
 SLOW_TESTS := these_tests_run_with_a_real_driver holes_are_zero_at_every_position unusual_blocks \
 	every_method_kind_and_mode_loads_every_range every_method_loads_shards memory_is_at_most_a_small_multiple \
 	only_the_given_part_of_a_memfd a_killed_recorder the_documented_reader a_torn_tail saving_in_place_changes_only \
@@ -106,8 +105,7 @@ test: ## lint, and the tests of every part that take least (8 minutes on two idl
 	$(call step,3/5 compiling)
 	@$(MAKE) compiled
 	$(call step,4/5 Rust)
-	QUICK=1 cargo test $(TESTED) -- $(SLOW_TESTS:%=--skip %)
-	cargo test --quiet --locked -p dmafile-interference -- --seconds 20
+	QUICK=1 cargo test --workspace --locked -- $(SLOW_TESTS:%=--skip %)
 	$(call step,5/5 Python, C, and a virtual machine: $(SCRIPTS))
 	$(PYTEST) -m "not slow" $(SCRIPTS)
 	$(call step,all passed)
@@ -169,7 +167,7 @@ built:
 # Compiles what `make test` runs, and installs the Python package with the extension that this has built. `maturin
 # develop` would compile all crates again, with other features of their dependencies.
 compiled: need-rust .venv/dev
-	cargo build --profile test $(TESTED) --lib --bins --tests
+	cargo build --profile test --workspace --locked --lib --bins --tests
 	@install -m 755 $(TARGET)/debug/lib_dmafile.so python/dmafile/_dmafile.abi3.so
 	@echo '$(CURDIR)/python' > "$$($(PYTHON) -c 'import site; print(site.getsitepackages()[0])')/dmafile.pth"
 	@printf '#!%s\nfrom dmafile.__main__ import main\n\nraise SystemExit(main())\n' '$(CURDIR)/$(PYTHON)' > .venv/bin/dmafile

@@ -61,7 +61,7 @@ struct Args {
     #[arg(long)]
     all: bool,
     /// Begin no run after this many seconds; a third of them is for finding the calls of operations [default: 45,
-    /// unless something else is chosen]
+    /// or 20 with QUICK=1, unless something else is chosen]
     #[arg(long)]
     seconds: Option<u64>,
     /// Seed of the sample's order, and of the steps of two instances
@@ -89,6 +89,9 @@ struct Args {
     /// The names of tests that `cargo test NAME` runs
     #[arg(hide = true)]
     names: Vec<String>,
+    /// Those that `cargo test -- --skip NAME` leaves out: of other test programs
+    #[arg(long, hide = true)]
+    skip: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -140,8 +143,9 @@ fn main() -> ExitCode {
 /// The seed, where no argument can be given.
 const SEED: &str = "INTERFERENCE_SEED";
 
-/// What `cargo test` takes of its time.
+/// Seconds that `cargo test` and `make test` take of their time.
 const SHORT: u64 = 45;
+const QUICK: u64 = 20;
 
 fn tested(args: &Args) -> ExitCode {
     if let Err(why) = stage::works() {
@@ -191,7 +195,11 @@ fn test(args: &Args) -> io::Result<bool> {
         || args.sample.is_some()
         || args.at.is_some()
         || !args.action.is_empty();
-    let seconds = args.seconds.or((!is_chosen).then_some(SHORT));
+    let short = match std::env::var_os("QUICK") {
+        Some(_) => QUICK,
+        None => SHORT,
+    };
+    let seconds = args.seconds.or((!is_chosen).then_some(short));
     let base = args.base.clone().unwrap_or_else(std::env::temp_dir);
     let (tools, _folder) = tools(args, &base)?;
     let jobs = args
