@@ -46,7 +46,8 @@ SLOW_TESTS := these_tests_run_with_a_real_driver holes_are_zero_at_every_positio
 	only_the_given_part_of_a_memfd a_killed_recorder the_documented_reader a_torn_tail saving_in_place_changes_only \
 	a_kill_leaves the_next_save_removes_what_a_kill_left memory_is_a_small_multiple_of_the_header \
 	truncation_loads_the_whole_file_or_is_an_error a_user_who_receives_nothing misbehaving_clients \
-	windows_may_begin_and_end_at_any_byte
+	windows_may_begin_and_end_at_any_byte a_refused_call_has_a_substitute a_killed_load_leaves \
+	a_low_limit_on_address_space
 
 .PHONY: help demo build install uninstall test lint test-all fuzz kernel-lint kernel-test bench gpu-kit gpu-bench docs \
 	deb wheels crates release built compiled extension need-rust need-rust-tools need-test-tools
