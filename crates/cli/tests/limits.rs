@@ -290,6 +290,36 @@ fn a_load_works_when_no_thread_can_be_created() {
     }
 }
 
+#[test]
+fn a_save_works_when_no_thread_can_be_created() {
+    let dir = Dir::new();
+    let file = dir.file("file", 9 * MIB);
+    let digest = sha256(&file, 0, 9 * MIB);
+    // Another user writes there.
+    fs::set_permissions(dir.path("."), Permissions::from_mode(0o777)).unwrap();
+    for args in [
+        "",
+        "--method uring",
+        "--method threads",
+        "--method bounce",
+        "--io buffered",
+        "--verify sha256=",
+        "--method threads --verify sha256=",
+        "--method bounce --verify sha256=",
+    ] {
+        let args = args.replace("sha256=", &format!("sha256={digest}"));
+        let mut command = dir.dmafile(&format!("save fd:0 new --quiet {args}"));
+        let memory = common::memfd(9 * MIB);
+        std::os::unix::fs::FileExt::write_all_at(&memory, &fs::read(&file).unwrap(), 0).unwrap();
+        command.stdin(memory);
+        run_as(&mut command, own_user(3));
+        end(limit(&mut command, libc::RLIMIT_NPROC, 1)).ok();
+        let saved = dir.path("new");
+        assert_eq!(sha256(&saved, 0, 9 * MIB), digest, "{args}");
+        fs::remove_file(saved).unwrap();
+    }
+}
+
 fn pool() -> u64 {
     fs::read_to_string(POOL).unwrap().trim().parse().unwrap()
 }

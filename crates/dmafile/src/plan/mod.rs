@@ -25,7 +25,7 @@ pub use types::{Attempt, Placement, Plan, Sizes};
 /// machine with few CPUs: together they exceed the speed of a memory channel.
 pub(crate) const MOST_THREADS: usize = 4;
 /// Maximum number of threads that copy: more would use more CPU time for little (docs/tuning.md).
-const MOST_COPIERS: usize = 8;
+pub(crate) const MOST_COPIERS: usize = 8;
 /// Up to this size, in bytes, a second thread costs more than it saves.
 const SMALL_FILE: u64 = 4 << 20;
 

@@ -3,7 +3,7 @@
 use super::SaveRequest;
 use super::origin::{Opened, Origin};
 use super::plan::{self, SavePlan};
-use super::run::{ChecksumGuard, SaveTransfer};
+use super::run::{SaveTransfer, checksum_beside};
 use super::to::{To, cannot_open, cannot_sync};
 use super::write::EdgeBytes;
 use crate::control::CancelToken;
@@ -16,14 +16,13 @@ use crate::options::{Io, Method};
 use crate::plan::Attempt;
 use crate::reasons::Reasons;
 use crate::request::How;
-use crate::sync::{self, lock};
+use crate::sync::lock;
 use crate::sys::map::{Borrowed, Mapping, page_size};
 use crate::sys::{Errno, file, memfd, place, retry};
 use crate::verify::{Algorithm, Follower};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::Instant;
 
 /// The checksum of a shorter part is computed after its write, because starting a thread would take
@@ -105,7 +104,12 @@ impl PartMemory {
             true if len < BESIDE => write()
                 .and_then(|()| checksum(&origin, len, || false))
                 .map(Some),
-            true => checksum_beside(&origin, len, write).map(Some),
+            true => {
+                let sum =
+                    |over: &AtomicBool| checksum(&origin, len, || over.load(Ordering::Relaxed));
+                let (wrote, sum) = checksum_beside(sum, write);
+                wrote.and(sum).map(Some)
+            }
             false => write().map(|()| None),
         };
         drop(access);
@@ -219,25 +223,6 @@ impl PartMemory {
             *plan = Arc::new(shorter);
         }
     }
-}
-
-/// Computes the checksum in a separate thread while `write` runs.
-fn checksum_beside(origin: &Opened, len: u64, write: impl FnOnce() -> Result<()>) -> Result<u32> {
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let sum = || checksum(origin, len, || over.load(Ordering::Relaxed));
-        let builder = thread::Builder::new().name("dmafile-verify".to_string());
-        // Also on a panic: the scope waits for the other thread.
-        let _over = ChecksumGuard(&over);
-        let spawned = builder.spawn_scoped(scope, sum);
-        let wrote = write();
-        over.store(wrote.is_err(), Ordering::Relaxed);
-        let sum = match spawned {
-            Ok(thread) => sync::join(thread),
-            Err(_) => sum(),
-        };
-        wrote.and(sum)
-    })
 }
 
 /// The CRC-32C of the first bytes of an origin, unless `over` says that it is not needed any more.

@@ -305,37 +305,21 @@ impl SaveTransfer<'_> {
             let verified = compare(check, digest.transpose()?)?;
             return Ok((attempt, verified, edges));
         }
-        let over = AtomicBool::new(false);
-        let stopped = || over.load(Ordering::Relaxed) || self.run.cancel.is_cancelled();
-        let meter = &self.run.meter;
-        let digest = |follower: Option<Follower<'_>>| {
-            follower
-                .map(|mut follower| {
-                    let begin = meter.now();
-                    follower.advance(end, copy, stopped)?;
-                    meter.add(Phase::Verify, begin);
-                    meter.span("verify", ROW_VERIFY, begin, 0, end - start);
-                    Ok(follower.hex())
-                })
-                .transpose()
-        };
-        let (wrote, digest) = std::thread::scope(|scope| {
-            let builder = std::thread::Builder::new().name("dmafile-verify".to_string());
-            let hashes = follower.is_some();
-            // Also on a panic: the scope waits for the other thread.
-            let _over = ChecksumGuard(&over);
-            let spawned = hashes.then(|| builder.spawn_scoped(scope, || digest(follower)));
-            let wrote = self.write(None);
-            if wrote.is_err() {
-                over.store(true, Ordering::Relaxed);
-            }
-            let digest = match spawned {
-                None => Ok(None),
-                Some(Ok(thread)) => sync::join(thread),
-                Some(Err(error)) => Err(Error::new("cannot verify", error.to_string())),
+        let (wrote, digest) = if let Some(follower) = follower {
+            let (follower, meter) = (Mutex::new(Some(follower)), &self.run.meter);
+            let digest = |over: &AtomicBool| {
+                let begin = meter.now();
+                let stopped = || over.load(Ordering::Relaxed) || self.run.cancel.is_cancelled();
+                let mut follower = lock(&follower).take().expect("computed once");
+                follower.advance(end, copy, stopped)?;
+                meter.add(Phase::Verify, begin);
+                meter.span("verify", ROW_VERIFY, begin, 0, end - start);
+                Ok(Some(follower.hex()))
             };
-            (wrote, digest)
-        });
+            checksum_beside(digest, || self.write(None))
+        } else {
+            (self.write(None), Ok(None))
+        };
         let (attempt, edges) = wrote?;
         self.run.check(|| self.to.place(0))?;
         Ok((attempt, compare(check, digest?)?, edges))
@@ -526,8 +510,30 @@ fn compare(check: Option<DigestCheck>, digest: Option<String>) -> Result<Option<
         .transpose()
 }
 
+/// Computes a checksum in a separate thread while `write` runs; after it, if no thread can be started. The
+/// argument of `sum` is set when the checksum is not needed any more.
+pub(super) fn checksum_beside<S: Send, W>(
+    sum: impl Fn(&AtomicBool) -> S + Sync,
+    write: impl FnOnce() -> Result<W>,
+) -> (Result<W>, S) {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("dmafile-verify".to_string());
+        // Also on a panic: the scope waits for the other thread.
+        let _over = ChecksumGuard(&over);
+        let spawned = builder.spawn_scoped(scope, || sum(&over));
+        let wrote = write();
+        over.store(wrote.is_err(), Ordering::Relaxed);
+        let sum = match spawned {
+            Ok(thread) => sync::join(thread),
+            Err(_) => sum(&over),
+        };
+        (wrote, sum)
+    })
+}
+
 /// Signals that the checksum is not needed any more.
-pub(super) struct ChecksumGuard<'a>(pub(super) &'a AtomicBool);
+struct ChecksumGuard<'a>(&'a AtomicBool);
 
 impl Drop for ChecksumGuard<'_> {
     fn drop(&mut self) {
