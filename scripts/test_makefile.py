@@ -1,8 +1,10 @@
 """What the Makefile installs, and from where, with placeholders for built files."""
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -183,3 +185,20 @@ def test_the_kernel_module_has_the_version_of_the_project() -> None:
     version = make("--eval=version: ; @echo $(VERSION)", "version").strip()
     source = (ROOT / "kernel" / "module" / "main.c").read_text()
     assert version and f'MODULE_VERSION("{version}");' in source, version
+
+
+def test_the_copy_for_the_sbom_has_all_members_of_the_workspace() -> None:
+    members = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["members"]
+    commands = make("--dry-run", "-f", "packaging/Makefile", "sbom").splitlines()
+    (copy,) = (line.split() for line in commands if line.startswith("cp -R Cargo.toml"))
+    assert {member.split("/")[0] for member in members} <= set(copy)
+
+
+def test_documents_name_what_the_crates_export() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for crate, name in re.findall(r"\bdmafile(_[a-z]+)?::(\w+)", page.read_text()):
+            source = ROOT / "crates" / (crate.removeprefix("_") or "dmafile") / "src" / "lib.rs"
+            exports = re.findall(
+                r"^pub (?:use|fn|mod|const|struct)\b[^;{]*(?:\{[^}]*\})?", source.read_text(), re.M
+            )
+            assert any(re.search(rf"\b{name}\b", one) for one in exports), f"{page}: {name}"
