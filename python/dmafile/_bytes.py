@@ -36,7 +36,7 @@ def stream(
         slots: Number of slots in the ring, 2 to 1024; a view is at most as large as a slot. 16 if
             None.
         device: `cuda:N` or `hip:N`: pins the ring for that GPU, so that copies from the views can
-            be queued. Not tested on a GPU of AMD.
+            be queued. Not tested on an AMD GPU.
         io, method, block, queue_depth: As for `load`.
         verify: As for `load`. The digest is known after the last view, when EBADMSG is raised.
 

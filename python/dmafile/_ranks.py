@@ -31,9 +31,9 @@ from ._stripes import Links, exchange
 _SAMPLES = 64
 """Number of pages that are compared if files are on several nodes."""
 _PAGE = 4096
-_GLANCE = 0.05
+_POLL_INTERVAL = 0.05
 """Interval at which the store is polled, in seconds."""
-_PATIENCE = timedelta(seconds=30)
+_REPLY_TIMEOUT = timedelta(seconds=30)
 """How long to wait for ranks that may have ended already."""
 
 
@@ -108,7 +108,7 @@ class Ranks:
                 text = f"has not {late} within {self.timeout:g} seconds"
                 raise self.fail(missing[0], text, errno.ETIMEDOUT)
             time.sleep(pause)
-            pause = min(2 * pause, _GLANCE)
+            pause = min(2 * pause, _POLL_INTERVAL)
         with self._asking():
             return {rank: json.loads(self.store.get(f"{what}/{rank}")) for rank in ranks}
 
@@ -298,7 +298,7 @@ class Ranks:
         # One of them may have the store, and exit as soon as it returns.
         with suppress(RuntimeError):
             self.store.set(f"seen/{self.me}", "")
-            self.store.wait([f"seen/{rank}" for rank in self.all], _PATIENCE)
+            self.store.wait([f"seen/{rank}" for rank in self.all], _REPLY_TIMEOUT)
         return {"nodes": self.nodes, "ranks": [said[rank] for rank in self.all]}
 
 

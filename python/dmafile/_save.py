@@ -120,7 +120,7 @@ def save(
         io: Bypass or use the page cache: `auto` (default), `direct`, `buffered`.
         block: Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct
             I/O; default: 4 MiB for direct I/O, 1 MiB through the page cache, 512 KiB for `bounce`.
-        queue_depth: Operations in flight, 1 to 4096; default: 8 for direct I/O, 1 to 8 by the
+        queue_depth: Operations in flight, 1 to 4096; default: 8 for direct I/O, 1 to 4 by the
             number of CPUs through the page cache. At most 64 threads, where each does one operation
             after another.
         verify: Compute a checksum of what is saved, and compare it with HEX if given; default:

@@ -548,7 +548,7 @@ impl Wait {
                 });
             }
             self.looked = true;
-            let glance = Timespec {
+            let interval = Timespec {
                 tv_sec: 0,
                 tv_nsec: left
                     .map_or(POLL_INTERVAL, |left| left.min(POLL_INTERVAL))
@@ -557,7 +557,7 @@ impl Wait {
             };
             let ready = py.detach(|| {
                 let mut polled = [PollFd::new(&self.stream, wanted)];
-                rustix::event::poll(&mut polled, Some(&glance))
+                rustix::event::poll(&mut polled, Some(&interval))
             });
             match ready {
                 Ok(1..) => return Ok(()),

@@ -84,7 +84,7 @@ struct dmafile_buffer;
 /**
  * Files in memory that another process loaded, one buffer each. Opaque.
  *
- * While it exists, the holder counts this process as a user. Functions that take it `const` may be called by
+ * While it exists, the holder counts this process as a taker. Functions that take it `const` may be called by
  * several threads at once.
  */
 struct dmafile_held;
@@ -454,7 +454,7 @@ struct dmafile_save_options {
      */
     uint64_t block;
     /**
-     * Operations in flight, 1 to 4096; default: 8 for direct I/O, 1 to 8 by the number of CPUs through the
+     * Operations in flight, 1 to 4096; default: 8 for direct I/O, 1 to 4 by the number of CPUs through the
      * page cache. At most 64 threads, where each does one operation after another.
      */
     uint32_t queue_depth;

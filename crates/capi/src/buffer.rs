@@ -25,7 +25,7 @@ pub struct Buffer {
 /// The memory, and whatever must live as long as it does.
 enum Memory {
     Own(dmafile::Buffer),
-    /// While it exists, its holder counts this process as a user.
+    /// While it exists, its holder counts this process as a taker.
     Taken(Box<HeldFile>),
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Files in memory that another process loaded, one buffer each. Opaque.
 ///
-/// While it exists, the holder counts this process as a user. Functions that take it `const` may be called by
+/// While it exists, the holder counts this process as a taker. Functions that take it `const` may be called by
 /// several threads at once.
 pub struct Held {
     files: Vec<(CString, Buffer)>,

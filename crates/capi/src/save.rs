@@ -52,7 +52,7 @@ pub struct SaveOptions {
     /// Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O; default: 4
     /// MiB for direct I/O, 1 MiB through the page cache, 512 KiB for "bounce".
     pub block: u64,
-    /// Operations in flight, 1 to 4096; default: 8 for direct I/O, 1 to 8 by the number of CPUs through the
+    /// Operations in flight, 1 to 4096; default: 8 for direct I/O, 1 to 4 by the number of CPUs through the
     /// page cache. At most 64 threads, where each does one operation after another.
     pub queue_depth: u32,
     /// DMAFILE_SAVE_NO_SYNC, DMAFILE_SAVE_IN_PLACE, or'ed.

@@ -270,7 +270,7 @@ impl OutputArgs {
                   one of them, that file in the folder. DMAFILE_PATH is the same path; without {} it \
                   is /proc/self/fd/N, if there is one descriptor and the bytes start at 0. A dma-buf \
                   has no path. docs/consumers.md lists programs and devices that can use the memory.\n\n\
-                  A model's files are laid out back to back. Each tensor is at the offset `at` that \
+                  Each of a model's files begins at a multiple of 2 MiB. Each tensor is at the offset `at` that \
                   `dmafile show --json` prints, even if only some are loaded.\n\n\
                   Each source of a snapshot becomes a separate buffer, and is compared with its size and \
                   digest. The three variables, and DMAFILE_NAMES, are then comma-separated lists.\n\n\
@@ -330,11 +330,11 @@ pub struct HoldArgs {
     #[arg(long, help_heading = SOCKET)]
     pub replace: bool,
 
-    /// End once no process has the memory or a connection for this long
+    /// End once no process has had the memory or a connection for this long
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub idle: Option<Duration>,
 
-    /// Create a folder that any loader of this user can open as the model while it is held
+    /// Create a folder that every program of this user can open as the model while it is held
     #[arg(long, value_name = "DIR")]
     pub folder: Option<PathBuf>,
 
@@ -420,7 +420,7 @@ fn group_number(group: &str) -> Result<u32, crate::Failure> {
                   COMMAND (and then DMAFILE_PATH) is a path that any program can open: a file, or a \
                   folder with all of them. dmafile execs COMMAND, so its exit status is the command's; \
                   127 when it is not found, 126 when it can't be run.\n\n\
-                  Without COMMAND it prints what is held. Times are written 500ms, 60s, 10m, 2h."
+                  Without COMMAND it prints what it took. Times are written 500ms, 60s, 10m, 2h."
 )]
 pub struct TakeArgs {
     /// The name of the hold
@@ -454,7 +454,7 @@ pub struct HoldsArgs {
     #[arg(long, value_name = "SOCKET")]
     pub socket: Option<PathBuf>,
 
-    /// Print it as one JSON array
+    /// Print one JSON array
     #[arg(long)]
     pub json: bool,
 }
@@ -669,7 +669,7 @@ pub struct PinsArgs {
     #[arg(long, conflicts_with_all = ["watch", "pages", "subject"])]
     pub blocked: bool,
 
-    /// Print it as one JSON object
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }

@@ -117,7 +117,7 @@ impl Folder {
 
     /// A path to a file in it that leads there wherever the folder is moved, for calls that take no descriptor. Without
     /// `/proc` it is the usual path.
-    pub fn reach(&self, name: impl AsRef<Path>) -> PathBuf {
+    pub fn path_of(&self, name: impl AsRef<Path>) -> PathBuf {
         if place::has_link(self.fd()) {
             place::link_of(self.fd()).join(name)
         } else {
@@ -337,9 +337,9 @@ mod tests {
         let folder = open(&at("current"));
         std::fs::remove_file(at("current")).unwrap();
         symlink("two", at("current")).unwrap();
-        std::fs::write(folder.reach("file"), "x").unwrap();
+        std::fs::write(folder.path_of("file"), "x").unwrap();
         std::fs::rename(at("one"), at("three")).unwrap();
-        std::fs::write(folder.reach("other"), "x").unwrap();
+        std::fs::write(folder.path_of("other"), "x").unwrap();
         let mut names = open(&at("three")).names().unwrap();
         names.sort();
         assert_eq!(names, ["file", "other"]);

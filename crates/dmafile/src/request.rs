@@ -31,9 +31,10 @@ impl Default for How {
 
 impl How {
     pub(crate) fn check(&self) -> Result<()> {
-        OptionInfo::check(Operation::Any, Opt::Block, self.block)?;
+        // Saves have the same ranges.
+        OptionInfo::check(Operation::Load, Opt::Block, self.block)?;
         let depth = self.queue_depth.map(u64::from);
-        OptionInfo::check(Operation::Any, Opt::QueueDepth, depth)
+        OptionInfo::check(Operation::Load, Opt::QueueDepth, depth)
     }
 }
 

@@ -401,7 +401,7 @@ fn a_panic_in_any_thread_that_reads_reaches_the_caller() {
     let others: &[_] = &["dmafile-io-1", "dmafile-io-2", "dmafile-io-3"];
     panics(Method::Threads, others, 0..0);
     if small(&path).io(Io::Direct).plan().is_err() {
-        return eprintln!("SKIP: no direct I/O here, so only one lane");
+        return eprintln!("SKIP: no direct I/O here, so only one queue");
     }
     // Both lanes: the other one waits for the slots after those of this one.
     panics(Method::Uring, &["dmafile-read"], LEN / 2..LEN);

@@ -21,7 +21,10 @@ pub fn doctor(path: &Path) -> Result<Vec<Check>> {
 /// GPUs, by the drivers that are there.
 fn gpus() -> Vec<Check> {
     let mut checks = Vec::new();
-    for (name, first) in [("cuda", Device::cuda(0)), ("hip", Device::hip(0))] {
+    for (name, first, is_tested) in [
+        ("cuda", Device::cuda(0), true),
+        ("hip", Device::hip(0), false),
+    ] {
         let all = match first.all() {
             Ok(all) => all,
             Err(error) => {
@@ -46,10 +49,10 @@ fn gpus() -> Vec<Check> {
                         "no nvidia_fs (GPUDirect Storage)".to_string()
                     },
                 ];
-                if name == "cuda" {
+                if is_tested {
                     return Check::new(name, Health::Good, found.join("; "));
                 }
-                found.push("dmafile has not been tested on a GPU of AMD".to_string());
+                found.push("dmafile has not been tested on an AMD GPU".to_string());
                 Check::new(name, Health::Fair, found.join("; "))
                     .remedy("before relying on it, compare its tensors with another loader's")
             }

@@ -184,7 +184,7 @@ pub(super) fn connect(what: Verb, path: &Path) -> Result<OwnedFd> {
             .with_why(why)
             .with_remedy("take it from a folder in which only its owner can put sockets"));
     }
-    socket::connect(&folder.reach(name)).map_err(failed)
+    socket::connect(&folder.path_of(name)).map_err(failed)
 }
 
 pub(super) fn cannot_connect(what: Verb, errno: Errno, path: &Path) -> Error {
@@ -259,7 +259,7 @@ impl Bound {
         let failed = failed(&path);
         let own = beside(name);
         // Nobody may connect before the permissions are set.
-        let listener = socket::bind(&folder.reach(&own), 0).map_err(&failed)?;
+        let listener = socket::bind(&folder.path_of(&own), 0).map_err(&failed)?;
         let identity = place::permit_socket(folder.fd(), &own, access.group, access.mode);
         let identity = identity.inspect_err(|_| {
             let _ = folder.remove(&own);
@@ -375,7 +375,7 @@ pub(super) struct Replaced {
 
 impl Replaced {
     pub(super) fn path(&self) -> PathBuf {
-        self.folder.reach(&self.name)
+        self.folder.path_of(&self.name)
     }
 }
 
@@ -387,7 +387,7 @@ impl Drop for Replaced {
 
 /// True if a process listens on a socket.
 fn answers(folder: &Folder, name: &OsStr) -> Result<bool> {
-    match socket::connect(&folder.reach(name)) {
+    match socket::connect(&folder.path_of(name)) {
         Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(false),
         Err(errno) if sandbox::SOCKET.refuses(errno) || sandbox::CONNECT.refuses(errno) => {
             Err(failed(&folder.place(name))(errno))

@@ -272,13 +272,13 @@ fn look_around(folder: &Folder, key: &str, cancel: &CancelToken) -> Option<Held>
             continue;
         }
         asked.retain(|(name, talk, since)| {
-            let doubted = since.elapsed() >= ORPHAN_TIMEOUT;
-            let ended = doubted && has_ended(talk.who.pid);
+            let is_overdue = since.elapsed() >= ORPHAN_TIMEOUT;
+            let ended = is_overdue && has_ended(talk.who.pid);
             if ended {
                 // A process that it forked keeps the socket open.
                 let _ = folder.remove(name);
             }
-            let stopped = doubted && process::is_stopped(talk.who.pid);
+            let stopped = is_overdue && process::is_stopped(talk.who.pid);
             !ended && !stopped && since.elapsed() < REPLY_TIMEOUT
         });
         if cancel.is_cancelled() {

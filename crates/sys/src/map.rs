@@ -410,7 +410,7 @@ impl View {
     }
 }
 
-/// Bytes that a caller lends for reading.
+/// A caller's bytes, borrowed for reading.
 #[derive(Clone)]
 pub struct Borrowed<'m> {
     region: Region<'m>,
@@ -469,13 +469,13 @@ struct Turn {
     phase: u64,
 }
 
-// SAFETY: see `Mapping`; nothing else can access the bytes that a caller lends.
+// SAFETY: see `Mapping`; nothing else can access borrowed bytes of a caller.
 unsafe impl Send for Region<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Region<'_> {}
 
 impl<'m> Region<'m> {
-    /// Memory that a caller lends; nothing else can access it during that time.
+    /// Memory that is borrowed from a caller: nothing else can access it meanwhile.
     pub fn of_slice(memory: &'m mut [u8]) -> Self {
         Self::of(NonNull::from(memory))
     }
@@ -653,7 +653,7 @@ impl<'m> Region<'m> {
         }
     }
 
-    /// SyncedDmaBuf the range into transparent huge pages, independently of `shmem_enabled` (MADV_COLLAPSE, Linux
+    /// Turns the range into transparent huge pages, independently of `shmem_enabled` (MADV_COLLAPSE, Linux
     /// 6.1). `at` and `len` are multiples of `huge`; one base page of each is made present first, because the
     /// kernel collapses only ranges with a page table.
     pub fn collapse(&self, at: u64, len: u64, huge: u64) -> Result<(), Errno> {
@@ -673,7 +673,7 @@ impl<'m> Region<'m> {
         let page = page_size();
         let (first, last) = (self.address(), self.address() + self.len());
         let down = |address: u64| address - address % page;
-        // A page that is only partly inside, at either end of lent memory, is left alone.
+        // A page that is only partly inside, at either end of borrowed memory, is left alone.
         let from = down(first + at).max(first.next_multiple_of(page));
         let end = (first + at + len).next_multiple_of(page).min(down(last));
         if from >= end {

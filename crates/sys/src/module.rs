@@ -105,7 +105,7 @@ struct AllocRead {
 }
 
 // SAFETY: DMAFILE_IOC_ALLOC_READ updates the structure. The only address in it is that of a
-// `Progress`, which is borrowed for longer than the call, and whose members are atomic.
+// `ModuleProgress`, which is borrowed for longer than the call, and whose members are atomic.
 unsafe impl Argument for AllocRead {
     const OPCODE: Opcode = opcode::read_write::<Self>(MAGIC, 2);
 }
@@ -131,7 +131,7 @@ struct Rw {
     copy_ns: u64,
 }
 
-// SAFETY: DMAFILE_IOC_RW updates the structure. The only address in it is that of a `Progress`, which
+// SAFETY: DMAFILE_IOC_RW updates the structure. The only address in it is that of a `ModuleProgress`, which
 // is borrowed for longer than the call, and whose members are atomic.
 unsafe impl Argument for Rw {
     const OPCODE: Opcode = opcode::read_write::<Self>(MAGIC, 3);

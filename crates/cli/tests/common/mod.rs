@@ -517,7 +517,7 @@ fn limit_both(
     }
 }
 
-/// SyncedDmaBuf the return value of a system call into a result.
+/// Turns the return value of a system call into a result.
 pub fn done(answer: i32) -> io::Result<()> {
     match answer {
         0 => Ok(()),

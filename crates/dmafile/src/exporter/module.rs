@@ -1,6 +1,6 @@
 //! dmafile.ko as this process finds it: its node, features and limits; or why it cannot be used.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::message::{Opt, message};
 use crate::sys::module::NODE;
 use crate::sys::{self, Errno, map};
@@ -116,33 +116,29 @@ impl ModuleFacts {
     }
 }
 
-/// How it moved bytes: briefly, and in more words.
-pub(crate) fn modes(mode: u32) -> Option<(String, String)> {
-    let all = [
-        (
-            sys::module::DIRECT,
-            "direct",
+/// How it moved the bytes of a load or a save: briefly, and in more words.
+pub(crate) fn modes(verb: Verb, mode: u32) -> Option<(String, String)> {
+    let whys = match verb {
+        Verb::Load => [
             "the disk wrote into the buffer's pages",
-        ),
-        (
-            sys::module::BOUNCED,
-            "bounced",
             "direct reads into a bounce page, and a copy",
-        ),
-        (
-            sys::module::BUFFERED,
-            "buffered",
             "copied from the page cache",
-        ),
+        ],
+        _ => [
+            "the disk read from the buffer's pages",
+            "a copy, and direct writes from there",
+            "copied to the page cache",
+        ],
+    };
+    let words = [
+        (sys::module::DIRECT, "direct"),
+        (sys::module::BOUNCED, "bounced"),
+        (sys::module::BUFFERED, "buffered"),
     ];
-    let had: Vec<_> = all.iter().filter(|(bit, ..)| mode & bit != 0).collect();
-    let join = |words: Vec<&str>, with| words.join(with);
-    (!had.is_empty()).then(|| {
-        (
-            join(had.iter().map(|one| one.1).collect(), "+"),
-            join(had.iter().map(|one| one.2).collect(), "; "),
-        )
-    })
+    let all = words.iter().zip(whys);
+    let had = all.filter(|((bit, _), _)| mode & bit != 0);
+    let (words, whys): (Vec<_>, Vec<_>) = had.map(|((_, word), why)| (*word, why)).unzip();
+    (!words.is_empty()).then(|| (words.join("+"), whys.join("; ")))
 }
 
 #[cfg(test)]
@@ -165,8 +161,8 @@ mod tests {
 
     #[test]
     fn modes_are_described_in_words() {
-        assert_eq!(modes(0), None);
-        let (word, why) = modes(sys::module::DIRECT | sys::module::BOUNCED).unwrap();
+        assert_eq!(modes(Verb::Load, 0), None);
+        let (word, why) = modes(Verb::Load, sys::module::DIRECT | sys::module::BOUNCED).unwrap();
         assert_eq!(word, "direct+bounced");
         assert!(why.contains("; "), "{why}");
     }

@@ -357,10 +357,10 @@ mod tests {
             len in 1_u64..1_000_000,
             block_in_aligns in 1_u64..40,
             align in prop::sample::select(vec![1_u64, 512, 4096]),
-            lent in any::<bool>(),
+            borrowed in any::<bool>(),
         ) {
             let block = block_in_aligns * align.max(512);
-            let (base, start) = if lent { (start, start.next_multiple_of(align)) } else { (start - start % 4096, start) };
+            let (base, start) = if borrowed { (start, start.next_multiple_of(align)) } else { (start - start % 4096, start) };
             let phase = base % align;
             let capacity = (start - base + len).next_multiple_of(4096);
             let cut = Cut { block, align, base, phase, capacity };

@@ -1,6 +1,7 @@
 //! The result of a load: the buffer, and a report.
 
 use crate::buffer::{Buffer, DmaBuf};
+use crate::error::Verb;
 use crate::exporter::module;
 use crate::flow::clock::{Clock, Cpu};
 use crate::flow::meter::Phase;
@@ -109,7 +110,7 @@ impl Report {
         if let Some(why) = remark {
             log.add(About::Got, &pages, why);
         }
-        if let Some((choice, why)) = module::modes(meter.modes()) {
+        if let Some((choice, why)) = module::modes(Verb::Load, meter.modes()) {
             log.add(About::Mode, choice, why);
         }
         let overlap = meter.overlap();

@@ -15,12 +15,12 @@ pub(super) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
     into(job, memory(job))
 }
 
-/// RingReads into memory that a ring accesses in this way.
+/// Reads into memory that a ring accesses in this way.
 pub(super) fn into(job: &ReadJob<'_>, memory: RingMemory<'_>) -> Result<(), Stop> {
     read(job, None, memory, (job.plan.tuning.queue_depth, 0))
 }
 
-/// RingReads into blocks, as many at once as there are, and copies what has been read. Several threads may do so, each
+/// Reads into blocks, as many at once as there are, and copies what has been read. Several threads may do so, each
 /// with separate blocks, whose rows of the trace begin at `row`.
 pub(super) fn bounced(job: &ReadJob<'_>, bounce: &Bounce<'_>, row: u64) -> Result<(), Stop> {
     let depth = bounce.blocks.count as u32;

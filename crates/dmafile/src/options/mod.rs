@@ -288,6 +288,7 @@ pub(crate) fn out_of_range(option: Opt, number: u64, (low, high): (u64, u64)) ->
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
+    use crate::verify::Algorithm;
 
     #[test]
     fn option_values_are_parsed_from_their_own_text() {
@@ -301,6 +302,51 @@ mod tests {
             error.to_string(),
             "io: 'slow' is not one of auto, direct, buffered"
         );
+    }
+
+    /// The list is constant text, so it cannot be made of these.
+    #[test]
+    fn texts_in_the_list_agree_with_the_constants() {
+        use crate::plan::{
+            BOUNCE_BLOCK, BUFFERED_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, MOST_COPIERS, MOST_THREADS,
+        };
+        let text = |of, option, what: fn(&OptionInfo) -> &'static str| {
+            what(
+                OptionInfo::all(of)
+                    .find(|info| info.option == option)
+                    .unwrap(),
+            )
+        };
+        let mib = |bytes| format!("{} MiB", bytes >> 20);
+        let (load, save) = (Operation::Load, Operation::Save);
+        assert_eq!(
+            text(load, Opt::Chunk, |info| info.default),
+            mib(DEFAULT_CHUNK)
+        );
+        for (of, most) in [(load, MOST_COPIERS), (save, MOST_THREADS)] {
+            assert_eq!(
+                text(of, Opt::Block, |info| info.default),
+                format!(
+                    "{} for direct I/O, {} through the page cache, {} KiB for `bounce`",
+                    mib(DIRECT_BLOCK),
+                    mib(BUFFERED_BLOCK),
+                    BOUNCE_BLOCK >> 10
+                )
+            );
+            let depth = format!(
+                "{DIRECT_DEPTH} for direct I/O, 1 to {most} by the number of CPUs through the page cache"
+            );
+            assert_eq!(text(of, Opt::QueueDepth, |info| info.default), depth);
+            let (low, high) = BLOCK_RANGE.into_inner();
+            let range = format!("{} KiB to {}", low >> 10, mib(high));
+            assert!(text(of, Opt::Block, |info| info.help).contains(&range));
+            let names: Vec<_> = Algorithm::ALL.iter().map(|one| one.name()).collect();
+            let verify = OptionInfo::all(of).find(|info| info.option == Opt::Verify);
+            let OptionType::Text(words) = verify.unwrap().accepts else {
+                panic!("it is a text");
+            };
+            assert_eq!(words.strip_suffix(&["hub"]).unwrap_or(words), names);
+        }
     }
 
     #[test]

@@ -161,8 +161,11 @@ options! {
     Block Any Tuning, BLOCK, "BYTES",
         "4 MiB for direct I/O, 1 MiB through the page cache, 512 KiB for `bounce`":
         "Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O", "";
-    QueueDepth Any Tuning, DEPTH, "OPERATIONS",
+    QueueDepth Load Tuning, DEPTH, "OPERATIONS",
         "8 for direct I/O, 1 to 8 by the number of CPUs through the page cache":
+        "Operations in flight, 1 to 4096", "At most 64 threads, where each does one operation after another.";
+    QueueDepth Save Tuning, DEPTH, "OPERATIONS",
+        "8 for direct I/O, 1 to 4 by the number of CPUs through the page cache":
         "Operations in flight, 1 to 4096", "At most 64 threads, where each does one operation after another.";
     CheckMemory Load Tuning,
         Flag("Load even what exceeds available memory or a cgroup's limit, at the risk of an out-of-memory \
@@ -186,9 +189,9 @@ impl OptionInfo {
 
     /// Refuses a number that is out of range.
     pub(crate) fn check(of: Operation, option: Opt, number: Option<u64>) -> Result<()> {
-        let accepts = Self::all(of).find(|info| info.option == option);
-        match (number, accepts.map(|info| info.accepts)) {
-            (Some(number), Some(Bytes(low, high) | Count(low, high)))
+        let info = Self::all(of).find(|info| info.option == option);
+        match (number, info.expect("in the table").accepts) {
+            (Some(number), Bytes(low, high) | Count(low, high))
                 if !(low..=high).contains(&number) =>
             {
                 Err(out_of_range(option, number, (low, high)))

@@ -115,7 +115,7 @@ pub(crate) enum Need {
     Addresses,
     /// Pages that can be registered.
     RegistrablePages,
-    /// MemoryFacts that can be mapped for the disk once.
+    /// Memory that can be mapped for the disk once.
     Premapping,
     /// A dma-buf of dmafile.ko.
     ModuleMemory,

@@ -224,6 +224,7 @@ impl Plan {
     /// # Errors
     /// EOPNOTSUPP if no method is left.
     pub(crate) fn through_ring(&mut self) -> Result<()> {
+        let before = self.first();
         self.methods.retain(|attempt| !attempt.registered);
         if self.methods.is_empty() {
             let why = "it cannot read into a ring";
@@ -242,12 +243,13 @@ impl Plan {
         };
         self.reasons
             .retain(|reason| reason.about != About::Allocation);
-        let first = self.first().to_string();
-        for reason in &mut self.reasons {
-            if reason.about == About::Method && reason.choice != first {
-                reason.choice.clone_from(&first);
-                reason.why = "the memory of a ring is pinned for the device, not for reads".into();
-            }
+        let first = self.first();
+        let mut reasons = self.reasons.iter_mut();
+        if let Some(reason) = reasons.find(|reason| reason.about == About::Method)
+            && first != before
+        {
+            reason.choice = first.to_string();
+            reason.why = "the memory of a ring is pinned for the device, not for reads".into();
         }
         Ok(())
     }

@@ -156,7 +156,7 @@ pub(super) struct Opened<'m> {
 enum Body<'m> {
     Nothing,
     Memory(DescriptorMemory),
-    /// Memory that the caller lends.
+    /// Memory that is borrowed from the caller.
     Caller(Borrowed<'m>),
     File(Source),
     Stream(PipeStream),

@@ -2,13 +2,14 @@
 
 use super::origin::OriginKind;
 use super::plan::SavePlan;
+use crate::error::Verb;
+use crate::exporter::module;
 use crate::flow::clock::{Clock, Cpu};
 use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace;
 use crate::options::{Io, Method};
 use crate::plan::Attempt;
 use crate::reasons::{About, Reason, Reasons};
-use crate::sys::module;
 use crate::verify::Verified;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -69,7 +70,7 @@ impl SaveReport {
         log: &Reasons,
         (attempt, verify): (Attempt, Option<Verified>),
     ) -> Self {
-        if let Some((choice, why)) = modes(meter.modes()) {
+        if let Some((choice, why)) = module::modes(Verb::Save, meter.modes()) {
             log.add(About::Mode, choice, why);
         }
         let (direct, buffered) = meter.totals();
@@ -110,25 +111,4 @@ impl SaveReport {
     pub fn trace(&self) -> Option<&serde_json::Value> {
         self.trace.as_ref()
     }
-}
-
-/// How dmafile.ko reports that it moved bytes: briefly, and in more words.
-fn modes(mode: u32) -> Option<(String, String)> {
-    let all = [
-        (
-            module::DIRECT,
-            "direct",
-            "the disk read from the buffer's pages",
-        ),
-        (
-            module::BOUNCED,
-            "bounced",
-            "a copy, and direct writes from there",
-        ),
-        (module::BUFFERED, "buffered", "copied to the page cache"),
-    ];
-    let had: Vec<_> = all.iter().filter(|(bit, ..)| mode & bit != 0).collect();
-    let words: Vec<_> = had.iter().map(|one| one.1).collect();
-    let whys: Vec<_> = had.iter().map(|one| one.2).collect();
-    (!had.is_empty()).then(|| (words.join("+"), whys.join("; ")))
 }

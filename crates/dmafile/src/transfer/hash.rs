@@ -23,7 +23,7 @@ impl LoadTask {
         memory: &(impl CopyOut + ?Sized),
         feed: &Feed,
     ) -> Result<Vec<String>> {
-        let unfinished = || Error::new("verify", "not all bytes arrived");
+        let unfinished = || Error::new("cannot verify", "not all bytes arrived");
         let copy = |file: u64, into: &mut [u8]| {
             let copied = memory.copy_out(self.at(file), into);
             copied.map_err(|errno| Error::os("cannot verify the buffer", errno))

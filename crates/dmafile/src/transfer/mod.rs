@@ -9,7 +9,7 @@ mod queues;
 mod through;
 
 use crate::buffer::Filling;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::facts::Layout;
 use crate::flow::feed::{Cut, Feed};
 use crate::flow::run::Run;
@@ -185,7 +185,7 @@ impl LoadTransfer<'_> {
             // Whatever ends without an error must have drained the feed; anything else is a bug, and must not
             // produce a buffer with a gap.
             return Err(Error::new(
-                "load",
+                Verb::Load,
                 format!("only {} of {data} bytes arrived", direct + buffered),
             ));
         }

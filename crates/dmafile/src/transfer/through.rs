@@ -260,7 +260,7 @@ impl<'a> Through<'a> {
                 match hashed.wait(upto) {
                     Some(more) => upto = more,
                     // Reading has ended early. The feed's error takes precedence over this one.
-                    None => return Err(Error::new("verify", "not all bytes arrived")),
+                    None => return Err(Error::new("cannot verify", "not all bytes arrived")),
                 }
             }
         }

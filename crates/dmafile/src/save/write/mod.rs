@@ -1,4 +1,4 @@
-//! The methods of writing, one file each.
+//! The methods of writing.
 //!
 //! A method takes extents from the feed until it is drained, and writes their bytes to their place. In an
 //! extent, `at` is the offset in what is saved.

@@ -12,7 +12,7 @@ use crate::sys::map::Region;
 /// A shorter run is not worth a registration.
 const SMALL_RUN: u64 = 1 << 20;
 
-/// RingWrites directly from the origin's memory.
+/// Writes directly from the origin's memory.
 pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
     let attempt = job.pass.attempt;
     let depth = job.plan.depth_of(attempt);
@@ -39,7 +39,7 @@ pub(super) fn by_address(job: &WriteJob<'_>) -> Result<(), Stop> {
     write(job, nothing, None, memory, (depth, 0))
 }
 
-/// RingWrites from blocks, which several threads fill one after another, each its own.
+/// Writes from blocks, which several threads fill one after another, each its own.
 pub(super) fn through(job: &WriteJob<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
     // With fewer than two blocks the disk would be idle during a copy.
     let workers = job.fillers((blocks.count / 2).min(2)) as u64;
