@@ -48,7 +48,9 @@ impl Private {
     pub(crate) fn new(launcher: &Launcher, inner: Option<&OsStr>) -> Result<Self, Failure> {
         let boot = boot();
         let mut first = None;
-        for place in places() {
+        // The reason is not one that does not exist, if there are others.
+        let (there, missing): (Vec<_>, Vec<_>) = places().partition(|place| place.is_dir());
+        for place in there.into_iter().chain(missing) {
             match Self::within(&place, &boot, inner) {
                 Ok(made) => {
                     sweep(&made.place, &boot);
@@ -174,11 +176,20 @@ fn prefix(boot: &str) -> String {
 /// Creates a folder and locks it. EAGAIN, ENOENT if another process has taken it for one that was left.
 fn locked(place: &Folder, name: &OsStr) -> Result<Folder, Errno> {
     let made = place.make(name, 0o700)?;
-    flock(lock(&made)?, FlockOperation::NonBlockingLockExclusive)?;
-    if is_private(&made)? && place.has(name, &made) {
-        Ok(made)
-    } else {
-        Err(Errno::NOENT)
+    let locks = || {
+        flock(lock(&made)?, FlockOperation::NonBlockingLockExclusive)?;
+        is_private(&made)
+    };
+    match locks() {
+        Ok(true) if place.has(name, &made) => Ok(made),
+        Ok(_) => Err(Errno::NOENT),
+        Err(errno) => {
+            // The process that has the lock removes it.
+            if errno != Errno::AGAIN {
+                remove(place, name, &made);
+            }
+            Err(errno)
+        }
     }
 }
 
