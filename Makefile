@@ -120,7 +120,7 @@ lint: need-rust-tools .venv/dev ## check formatting, lints and types
 	$(PYTHON) -m ruff format --check conftest.py $(SCRIPTS)
 	$(PYTHON) -m mypy
 
-test-all: need-rust ## all other tests, each with the time that it takes (PARTS=list names them; PARTS="fuzz vm" runs these)
+test-all: need-rust ## all other tests, each with the time that it takes (PARTS=list names them; PARTS="fuzz docs" runs these)
 	@python3 -m scripts.parts $(PARTS)
 
 fuzz: need-rust ## fuzz the readers of files and messages, 8 seconds each (SECONDS=600 for longer)

@@ -268,7 +268,7 @@ impl OutputArgs {
                   files: it has the file's name, and is removed when COMMAND ends. For a model of \
                   several files it is a folder with a separate buffer for each file, or, if FILE is \
                   one of them, that file in the folder. DMAFILE_PATH is the same path; without {} it \
-                  is /proc/self/fd/N, if there is one descriptor and the bytes start at 0. A dma-buf \
+                  is /proc/PID/fd/N, if there is one descriptor and the bytes start at 0. A dma-buf \
                   has no path. docs/consumers.md lists programs and devices that can use the memory.\n\n\
                   Each of a model's files begins at a multiple of 2 MiB. Each tensor is at the offset `at` that \
                   `dmafile show --json` prints, even if only some are loaded.\n\n\

@@ -188,7 +188,7 @@ pub(crate) fn starts_at(name: &OsStr, offset: u64) -> Result<(), Failure> {
             name,
             &format!(
                 "its bytes begin at byte {offset} of the buffer (EINVAL); choose an --offset that is \
-                 a multiple of the file's direct alignment, or use DMAFILE_FD"
+                 a multiple of a page, or use DMAFILE_FD"
             ),
         )),
     }
