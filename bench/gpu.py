@@ -28,6 +28,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -37,9 +38,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -305,41 +306,20 @@ class Ended:
     states: list[State]
 
 
-class Forked:
-    """A program of Python in a child of this process, which has imported PyTorch already."""
+def forked(program: str, words: Sequence[str], out: Any, errors: Any) -> BaseProcess:
+    """Runs a program in a child of this process, which has imported PyTorch already."""
 
-    def __init__(self, program: str, words: Sequence[str], out: Any, errors: Any) -> None:
-        self.code: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                os.setsid()
-                os.dup2(out.fileno(), 1)
-                os.dup2(errors.fileno(), 2)
-                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-                sys.argv = ["-c", *words]
-                exec(compile(program, "load", "exec"), {"__name__": "__main__"})
-                code = 0
-            except SystemExit as end:
-                print(end.code, file=sys.stderr)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
+    def run() -> None:
+        os.setsid()
+        os.dup2(out.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        sys.argv = ["-c", *words]
+        exec(compile(program, "load", "exec"), {"__name__": "__main__"})
 
-    def poll(self) -> int | None:
-        if self.code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.code = os.waitstatus_to_exitcode(status) if pid else None
-        return self.code
-
-    def wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self.poll() is None and time.monotonic() < until:
-            time.sleep(0.01)
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    return child
 
 
 def ended(
@@ -353,26 +333,31 @@ def ended(
     until = time.monotonic() + seconds
     states = [(time.monotonic(), *memory())]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        child: Forked | subprocess.Popen[str]
+        pid: int | None
+        poll: Callable[[], int | None]
+        wait: Callable[[float], int | None]
         if program is None:
             child = subprocess.Popen(
-                command, stdout=out, stderr=errors, start_new_session=True, env=env, text=True
+                command, stdout=out, stderr=errors, start_new_session=True, env=env
             )
+            pid, poll, wait = child.pid, child.poll, child.wait
         else:
-            child = Forked(program, command, out, errors)
+            process = forked(program, command, out, errors)
+            pid, poll, wait = process.pid, lambda: process.exitcode, process.join
+        assert pid is not None
         try:
-            while child.poll() is None and time.monotonic() < until:
+            while poll() is None and time.monotonic() < until:
                 time.sleep(0.01)
                 states.append((time.monotonic(), *memory()))
-            code = child.poll()
+            code = poll()
         finally:
-            if child.poll() is None:
-                # With what it has started.
+            if poll() is None:
+                # With what it has started. A fork may not have its process group yet.
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
+                    os.killpg(pid, signal.SIGKILL)
                 # In a call of a driver that hangs, it cannot end.
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(10)
+                    wait(10)
         out.seek(0)
         errors.seek(0)
         return Ended(code, out.read(), errors.read(), states)
