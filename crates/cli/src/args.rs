@@ -270,8 +270,8 @@ impl OutputArgs {
                   one of them, that file in the folder. DMAFILE_PATH is the same path; without {} it \
                   is /proc/PID/fd/N, if there is one descriptor and the bytes start at 0. A dma-buf \
                   has no path. docs/consumers.md lists programs and devices that can use the memory.\n\n\
-                  Each of a model's files begins at a multiple of 2 MiB. Each tensor is at the offset `at` that \
-                  `dmafile show --json` prints, even if only some are loaded.\n\n\
+                  Each of a model's files begins at a multiple of 2 MiB. Each tensor is at the offset \
+                  `at` that `dmafile show --json` prints, even if only some are loaded.\n\n\
                   Each source of a snapshot becomes a separate buffer, and is compared with its size and \
                   digest. The three variables, and DMAFILE_NAMES, are then comma-separated lists.\n\n\
                   Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."

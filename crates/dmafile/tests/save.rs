@@ -441,6 +441,24 @@ fn a_failed_save_leaves_the_old_file() {
     assert!(line.contains("not open for reading (EBADF)"), "{line}");
 }
 
+#[test]
+fn threads_write_as_many_blocks_at_once_as_requested() {
+    let dir = dir();
+    for (io, asked, threads) in [
+        (Io::Buffered, 3, 3),
+        (Io::Buffered, 100, 64),
+        (Io::Direct, 3, 3),
+    ] {
+        let save = Save::new(Origin::fd(memfd(MIB), 0), dir.path().join("to"));
+        let save = save.method(Method::Threads).io(io).queue_depth(asked);
+        if let Ok(plan) = save.plan() {
+            assert_eq!(plan.queue_depth, threads, "{io} {asked}");
+        } else {
+            assert_eq!(io, Io::Direct, "only direct I/O may be refused");
+        }
+    }
+}
+
 /// The owner truncates the memory after the plan.
 #[test]
 fn memory_that_is_truncated_during_a_save_is_an_error() {

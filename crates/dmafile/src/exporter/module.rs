@@ -165,5 +165,7 @@ mod tests {
         let (word, why) = modes(Verb::Load, sys::module::DIRECT | sys::module::BOUNCED).unwrap();
         assert_eq!(word, "direct+bounced");
         assert!(why.contains("; "), "{why}");
+        let (word, why) = modes(Verb::Save, sys::module::BUFFERED).unwrap();
+        assert_eq!((&*word, &*why), ("buffered", "copied to the page cache"));
     }
 }

@@ -32,6 +32,7 @@ impl<'a> Run<'a> {
             log,
         }
     }
+
     /// The error of a cancelled run, at this place.
     pub(crate) fn check(&self, place: impl FnOnce() -> String) -> Result<()> {
         if self.cancel.is_cancelled() {
