@@ -98,8 +98,10 @@ static inline const struct dmafile_uring_cmd *dmafile_uring_sqe(const struct io_
 }
 
 /*
- * For kernels without IORING_URING_CMD_REISSUE: a flag that io_uring does not use in those kernels,
- * and clears when a command is first issued.
+ * For kernels without IORING_URING_CMD_REISSUE (before 6.16): a flag that io_uring does not use in
+ * those kernels. A program cannot set it: io_uring_cmd_prep() copies the flags of the SQE, and
+ * rejects the command if they have any bit other than IORING_URING_CMD_FIXED. So the bit is clear
+ * when a command is first issued. The kernel's own flags begin at bit 30.
  */
 #ifdef IORING_URING_CMD_REISSUE
 #define DMAFILE_URING_KEPT	IORING_URING_CMD_REISSUE
