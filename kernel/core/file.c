@@ -11,7 +11,6 @@
 
 #include "compat.h"
 #include "file.h"
-#include "io.h"
 
 /**
  * dmafile_file_get - get the file of a descriptor

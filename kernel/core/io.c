@@ -64,6 +64,18 @@ struct dmafile_piece {
 	bool queued;
 };
 
+/**
+ * struct dmafile_state - the state of a transfer
+ * @io: the request
+ * @result: what has been transferred so far
+ * @no_direct: the file does not support direct I/O
+ */
+struct dmafile_state {
+	const struct dmafile_io *io;
+	struct dmafile_io_result *result;
+	bool no_direct;
+};
+
 /* May run in hard interrupt context. */
 static void dmafile_piece_complete(struct kiocb *iocb, long result)
 {
@@ -79,10 +91,11 @@ static void dmafile_piece_complete(struct kiocb *iocb, long result)
  * Submits one I/O between the file at @pos and @pages at @at. It is shorter than @len if that would
  * need too many segments, see dmafile_pages_bvec().
  */
-static int dmafile_piece_start(struct dmafile_io *io, struct dmafile_piece *piece,
+static int dmafile_piece_start(struct dmafile_state *state, struct dmafile_piece *piece,
 			       const struct dmafile_pages *pages, u64 at, u64 pos, u64 len,
 			       bool direct)
 {
+	const struct dmafile_io *io = state->io;
 	u64 begun = ktime_get_ns(), wanted = len;
 	struct iov_iter iter;
 	unsigned int nr;
@@ -119,19 +132,20 @@ static int dmafile_piece_start(struct dmafile_io *io, struct dmafile_piece *piec
 		piece->result = result;
 		complete(&piece->over);
 	}
-	io->submit_ns += ktime_get_ns() - begun;
+	state->result->submit_ns += ktime_get_ns() - begun;
 	return 0;
 }
 
 /* Waits for one I/O. Return: the number of bytes, or an error. */
-static ssize_t dmafile_piece_wait(struct dmafile_io *io, struct dmafile_piece *piece)
+static ssize_t dmafile_piece_wait(struct dmafile_state *state, struct dmafile_piece *piece)
 {
+	const struct dmafile_io *io = state->io;
 	u64 begun = ktime_get_ns();
 
 	/* Wait in short intervals, so that a slow disk does not trigger the hung-task detector. */
 	while (!wait_for_completion_io_timeout(&piece->over, DMAFILE_PATIENCE))
 		;
-	io->wait_ns += ktime_get_ns() - begun;
+	state->result->wait_ns += ktime_get_ns() - begun;
 	kvfree(piece->bvec);
 	piece->bvec = NULL;
 	/* The VFS has already called fsnotify for I/O that was not queued. */
@@ -154,11 +168,11 @@ static ssize_t dmafile_piece_wait(struct dmafile_io *io, struct dmafile_piece *p
 }
 
 /* Whether the result means that the file does not support direct I/O. */
-static bool dmafile_refused(struct dmafile_io *io, bool direct, ssize_t result)
+static bool dmafile_refused(struct dmafile_state *state, bool direct, ssize_t result)
 {
-	if (!direct || io->strict || (result != -EINVAL && result != -EOPNOTSUPP))
+	if (!direct || state->io->strict || (result != -EINVAL && result != -EOPNOTSUPP))
 		return false;
-	io->no_direct = true;
+	state->no_direct = true;
 	return true;
 }
 
@@ -167,9 +181,10 @@ static bool dmafile_refused(struct dmafile_io *io, bool direct, ssize_t result)
  * the rest goes through the page cache. @moved is set to the number of bytes, also on error. On
  * success it is less than @len only at the end of the file.
  */
-static int dmafile_move_now(struct dmafile_io *io, const struct dmafile_pages *pages, u64 at,
+static int dmafile_move_now(struct dmafile_state *state, const struct dmafile_pages *pages, u64 at,
 			    u64 pos, u64 len, bool direct, u64 *moved)
 {
+	const struct dmafile_io *io = state->io;
 	u64 done = 0;
 
 	while (done < len) {
@@ -177,20 +192,20 @@ static int dmafile_move_now(struct dmafile_io *io, const struct dmafile_pages *p
 		ssize_t result;
 		int err;
 
-		direct = direct && !io->no_direct && IS_ALIGNED(done, io->align);
-		err = dmafile_piece_start(io, &piece, pages, at + done, pos + done, len - done,
+		direct = direct && !state->no_direct && IS_ALIGNED(done, io->align);
+		err = dmafile_piece_start(state, &piece, pages, at + done, pos + done, len - done,
 					  direct);
 		if (err)
 			return err;
-		result = dmafile_piece_wait(io, &piece);
-		if (dmafile_refused(io, direct, result))
+		result = dmafile_piece_wait(state, &piece);
+		if (dmafile_refused(state, direct, result))
 			continue;
 		if (result <= 0)
 			return result;
 		if (pages == io->pages)
-			io->mode |= direct ? DMAFILE_DIRECT : DMAFILE_BUFFERED;
+			state->result->mode |= direct ? DMAFILE_DIRECT : DMAFILE_BUFFERED;
 		else
-			io->mode |= direct ? DMAFILE_BOUNCED : DMAFILE_BUFFERED;
+			state->result->mode |= direct ? DMAFILE_BOUNCED : DMAFILE_BUFFERED;
 		done += result;
 		*moved = done;
 		/*
@@ -204,64 +219,23 @@ static int dmafile_move_now(struct dmafile_io *io, const struct dmafile_pages *p
 	return 0;
 }
 
-/**
- * dmafile_interrupted - check whether the calling task should give up
- * @interruptible: give up on any signal, not only on a fatal one
- *
- * signal_pending() cannot be used: in a task that uses io_uring it is also true if there is task
- * work. In an io_uring worker, it is true on cancellation and when the ring is closed. Closing a
- * ring waits for its workers, so they must always give up then. A wake-up by the freezer does not
- * count as a signal.
- *
- * Return: true if it should.
- */
-bool dmafile_interrupted(bool interruptible)
+/* Return: an error if the transfer should end early. */
+static int dmafile_may_go_on(const struct dmafile_state *state)
 {
-	bool worker = current->flags & PF_IO_WORKER;
+	const struct dmafile_io *io = state->io;
 
 	if (fatal_signal_pending(current))
-		return true;
-	if (!interruptible && !worker)
-		return false;
-	if (task_sigpending(current)) {
-		/* The sighand of the current task cannot go away. */
-		struct sighand_struct *sighand = rcu_dereference_protected(current->sighand, true);
-
-		/* The freezer may have set TIF_SIGPENDING and been cancelled since. */
-		spin_lock_irq(&sighand->siglock);
-		recalc_sigpending();
-		spin_unlock_irq(&sighand->siglock);
-	}
-	if (freezing(current))
-		return false;
-	return worker ? signal_pending(current) : task_sigpending(current);
-}
-
-/**
- * dmafile_freeze - freeze the calling task if the system is being suspended
- *
- * Context: The caller holds no locks and has no I/O in flight.
- */
-void dmafile_freeze(void)
-{
-	try_to_freeze();
-}
-
-/* Reports progress. Return: an error if the transfer should end early. */
-static int dmafile_may_go_on(struct dmafile_io *io)
-{
-	if (dmafile_interrupted(io->interruptible))
 		return -EINTR;
-	return io->tell ? io->tell(io) : 0;
+	return io->ops && io->ops->step ? io->ops->step(io, state->result) : 0;
 }
 
-static int dmafile_grow(struct dmafile_io *io, u64 bytes)
+static int dmafile_grow(const struct dmafile_io *io, u64 bytes)
 {
-	if (!io->more)
-		return dmafile_pages_grow(io->pages, bytes, io->max_order);
+	if (!io->ops || !io->ops->grow)
+		return dmafile_pages_grow(io->pages, bytes, io->max_order, io->gfp);
 	while (dmafile_pages_bytes(io->pages) < bytes) {
 		u64 left = bytes - dmafile_pages_bytes(io->pages);
-		int err = io->more(io, DIV_ROUND_UP_ULL(left, PAGE_SIZE));
+		int err = io->ops->grow(io, DIV_ROUND_UP_ULL(left, PAGE_SIZE));
 
 		if (!err && fatal_signal_pending(current))
 			err = -EINTR;
@@ -273,35 +247,38 @@ static int dmafile_grow(struct dmafile_io *io, u64 bytes)
 }
 
 /* Allocates the buffer's memory up to @end. @idle: no I/O is in flight. */
-static int dmafile_allocate(struct dmafile_io *io, u64 end, bool idle)
+static int dmafile_allocate(struct dmafile_state *state, u64 end, bool idle)
 {
+	const struct dmafile_io *io = state->io;
 	u64 begun = ktime_get_ns();
 	int err = 0;
 
 	while (!err && dmafile_pages_bytes(io->pages) < min(end, io->size)) {
 		if (idle && io->freezable)
-			dmafile_freeze();
-		err = dmafile_may_go_on(io);
+			try_to_freeze();
+		err = dmafile_may_go_on(state);
 		if (!err)
 			err = dmafile_grow(io, min(end, dmafile_pages_bytes(io->pages) +
 							DMAFILE_STEP));
 	}
-	io->alloc_ns += ktime_get_ns() - begun;
+	state->result->alloc_ns += ktime_get_ns() - begun;
 	return err;
 }
 
 /*
- * Allocates @len bytes from @at on. If @more provides only part of that memory, @len is reduced to
+ * Allocates @len bytes from @at on. If @grow provides only part of that memory, @len is reduced to
  * that part, and @full is set to the error.
  */
-static int dmafile_allocate_some(struct dmafile_io *io, u64 at, u64 *len, bool direct, int *full)
+static int dmafile_allocate_some(struct dmafile_state *state, u64 at, u64 *len, bool direct,
+				 int *full)
 {
-	int err = dmafile_allocate(io, at + *len, false);
+	const struct dmafile_io *io = state->io;
+	int err = dmafile_allocate(state, at + *len, false);
 	u64 have = dmafile_pages_bytes(io->pages);
 
 	if (direct)
 		have = round_down(have, io->align);
-	if (!err || !io->more || err == -EINTR || have <= at)
+	if (!err || !io->ops || !io->ops->grow || err == -EINTR || have <= at)
 		return err;
 	*len = have - at;
 	*full = err;
@@ -326,7 +303,7 @@ static u64 dmafile_next_gather(const struct dmafile_io *io, u64 done, u64 left)
  * cache supports large folios: fadvise() would read single pages, which cost more than the overlap
  * gains, whereas the readahead of a read allocates large folios.
  */
-static void dmafile_read_ahead(struct dmafile_io *io, u64 *ahead, u64 end)
+static void dmafile_read_ahead(const struct dmafile_io *io, u64 *ahead, u64 end)
 {
 	if (io->write || io->in_order || mapping_large_folio_support(io->file->f_mapping))
 		return;
@@ -339,53 +316,55 @@ static void dmafile_read_ahead(struct dmafile_io *io, u64 *ahead, u64 end)
 }
 
 /* Continues a piece that was short: at the end of the file, or for another reason. */
-static int dmafile_move_rest(struct dmafile_io *io, struct dmafile_piece *piece, u64 done,
+static int dmafile_move_rest(struct dmafile_state *state, struct dmafile_piece *piece, u64 done,
 			     u64 need, u64 *moved)
 {
+	const struct dmafile_io *io = state->io;
 	u64 at = piece->at + done, pos = io->pos + at - io->at;
 	int err;
 
 	if (!io->strict)
 		/* Let buffered I/O find out whether this is the end of the file. */
-		return dmafile_move_now(io, io->pages, at, pos, need - done, false, moved);
+		return dmafile_move_now(state, io->pages, at, pos, need - done, false, moved);
 	/* A direct read that ends inside a block has reached the end of the file. */
 	if (!IS_ALIGNED(done, io->align))
 		return 0;
-	err = dmafile_move_now(io, io->pages, at, pos, piece->len - done, true, moved);
+	err = dmafile_move_now(state, io->pages, at, pos, piece->len - done, true, moved);
 	*moved = min(*moved, need - done);
 	return err;
 }
 
 /* Does not count the part of the first block before the requested bytes. */
-static void dmafile_set_done(struct dmafile_io *io, u64 end)
+static void dmafile_set_done(struct dmafile_state *state, u64 end)
 {
-	if (end > io->at)
-		io->done = end - io->at;
+	if (end > state->io->at)
+		state->result->done = end - state->io->at;
 }
 
 /*
  * Waits for a piece, and transfers the rest of it if it was short. Return: 0, an error, or 1 at the
  * end of the file.
  */
-static int dmafile_piece_finish(struct dmafile_io *io, struct dmafile_piece *piece)
+static int dmafile_piece_finish(struct dmafile_state *state, struct dmafile_piece *piece)
 {
+	const struct dmafile_io *io = state->io;
 	u64 wanted_end = io->at + io->len;
 	u64 need = min(piece->len, wanted_end - piece->at);
-	ssize_t result = dmafile_piece_wait(io, piece);
+	ssize_t result = dmafile_piece_wait(state, piece);
 	u64 done, more = 0;
 	int err = 0;
 
-	if (dmafile_refused(io, piece->direct, result))
+	if (dmafile_refused(state, piece->direct, result))
 		result = 0;
 	if (result < 0)
 		return result;
 	if (result)
-		io->mode |= piece->direct ? DMAFILE_DIRECT : DMAFILE_BUFFERED;
+		state->result->mode |= piece->direct ? DMAFILE_DIRECT : DMAFILE_BUFFERED;
 	done = min_t(u64, result, need);
 	if (done < need)
-		err = dmafile_move_rest(io, piece, done, need, &more);
+		err = dmafile_move_rest(state, piece, done, need, &more);
 	done += more;
-	dmafile_set_done(io, piece->at + done);
+	dmafile_set_done(state, piece->at + done);
 	if (err || done == need)
 		return err;
 	return io->write ? -EIO : 1;
@@ -405,26 +384,27 @@ struct dmafile_ring {
 	int err;
 };
 
-static void dmafile_ring_finish(struct dmafile_io *io, struct dmafile_ring *ring)
+static void dmafile_ring_finish(struct dmafile_state *state, struct dmafile_ring *ring)
 {
+	const struct dmafile_io *io = state->io;
 	struct dmafile_piece *piece = &ring->pieces[ring->first];
 
 	if (ring->err)
 		/* Data after an error, or after the end of the file, is discarded. */
-		dmafile_piece_wait(io, piece);
+		dmafile_piece_wait(state, piece);
 	else
-		ring->err = dmafile_piece_finish(io, piece);
+		ring->err = dmafile_piece_finish(state, piece);
 	/* If everything has been transferred, a signal is no longer an error. */
-	if (!ring->err && io->done < io->len)
-		ring->err = dmafile_may_go_on(io);
+	if (!ring->err && state->result->done < io->len)
+		ring->err = dmafile_may_go_on(state);
 	ring->first = (ring->first + 1) % io->depth;
 	ring->nr--;
 }
 
-static void dmafile_ring_drain(struct dmafile_io *io, struct dmafile_ring *ring)
+static void dmafile_ring_drain(struct dmafile_state *state, struct dmafile_ring *ring)
 {
 	while (ring->nr)
-		dmafile_ring_finish(io, ring);
+		dmafile_ring_finish(state, ring);
 }
 
 /*
@@ -432,8 +412,9 @@ static void dmafile_ring_drain(struct dmafile_io *io, struct dmafile_ring *ring)
  * aligned, and may be outside the requested range. Return: 0, an error, or 1 at the end of the
  * file.
  */
-static int dmafile_move_range(struct dmafile_io *io, u64 from, u64 to, bool direct)
+static int dmafile_move_range(struct dmafile_state *state, u64 from, u64 to, bool direct)
 {
+	const struct dmafile_io *io = state->io;
 	struct dmafile_ring ring = { };
 	u64 at = from, ahead = from;
 	int err, full = 0;
@@ -443,15 +424,15 @@ static int dmafile_move_range(struct dmafile_io *io, u64 from, u64 to, bool dire
 	ring.pieces = kcalloc(io->depth, sizeof(*ring.pieces), DMAFILE_GFP);
 	if (!ring.pieces)
 		return -ENOMEM;
-	err = dmafile_may_go_on(io);
+	err = dmafile_may_go_on(state);
 	while (at < to && !err && !ring.err) {
 		u64 len = dmafile_next_gather(io, at - from, to - at);
-		bool directly = direct && !io->no_direct;
+		bool directly = direct && !state->no_direct;
 		struct dmafile_piece *piece;
 
 		if (io->freezable && freezing(current)) {
-			dmafile_ring_drain(io, &ring);
-			dmafile_freeze();
+			dmafile_ring_drain(state, &ring);
+			try_to_freeze();
 			continue;
 		}
 		if (!directly) {
@@ -460,7 +441,7 @@ static int dmafile_move_range(struct dmafile_io *io, u64 from, u64 to, bool dire
 			dmafile_read_ahead(io, &ahead, at + len);
 		}
 		/* Allocate before waiting for a free slot: this overlaps with the I/O. */
-		err = dmafile_allocate_some(io, at, &len, directly, &full);
+		err = dmafile_allocate_some(state, at, &len, directly, &full);
 		if (err)
 			break;
 		if (full)
@@ -470,12 +451,12 @@ static int dmafile_move_range(struct dmafile_io *io, u64 from, u64 to, bool dire
 					   dmafile_next_gather(io, at + len - from,
 							       to - at - len));
 		if (ring.nr == io->depth) {
-			dmafile_ring_finish(io, &ring);
+			dmafile_ring_finish(state, &ring);
 			if (ring.err)
 				break;
 		}
 		piece = &ring.pieces[(ring.first + ring.nr) % io->depth];
-		err = dmafile_piece_start(io, piece, io->pages, at, io->pos + at - io->at, len,
+		err = dmafile_piece_start(state, piece, io->pages, at, io->pos + at - io->at, len,
 					  directly);
 		if (err)
 			break;
@@ -483,29 +464,30 @@ static int dmafile_move_range(struct dmafile_io *io, u64 from, u64 to, bool dire
 		at += piece->len;
 		/* Buffered I/O is complete when the call returns. */
 		if (!directly)
-			dmafile_ring_finish(io, &ring);
+			dmafile_ring_finish(state, &ring);
 		cond_resched();
 	}
-	dmafile_ring_drain(io, &ring);
+	dmafile_ring_drain(state, &ring);
 	kfree(ring.pieces);
 	/* I/O errors are at lower offsets than the error that ended the loop. */
 	return ring.err ?: err ?: full;
 }
 
 /* Reads through a bounce buffer. @moved: see dmafile_move_now() */
-static int dmafile_bounce_read(struct dmafile_io *io, const struct dmafile_pages *bounce, u64 at,
-			       u64 pos, u64 len, u64 *moved)
+static int dmafile_bounce_read(struct dmafile_state *state, const struct dmafile_pages *bounce,
+			       u64 at, u64 pos, u64 len, u64 *moved)
 {
+	const struct dmafile_io *io = state->io;
 	u64 skip = pos & (io->align - 1), begun, got = 0;
-	int err = dmafile_move_now(io, bounce, 0, pos - skip, round_up(skip + len, io->align), true,
-				   &got);
+	int err = dmafile_move_now(state, bounce, 0, pos - skip, round_up(skip + len, io->align),
+				   true, &got);
 
 	if (got <= skip)
 		return err;
 	*moved = min(got - skip, len);
 	begun = ktime_get_ns();
 	dmafile_pages_copy(io->pages, at, bounce, skip, *moved);
-	io->copy_ns += ktime_get_ns() - begun;
+	state->result->copy_ns += ktime_get_ns() - begun;
 	/* Ignore an error beyond the requested bytes. */
 	return *moved < len ? err : 0;
 }
@@ -514,27 +496,29 @@ static int dmafile_bounce_read(struct dmafile_io *io, const struct dmafile_pages
  * The same for writes. Partial blocks go through the page cache, which merges them with the rest of
  * the block.
  */
-static int dmafile_bounce_write(struct dmafile_io *io, const struct dmafile_pages *bounce, u64 at,
-				u64 pos, u64 *len, u64 *moved)
+static int dmafile_bounce_write(struct dmafile_state *state, const struct dmafile_pages *bounce,
+				u64 at, u64 pos, u64 *len, u64 *moved)
 {
+	const struct dmafile_io *io = state->io;
 	u64 skip = pos & (io->align - 1), begun;
 
 	if (skip || *len < io->align) {
 		*len = min_t(u64, *len, io->align - skip);
-		return dmafile_move_now(io, io->pages, at, pos, *len, false, moved);
+		return dmafile_move_now(state, io->pages, at, pos, *len, false, moved);
 	}
 	*len = round_down(*len, io->align);
 	begun = ktime_get_ns();
 	dmafile_pages_copy(bounce, 0, io->pages, at, *len);
-	io->copy_ns += ktime_get_ns() - begun;
-	return dmafile_move_now(io, bounce, 0, pos, *len, true, moved);
+	state->result->copy_ns += ktime_get_ns() - begun;
+	return dmafile_move_now(state, bounce, 0, pos, *len, true, moved);
 }
 
 /*
  * Transfers a range through a bounce buffer. Return: 0, an error, or 1 at the end of the file.
  */
-static int dmafile_move_bounced(struct dmafile_io *io, u64 from, u64 to)
+static int dmafile_move_bounced(struct dmafile_state *state, u64 from, u64 to)
 {
+	const struct dmafile_io *io = state->io;
 	struct dmafile_pages bounce = { };
 	u64 at = from;
 	int err, full = 0;
@@ -543,28 +527,28 @@ static int dmafile_move_bounced(struct dmafile_io *io, u64 from, u64 to)
 		return 0;
 	err = dmafile_pages_grow(&bounce, min_t(u64, DMAFILE_BOUNCE,
 						round_up(to - from, io->align) + io->align),
-				 io->max_order);
+				 io->max_order, __GFP_ACCOUNT);
 	while (at < to && !err) {
 		u64 pos = io->pos + at - io->at;
 		u64 room = dmafile_pages_bytes(&bounce) - (pos & (io->align - 1));
 		u64 len = min(to - at, room), moved = 0;
 
 		if (io->freezable)
-			dmafile_freeze();
-		err = dmafile_may_go_on(io);
+			try_to_freeze();
+		err = dmafile_may_go_on(state);
 		if (!err)
-			err = dmafile_allocate_some(io, at, &len, false, &full);
+			err = dmafile_allocate_some(state, at, &len, false, &full);
 		if (err)
 			break;
 		if (full)
 			to = at + len;
 		if (io->write)
-			err = dmafile_bounce_write(io, &bounce, at, pos, &len, &moved);
+			err = dmafile_bounce_write(state, &bounce, at, pos, &len, &moved);
 		else
-			err = dmafile_bounce_read(io, &bounce, at, pos, len, &moved);
+			err = dmafile_bounce_read(state, &bounce, at, pos, len, &moved);
 		at += moved;
 		if (moved)
-			dmafile_set_done(io, at);
+			dmafile_set_done(state, at);
 		if (!err && moved < len)
 			err = io->write ? -EIO : 1;
 	}
@@ -587,19 +571,20 @@ static void dmafile_direct_range(const struct dmafile_io *io, u64 *from, u64 *to
 }
 
 /* Transfers as much as possible in place, the rest through a bounce buffer. */
-static int dmafile_move_directly(struct dmafile_io *io)
+static int dmafile_move_directly(struct dmafile_state *state)
 {
+	const struct dmafile_io *io = state->io;
 	u64 end = io->at + io->len, from, to;
 	int err;
 
 	dmafile_direct_range(io, &from, &to);
 	if ((io->at ^ io->pos) & (io->align - 1) || from >= to)
-		return dmafile_move_bounced(io, io->at, end);
-	err = dmafile_move_bounced(io, io->at, from);
+		return dmafile_move_bounced(state, io->at, end);
+	err = dmafile_move_bounced(state, io->at, from);
 	if (!err)
-		err = dmafile_move_range(io, from, to, true);
+		err = dmafile_move_range(state, from, to, true);
 	if (!err)
-		err = dmafile_move_bounced(io, to, end);
+		err = dmafile_move_bounced(state, to, end);
 	return err;
 }
 
@@ -639,10 +624,9 @@ u64 dmafile_gather(u64 len, unsigned int most)
 
 /**
  * dmafile_io_prepare - read the open flags and the alignment of the file
- * @io: the transfer, with @file and @write set
+ * @io: the request, with @file and @write set
  *
- * They are read only once, because fcntl() may change the flags during the transfer.
- * dmafile_transfer() calls this function if the caller has not.
+ * Call it once before dmafile_transfer(): fcntl() may change the flags during the transfer.
  */
 void dmafile_io_prepare(struct dmafile_io *io)
 {
@@ -654,45 +638,45 @@ void dmafile_io_prepare(struct dmafile_io *io)
 
 /**
  * dmafile_transfer - transfer data between a file and a buffer
- * @io: the transfer. Its range must be inside the buffer, must not overflow, and must not be in use
+ * @io: the request. Its range must be inside the buffer, must not overflow, and must not be in use
  *	by other transfers
+ * @result: set to what was transferred, also on error; times are added to it
  *
  * Uses direct I/O if the file was opened with O_DIRECT. The file position is neither used nor
  * changed. No I/O is in flight on return.
  *
- * Return: 0, also if the file ended early; then @io->done is less than @io->len. Or an error:
- * -EINTR, -ENOMEM, -EINVAL if @io->strict cannot be satisfied, an error of @io->tell, or the I/O
- * error at the lowest offset. @io->done bytes have been transferred even then.
+ * Return: 0, also if the file ended early; then @result->done is less than @io->len. Or an error:
+ * -EINTR, -ENOMEM, -EINVAL if @io->strict cannot be satisfied, an error of a callback, or the I/O
+ * error at the lowest offset. @result->done bytes have been transferred even then.
  */
-int dmafile_transfer(struct dmafile_io *io)
+int dmafile_transfer(const struct dmafile_io *io, struct dmafile_io_result *result)
 {
+	struct dmafile_state state = { .io = io, .result = result };
 	u64 end = io->at + io->len;
 	int err = 0;
 
-	if (!io->align)
-		dmafile_io_prepare(io);
 	if (io->strict && !dmafile_all_direct(io))
 		return -EINVAL;
 	if (io->in_order)
-		err = dmafile_allocate(io, io->size, true);
+		err = dmafile_allocate(&state, io->size, true);
 	if (!err) {
 		if (io->iocb_flags & IOCB_DIRECT)
-			err = dmafile_move_directly(io);
+			err = dmafile_move_directly(&state);
 		else
-			err = dmafile_move_range(io, io->at, end, false);
+			err = dmafile_move_range(&state, io->at, end, false);
 	}
 	/* A new buffer gets its full size even if the file ended early. */
 	if (err >= 0)
-		err = io->born ? dmafile_allocate(io, io->size, true) : 0;
+		err = io->born ? dmafile_allocate(&state, io->size, true) : 0;
 	/* The result of the last report is ignored. */
-	if (io->tell)
-		io->tell(io);
+	if (io->ops && io->ops->step)
+		io->ops->step(io, result);
 	if (!err && io->born) {
 		u64 size = dmafile_pages_bytes(io->pages);
 
 		/* Clear the rest of the first and last block around the requested bytes. */
 		dmafile_pages_zero(io->pages, round_down(io->at, io->align), io->at);
-		dmafile_pages_zero(io->pages, io->at + io->done,
+		dmafile_pages_zero(io->pages, io->at + result->done,
 				   min(size, round_up(end, io->align)));
 	}
 	return err;

@@ -14,14 +14,13 @@
  * All memory is zeroed although the data of the file will overwrite it: a block device that is
  * served by an unprivileged process may complete a read without transferring any data.
  *
- * The memory is charged to the caller's cgroup. Because of __GFP_RETRY_MAYFAIL, reaching the limit
- * of the cgroup or running out of memory is an error that does not invoke the OOM killer.
+ * Because of __GFP_RETRY_MAYFAIL, reaching the limit of a cgroup or running out of memory is an
+ * error that does not invoke the OOM killer.
  */
-#define DMAFILE_SMALL_GFP	(GFP_HIGHUSER | __GFP_ZERO | __GFP_ACCOUNT | __GFP_NOWARN | \
-				 __GFP_RETRY_MAYFAIL)
+#define DMAFILE_SMALL_GFP	(GFP_HIGHUSER | __GFP_ZERO | __GFP_NOWARN | __GFP_RETRY_MAYFAIL)
 /* Use large pages only if they are available without reclaim or compaction. */
-#define DMAFILE_LARGE_GFP	(((GFP_HIGHUSER | __GFP_ZERO | __GFP_ACCOUNT | __GFP_NOWARN | \
-				   __GFP_NORETRY) & ~__GFP_RECLAIM) | __GFP_COMP)
+#define DMAFILE_LARGE_GFP	(((GFP_HIGHUSER | __GFP_ZERO | __GFP_NOWARN | __GFP_NORETRY) & \
+				  ~__GFP_RECLAIM) | __GFP_COMP)
 
 /* 1 MiB and 64 KiB suit IOMMUs and large TLB entries; fall back to single pages. */
 static const unsigned int dmafile_orders[] = { DMAFILE_MAX_ORDER, 4, 0 };
@@ -31,7 +30,7 @@ static const unsigned int dmafile_orders[] = { DMAFILE_MAX_ORDER, 4, 0 };
 
 /* Allocates a chunk of at most @left pages. Lowers @max_order if an order is not available. */
 static struct page *dmafile_allocate_chunk(unsigned long left, unsigned int *max_order,
-					   unsigned int *order)
+					   unsigned int *order, gfp_t gfp)
 {
 	unsigned int i;
 
@@ -41,7 +40,7 @@ static struct page *dmafile_allocate_chunk(unsigned long left, unsigned int *max
 		*order = dmafile_orders[i];
 		if (*order > *max_order || left >> *order == 0)
 			continue;
-		page = alloc_pages(*order ? DMAFILE_LARGE_GFP : DMAFILE_SMALL_GFP, *order);
+		page = alloc_pages((*order ? DMAFILE_LARGE_GFP : DMAFILE_SMALL_GFP) | gfp, *order);
 		if (page)
 			return page;
 		/* Do not retry this order for the next chunk. */
@@ -73,11 +72,12 @@ static int dmafile_pages_make_room(struct dmafile_pages *pages)
  * @pages: the memory to extend
  * @bytes: the total size afterwards, rounded up to pages
  * @max_order: the maximum order to allocate; the orders are 8, 4 and 0
+ * @gfp: __GFP_ACCOUNT to charge the memory to the caller's cgroup, or 0
  *
  * Return: 0, -ENOMEM if memory or the limit of the caller's cgroup is exhausted, or -EINTR if the
  * caller is being killed. On error, pages that were allocated stay until dmafile_pages_free().
  */
-int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_order)
+int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_order, gfp_t gfp)
 {
 	unsigned long count = (bytes + PAGE_SIZE - 1) >> PAGE_SHIFT;
 
@@ -89,7 +89,7 @@ int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_
 			return -EINTR;
 		if (dmafile_pages_make_room(pages))
 			return -ENOMEM;
-		page = dmafile_allocate_chunk(count - pages->count, &max_order, &order);
+		page = dmafile_allocate_chunk(count - pages->count, &max_order, &order, gfp);
 		if (!page)
 			return -ENOMEM;
 		pages->chunks[pages->nr++] = (struct dmafile_chunk) {

@@ -61,7 +61,7 @@ static inline struct page *dmafile_pages_take(struct dmafile_pages *pages)
 	return pages->taken < pages->nr ? pages->chunks[pages->taken++].page : NULL;
 }
 
-int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_order);
+int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_order, gfp_t gfp);
 int dmafile_pages_borrow(struct dmafile_pages *pages, struct page *page, unsigned long count);
 unsigned int dmafile_pages_chunk(const struct dmafile_pages *pages, u64 at);
 struct page *dmafile_pages_page(const struct dmafile_pages *pages, u64 at);

@@ -6,6 +6,7 @@
  */
 #include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
+#include <linux/freezer.h>
 #include <linux/highmem.h>
 #include <linux/iosys-map.h>
 #include <linux/mm.h>
@@ -16,7 +17,7 @@
 
 #include "buffer.h"
 #include "compat.h"
-#include "io.h"
+#include "signal.h"
 #include "stats.h"
 #include "turn.h"
 
@@ -377,7 +378,7 @@ static int dmafile_wait_for_fences(struct dma_buf *dmabuf, bool fill, bool inter
 	long left;
 
 	do {
-		dmafile_freeze();
+		try_to_freeze();
 		if (dmafile_interrupted(interruptible))
 			return -EINTR;
 		left = dma_resv_wait_timeout(dmabuf->resv, dma_resv_usage_rw(fill), false,

@@ -2,6 +2,7 @@
 /* Validates and executes the requests of user space. */
 #include <linux/ctype.h>
 #include <linux/file.h>
+#include <linux/freezer.h>
 #include <linux/fs.h>
 #include <linux/mm.h>
 #include <linux/moduleparam.h>
@@ -18,6 +19,7 @@
 #include "file.h"
 #include "io.h"
 #include "request.h"
+#include "signal.h"
 #include "stats.h"
 
 static_assert(DMAFILE_MODE_DIRECT == DMAFILE_DIRECT);
@@ -59,12 +61,16 @@ struct dmafile_publication {
 
 /**
  * struct dmafile_call - a transfer on behalf of a program
- * @io: the transfer
+ * @io: what to transfer
+ * @result: what was transferred
  * @progress: the structure through which the program monitors it, or NULL
+ * @interruptible: any signal ends it, not only a fatal one
  */
 struct dmafile_call {
 	struct dmafile_io io;
+	struct dmafile_io_result result;
 	struct dmafile_progress __user *progress;
+	bool interruptible;
 };
 
 static u64 dmafile_max_buffer(void)
@@ -82,18 +88,24 @@ static unsigned int dmafile_depth(void)
 	return clamp(READ_ONCE(depth), 1U, DMAFILE_MAX_DEPTH);
 }
 
-static int dmafile_tell(struct dmafile_io *io)
+static int dmafile_step(const struct dmafile_io *io, const struct dmafile_io_result *result)
 {
-	struct dmafile_progress __user *progress =
-		container_of(io, struct dmafile_call, io)->progress;
+	const struct dmafile_call *call = container_of(io, struct dmafile_call, io);
 	u32 stop;
 
-	if (!progress)
+	if (dmafile_interrupted(call->interruptible))
+		return -EINTR;
+	if (!call->progress)
 		return 0;
-	if (put_user(io->done, &progress->bytes) || get_user(stop, &progress->stop))
+	if (put_user(result->done, &call->progress->bytes) ||
+	    get_user(stop, &call->progress->stop))
 		return -EFAULT;
 	return stop ? -ECANCELED : 0;
 }
+
+static const struct dmafile_io_ops dmafile_call_ops = {
+	.step = dmafile_step,
+};
 
 static int dmafile_set_up(struct dmafile_call *call, u32 flags, u64 gather, u64 progress)
 {
@@ -109,38 +121,41 @@ static int dmafile_set_up(struct dmafile_call *call, u32 flags, u64 gather, u64 
 	call->io.gather = gather;
 	call->io.depth = dmafile_depth();
 	call->io.max_order = READ_ONCE(max_order);
+	call->io.gfp = __GFP_ACCOUNT;
 	call->io.in_order = flags & DMAFILE_IN_ORDER;
 	call->io.strict = flags & DMAFILE_STRICT;
-	call->io.interruptible = flags & DMAFILE_INTERRUPTIBLE;
 	call->io.dsync = flags & DMAFILE_DSYNC;
 	/* A running request holds no locks: a turn on a buffer is not a lock. */
 	call->io.freezable = true;
-	call->io.tell = dmafile_tell;
+	call->io.ops = &dmafile_call_ops;
+	call->interruptible = flags & DMAFILE_INTERRUPTIBLE;
 	return 0;
 }
 
 /* Updates the counters in debugfs, and those in /proc/PID/io like read() and write(). */
-static void dmafile_count(const struct dmafile_io *io, int err)
+static void dmafile_count(const struct dmafile_call *call, int err)
 {
-	if (io->write) {
-		dmafile_stats_add(DMAFILE_STAT_BYTES_WRITTEN, io->done);
-		add_wchar(current, io->done);
+	const struct dmafile_io_result *result = &call->result;
+
+	if (call->io.write) {
+		dmafile_stats_add(DMAFILE_STAT_BYTES_WRITTEN, result->done);
+		add_wchar(current, result->done);
 		inc_syscw(current);
 	} else {
-		dmafile_stats_add(DMAFILE_STAT_BYTES_READ, io->done);
-		add_rchar(current, io->done);
+		dmafile_stats_add(DMAFILE_STAT_BYTES_READ, result->done);
+		add_rchar(current, result->done);
 		inc_syscr(current);
 	}
-	dmafile_stats_add(DMAFILE_STAT_ALLOC_NS, io->alloc_ns);
-	dmafile_stats_add(DMAFILE_STAT_SUBMIT_NS, io->submit_ns);
-	dmafile_stats_add(DMAFILE_STAT_WAIT_NS, io->wait_ns);
-	dmafile_stats_add(DMAFILE_STAT_COPY_NS, io->copy_ns);
+	dmafile_stats_add(DMAFILE_STAT_ALLOC_NS, result->alloc_ns);
+	dmafile_stats_add(DMAFILE_STAT_SUBMIT_NS, result->submit_ns);
+	dmafile_stats_add(DMAFILE_STAT_WAIT_NS, result->wait_ns);
+	dmafile_stats_add(DMAFILE_STAT_COPY_NS, result->copy_ns);
 	if (err)
 		dmafile_stats_add(DMAFILE_STAT_FAILED, 1);
 }
 
 /* Describes for debugfs how a buffer was created: one line, with the file name at the end. */
-static const char *dmafile_origin(const struct dmafile_io *io)
+static const char *dmafile_origin(const struct dmafile_call *call)
 {
 	static const char * const modes[] = {
 		"none", "direct", "bounced", "direct+bounced", "buffered", "direct+buffered",
@@ -150,13 +165,13 @@ static const char *dmafile_origin(const struct dmafile_io *io)
 	const size_t size = NAME_MAX + 128;
 	char *text, *at;
 
-	if (!io)
+	if (!call)
 		return kstrdup("alloc", DMAFILE_GFP);
 	text = kmalloc(size, DMAFILE_GFP);
 	if (!text)
 		return NULL;
-	scnprintf(text, size, "alloc_read bytes=%llu mode=%s file=%pD", io->done,
-		  modes[io->mode & (ARRAY_SIZE(modes) - 1)], io->file);
+	scnprintf(text, size, "alloc_read bytes=%llu mode=%s file=%pD", call->result.done,
+		  modes[call->result.mode & (ARRAY_SIZE(modes) - 1)], call->io.file);
 	for (at = text; *at; at++)
 		if (iscntrl(*at))
 			*at = '?';
@@ -174,9 +189,9 @@ static int dmafile_reserve(struct dmafile_publication *out, u32 fd_flags)
 
 /* Creates the dma-buf. dmafile_publish() installs its file descriptor. */
 static int dmafile_publish_later(struct dmafile_publication *out, struct dmafile_pages *pages,
-				 u32 fd_flags, const struct dmafile_io *io)
+				 u32 fd_flags, const struct dmafile_call *call)
 {
-	const char *origin = dmafile_origin(io);
+	const char *origin = dmafile_origin(call);
 
 	if (!origin)
 		return -ENOMEM;
@@ -218,9 +233,9 @@ static int dmafile_allocate_all(struct dmafile_pages *pages, u64 length)
 	int err = 0;
 
 	while (!err && dmafile_pages_bytes(pages) < length) {
-		dmafile_freeze();
+		try_to_freeze();
 		err = dmafile_pages_grow(pages, min(length, dmafile_pages_bytes(pages) +
-						    DMAFILE_ALLOC_STEP), order);
+						    DMAFILE_ALLOC_STEP), order, __GFP_ACCOUNT);
 	}
 	return err;
 }
@@ -291,6 +306,7 @@ static int dmafile_do_alloc_read(void *request, struct dmafile_publication *out)
 	struct dmafile_alloc_read *read = request;
 	struct dmafile_pages pages = { };
 	struct dmafile_call call = { .io = { .pages = &pages, .born = true } };
+	struct dmafile_io_result *result = &call.result;
 	struct dmafile_io *io = &call.io;
 	int err;
 
@@ -310,22 +326,22 @@ static int dmafile_do_alloc_read(void *request, struct dmafile_publication *out)
 		err = dmafile_reserve(out, read->fd_flags);
 	if (err)
 		goto put_file;
-	err = dmafile_transfer(io);
-	if (!err && io->done < io->len && (!(read->flags & DMAFILE_SHORT_OK) || !io->done))
+	err = dmafile_transfer(io, result);
+	if (!err && result->done < io->len && (!(read->flags & DMAFILE_SHORT_OK) || !result->done))
 		err = -ENODATA;
 	if (!err)
-		err = dmafile_publish_later(out, &pages, read->fd_flags, io);
+		err = dmafile_publish_later(out, &pages, read->fd_flags, &call);
 	dmafile_pages_free(&pages);
 	read->fd = out->fd;
-	read->mode = io->mode;
-	read->bytes = io->done;
-	read->alloc_ns = io->alloc_ns;
-	read->submit_ns = io->submit_ns;
-	read->wait_ns = io->wait_ns;
-	read->copy_ns = io->copy_ns;
+	read->mode = result->mode;
+	read->bytes = result->done;
+	read->alloc_ns = result->alloc_ns;
+	read->submit_ns = result->submit_ns;
+	read->wait_ns = result->wait_ns;
+	read->copy_ns = result->copy_ns;
 	read->align = io->align;
 	dmafile_stats_add(DMAFILE_STAT_ALLOC_READ, 1);
-	dmafile_count(io, err);
+	dmafile_count(&call, err);
 put_file:
 	fput(io->file);
 	return err;
@@ -334,6 +350,7 @@ put_file:
 /* Transfers data between a file and a buffer. The caller holds references to both. */
 static int dmafile_rw(struct dmafile_rw *rw, struct dma_buf *dmabuf, struct dmafile_call *call)
 {
+	struct dmafile_io_result *result = &call->result;
 	struct dmafile_io *io = &call->io;
 	u64 begun = ktime_get_ns();
 	u64 end;
@@ -350,21 +367,21 @@ static int dmafile_rw(struct dmafile_rw *rw, struct dma_buf *dmabuf, struct dmaf
 	if (check_add_overflow(io->pos, io->len, &end) || end > LLONG_MAX - DMAFILE_MAX_ALIGN)
 		return -EOVERFLOW;
 	dmafile_io_prepare(io);
-	io->pages = dmafile_buffer_begin(dmabuf, !io->write, io->interruptible);
+	io->pages = dmafile_buffer_begin(dmabuf, !io->write, call->interruptible);
 	if (IS_ERR(io->pages))
 		return PTR_ERR(io->pages);
-	io->wait_ns = ktime_get_ns() - begun;
-	err = dmafile_transfer(io);
+	result->wait_ns = ktime_get_ns() - begun;
+	err = dmafile_transfer(io, result);
 	dmafile_buffer_end(dmabuf, !io->write);
-	if (!err && io->done < io->len && (!(rw->flags & DMAFILE_SHORT_OK) || !io->done))
+	if (!err && result->done < io->len && (!(rw->flags & DMAFILE_SHORT_OK) || !result->done))
 		err = -ENODATA;
-	rw->mode = io->mode;
+	rw->mode = result->mode;
 	rw->align = io->align;
-	rw->submit_ns = io->submit_ns;
-	rw->wait_ns = io->wait_ns;
-	rw->copy_ns = io->copy_ns;
+	rw->submit_ns = result->submit_ns;
+	rw->wait_ns = result->wait_ns;
+	rw->copy_ns = result->copy_ns;
 	dmafile_stats_add(io->write ? DMAFILE_STAT_WRITE : DMAFILE_STAT_READ, 1);
-	dmafile_count(io, err);
+	dmafile_count(call, err);
 	return err;
 }
 
@@ -399,7 +416,7 @@ static int dmafile_do_rw(void *request, struct dmafile_publication *out)
 		err = -EBADF;
 	if (!err)
 		err = dmafile_rw(rw, dmabuf, &call);
-	rw->bytes = call.io.done;
+	rw->bytes = call.result.done;
 	fput(call.io.file);
 put_buffer:
 	dma_buf_put(dmabuf);

@@ -9,7 +9,7 @@
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
 
-#include "io.h"
+#include "signal.h"
 #include "turn.h"
 
 /* Interval of checks for signals by a waiter that a signal cannot wake */
