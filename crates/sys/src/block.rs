@@ -48,13 +48,13 @@ impl BlockDevice {
             _ if has("md") => "is an MD array",
             _ if name.starts_with("loop") => "is a loop device",
             _ if !name.starts_with("nvme") => "is not an NVMe disk",
-            // The head of a namespace with several paths has no controller.
+            // The head of a namespace that can have several paths has no controller, even with one path.
             _ if self
                 .disk
                 .components()
                 .any(|part| part.as_os_str() == "nvme-subsystem") =>
             {
-                "is the head of several NVMe paths"
+                "is a head of NVMe multipath (nvme_core.multipath=N on the kernel's command line avoids it)"
             }
             _ => match self.transport().as_deref() {
                 Some("pcie") | None => return None,
@@ -235,7 +235,10 @@ mod tests {
             (
                 "virtual/nvme-subsystem/nvme-subsys0/nvme0n1",
                 &[],
-                Some("nvme0n1 is the head of several NVMe paths"),
+                Some(
+                    "nvme0n1 is a head of NVMe multipath (nvme_core.multipath=N on the kernel's \
+                     command line avoids it)",
+                ),
             ),
             (
                 NVME,

@@ -229,8 +229,7 @@ fn parse_registered(fdinfo: &str) -> Option<Vec<(u64, u64)>> {
         }
         let (address, len) = slot.split_once('/')?;
         let address = u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()?;
-        // For a buffer that is mapped once, the file follows its length.
-        let len = len.split_whitespace().next()?.parse().ok()?;
+        let len = len.parse().ok()?;
         // Up to Linux 6.12 an empty slot is a buffer at the last address. One at 0 is kernel
         // memory, which a block device has lent to the ring (ublk), and is not pinned.
         if address != u64::MAX && address != 0 && len != 0 {
@@ -308,10 +307,12 @@ mod tests {
         let new = "SqThread:\t-1\nUserFiles:\t0\nUserBufs:\t4\n    0: <none>\n    \
                    1: 0x7f0000001000/4096\n    2: 0x7f0000200000/1073741824\n    3: 0x0/65536\n\
                    Personalities:\n    1\n\tUid:\t0\n";
-        // A buffer that is mapped once names its file; a dma-buf has no address.
-        let mapped = "UserBufs:\t3\n    0: 0x7f0000001000/4096 pre-mapped for nvme0n1\n    \
-                      1: 0x0/65536 pre-mapped for nvme0n1, a dma-buf\n    \
-                      2: 0x7f0000200000/1073741824\nPollList:\n";
+        // Buffers that are mapped once have further lines. A dma-buf has no address.
+        let mapped = "UserBufs:\t3\n    0: 0x7f0000001000/4096\n    \
+                      1: 0xffffffffffffffff/4294967295\n    \
+                      2: 0x7f0000200000/1073741824\n\
+                      PreMapped:\t0: 0x7f0000001000/4096 pages /dev/nvme0n1\n\
+                      PreMapped:\t1: 0x0/65536 dma-buf /dev/nvme0n1\nPollList:\n";
         assert_eq!(parse_registered(old), two);
         assert_eq!(parse_registered(new), two);
         assert_eq!(parse_registered(mapped), two);

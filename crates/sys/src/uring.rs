@@ -219,10 +219,12 @@ impl<'m> IoRing<'m> {
             target_fd: self.files[file].as_raw_fd(),
             ..EMPTY
         };
-        update(&self.ring, slot, &buffer)
+        // The exporter may wait. A signal ends that, but does not mean that it cannot map the memory.
+        retry(|| update(&self.ring, slot, &buffer))
     }
 
-    /// Empties a slot: what is mapped in it is unmapped after the reads that use it.
+    /// Empties a slot: what is mapped in it is unmapped after the reads that use it, and no longer counts for limits
+    /// some time later.
     pub fn empty_slot(&mut self, slot: u32) -> Result<(), Errno> {
         update(&self.ring, slot, &EMPTY)
     }

@@ -51,7 +51,8 @@ SMALL = ("--block=64K", "--queue-depth=5")
 REFUSING = {
     "raw-pi": "has metadata or protection information",
     "raw-zoned": "is zoned",
-    "raw-multipath": "is the head of several NVMe paths, and not served by one NVMe controller",
+    "raw-multipath": "is a head of NVMe multipath (nvme_core.multipath=N on the kernel's command line "
+    "avoids it), and not served by one NVMe controller",
 }
 """Kinds of disks for which memory cannot be premapped, and the reasons."""
 PARAMETERS = Path("/sys/module/nvme/parameters")
@@ -370,7 +371,8 @@ def stopped_in_reads(pid: int) -> bool:
     while (state := stat.read_text().rpartition(")")[2].split()[0]) not in "TZ":
         pass
     # The buffer of an earlier probe has one page.
-    sizes = re.findall(r"0x0/(\d+) pre-mapped for", "".join(descriptors(pid).values()))
+    lines = "".join(descriptors(pid).values())
+    sizes = re.findall(r"(?m)^PreMapped:\t\d+: 0x0/(\d+) dma-buf ", lines)
     if state == "Z" or Path(f"/proc/{pid}/comm").read_text() == "reader\n":
         os.kill(pid, signal.SIGCONT)
         raise ProcessLookupError

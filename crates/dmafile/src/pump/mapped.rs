@@ -6,6 +6,13 @@ use crate::error::Error;
 use crate::sys::uring::{IoRing, MAP_UNIT, MOST_SLOTS};
 use crate::sys::{Errno, dmabuf};
 use std::os::fd::BorrowedFd;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// What was unmapped counts for the limit on mappings until the kernel has handed it back to its exporter, soon after.
+/// So often, and after this time, it is tried again.
+const RETRIES: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// The range of a dma-buf that the blocks of a file are in, in bytes from the dma-buf's start.
 #[derive(Clone, Copy)]
@@ -51,10 +58,17 @@ impl<'a> MappedDmaBuf<'a> {
     /// The slot for the file with this number; maps it if necessary.
     pub(super) fn cover(&mut self, ring: &mut IoRing<'_>, file: usize) -> Result<usize, Errno> {
         if !self.slots[file].mapped {
-            self.unmap_idle(ring)?;
+            let freed = self.unmap_idle(ring)?;
             let window = &mut self.slots[file];
             let range = (window.start, window.end - window.start);
-            ring.map_slot(file as u32, self.dma_buf, range, file)?;
+            let mut tries = if freed { RETRIES } else { 0 };
+            loop {
+                match ring.map_slot(file as u32, self.dma_buf, range, file) {
+                    Err(Errno::NOSPC) if tries > 0 => sleep(PAUSE),
+                    done => break done?,
+                }
+                tries -= 1;
+            }
             window.mapped = true;
         }
         self.slots[file].in_flight += 1;
@@ -77,13 +91,16 @@ impl<'a> MappedDmaBuf<'a> {
 
     /// Unmaps windows that are not in use. A mapping covers all of the dma-buf, however small its window is.
     /// Files are moved in order, so earlier ones are not needed any more.
-    fn unmap_idle(&mut self, ring: &mut IoRing<'_>) -> Result<(), Errno> {
+    /// Returns true if there were any.
+    fn unmap_idle(&mut self, ring: &mut IoRing<'_>) -> Result<bool, Errno> {
+        let mut any = false;
         for (slot, window) in self.slots.iter_mut().enumerate() {
             if window.mapped && window.in_flight == 0 {
                 ring.empty_slot(slot as u32)?;
                 window.mapped = false;
+                any = true;
             }
         }
-        Ok(())
+        Ok(any)
     }
 }
