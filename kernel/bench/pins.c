@@ -359,6 +359,35 @@ static void add_udmabuf(void)
 	job->batches = 4;
 }
 
+/* Allocation and freeing of pages that nobody pins */
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+static void page_use(const struct job *job)
+{
+	for (unsigned int batch = 0; batch < job->batches; batch++) {
+		mark(BEGIN);
+		if (madvise(job->memory, SIZE, MADV_POPULATE_WRITE) ||
+		    madvise(job->memory, SIZE, MADV_DONTNEED))
+			err(1, "%s", job->name);
+		mark(END);
+	}
+	say_marked(job);
+}
+
+static void add_page_use(const char *name, int advice)
+{
+	struct job *job = add(name, page_use);
+
+	job->memory = touched(0, advice, SIZE);
+	if (madvise(job->memory, SIZE, MADV_DONTNEED))
+		err(1, "%s", name);
+	job->operations = advice == MADV_HUGEPAGE ? SIZE / HUGE : PAGES;
+	job->batches = 4;
+}
+
 static void shuffle(struct job **order)
 {
 	for (unsigned int i = count - 1; i > 0; i--) {
@@ -400,6 +429,8 @@ int main(int argc, char **argv)
 	add_registration("huge", hugetlb(), SIZE);
 	add_registration("page", pages, PAGE);
 	add_udmabuf();
+	add_page_use("free 4k", MADV_NOHUGEPAGE);
+	add_page_use("free thp", MADV_HUGEPAGE);
 	for (unsigned int i = 0; i < count; i++)
 		order[i] = &jobs[i];
 	for (int round = 0; round <= rounds; round++) {
