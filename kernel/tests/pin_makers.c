@@ -28,27 +28,29 @@
 
 static const char *file, *mapper, *device;
 
-/* Checks the creation time of a region: after the counts were recorded. */
-static void made_since(const char *line)
+/* Checks that a process has pinned this, and nothing else, from this function. */
+static void shown(pid_t pid, unsigned int pins, size_t bytes, const char *site)
 {
 	__u64 since;
-
-	must(sscanf(line, "%*s w %*u %*u %llu ", &since) == 1, "no time in %s", line);
-	must(since >= noted_at && since <= boot_time(), "made at %llu, not since %llu: %s", since,
-	     noted_at, line);
-}
-
-/* Checks that a process has a line for a range of its memory. */
-static void shown(pid_t pid, const __u8 *from, unsigned int pages, size_t bytes, const char *site)
-{
-	char path[64], want[128], *line;
+	struct sums all = sums_of(pid), sums = sums_from(pid, site, &since);
+	char path[64];
 
 	snprintf(path, sizeof(path), "/proc/%d/pins", pid);
-	snprintf(want, sizeof(want), "%lx-%lx w %u %zu ", (uintptr_t)from,
-		 (uintptr_t)from + pages * PAGE, pages, bytes);
-	line = LINE(path, want, site);
-	must(line, "no line with %s and %s: %s", want, site, text_of(path));
-	made_since(line);
+	must(sums.pins == pins && sums.bytes == (long long)bytes && all.pins == pins &&
+	     all.bytes == (long long)bytes, "no %u pins, %zu bytes from %s: %s", pins, bytes, site,
+	     text_of(path));
+	must(since >= noted_at && since <= boot_time(), "made at %llu, not since %llu", since,
+	     noted_at);
+}
+
+/* Checks that pins of a process that has ended are shown. */
+static void shown_gone(pid_t pid, unsigned int pins, size_t bytes, const char *site)
+{
+	char want[64];
+
+	snprintf(want, sizeof(want), "%d gone %u %zu ", pid, pins, bytes);
+	must(LINE(BOOKS "owners", want, site), "no line with %s and %s: %s", want, site,
+	     text_of(BOOKS "owners"));
 }
 
 /* Long-term pins are released when the user ends, perhaps with a short delay. */
@@ -92,15 +94,14 @@ static void ring_buffers(void)
 
 	note_counts();
 	register_buffer(ring, map, PAGES);
-	shown(getpid(), map, PAGES, PAGES * PAGE, " io_pin_pages");
+	shown(getpid(), PAGES, PAGES * PAGE, " io_pin_pages");
 	register_with(ring, IORING_UNREGISTER_BUFFERS, NULL, 0);
 	none_shown(getpid());
 
 	/* Replace one of two buffers. */
 	register_buffer(ring, map, PAGES);
 	register_with(ring, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update));
-	shown(getpid(), other, 3, 3 * PAGE, " io_pin_pages");
-	must(sums_of(getpid()).pins == 3, "%s", text_of("/proc/self/pins"));
+	shown(getpid(), 3, 3 * PAGE, " io_pin_pages");
 	close(ring);
 	none_shown(getpid());
 	munmap(map, PAGES * PAGE);
@@ -145,7 +146,7 @@ static void ring_clone(void)
 	register_with(other, IORING_REGISTER_CLONE_BUFFERS, &clone, 1);
 	close(ring);
 	for (turn = 0; turn < 10; turn++) {
-		shown(getpid(), map, PAGES, PAGES * PAGE, " io_pin_pages");
+		shown(getpid(), PAGES, PAGES * PAGE, " io_pin_pages");
 		usleep(10000);
 	}
 	close(other);
@@ -198,18 +199,15 @@ static void with_ring(void)
 /* Pins of a killed process last as long as its ring, which another process still has open. */
 static void ring_killed(void)
 {
-	char range[64];
 	pid_t child;
 
 	note_counts();
 	mine = small_pages(PAGES);
 	my_ring = new_ring();
 	child = child_with(with_ring);
-	shown(child, mine, PAGES, PAGES * PAGE, " io_pin_pages");
+	shown(child, PAGES, PAGES * PAGE, " io_pin_pages");
 	killed(child);
-	snprintf(range, sizeof(range), " %lx-", (uintptr_t)mine);
-	must(LINE(BOOKS "regions", " gone 0 pin_makers", range, "io_pin_pages"), "%s",
-	     text_of(BOOKS "regions"));
+	shown_gone(child, PAGES, PAGES * PAGE, " io_pin_pages");
 	close(my_ring);
 	munmap(mine, PAGES * PAGE);
 	as_before();
@@ -236,7 +234,6 @@ static void udmabufs(void)
 	note_counts();
 	for (i = 0; i < ARRAY_SIZE(kinds); i++) {
 		struct udmabuf_create create = { .size = 2 * HUGE };
-		char want[64], name[32], *line;
 		struct sums sums;
 		int memfd, fd;
 		__u8 *map;
@@ -249,12 +246,7 @@ static void udmabufs(void)
 		create.memfd = memfd;
 		fd = call(node, UDMABUF_CREATE, &create);
 		must(fd >= 0, "UDMABUF_CREATE: %s", why(fd));
-		snprintf(want, sizeof(want), "@0-%lx w %zu %lu ", 2 * HUGE,
-			 2 * HUGE / kinds[i].folio, 2 * HUGE);
-		snprintf(name, sizeof(name), "memfd:%s", kinds[i].name);
-		line = LINE("/proc/self/pins", want, name, " udmabuf_");
-		must(line, "no line with %s and %s: %s", want, name, text_of("/proc/self/pins"));
-		made_since(line);
+		shown(getpid(), 2 * HUGE / kinds[i].folio, 2 * HUGE, " udmabuf_");
 		munmap(map, 2 * HUGE);
 		close(memfd);
 		sums = sums_of(getpid());
@@ -312,21 +304,16 @@ static void udmabuf_passed(void)
 	struct msghdr message = message_with(&room, &passed);
 	unsigned int turn;
 	pid_t child;
-	char *line;
 	int fd;
 
 	note_counts();
 	must(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends_of_socket), "socketpair: %s",
 	     strerror(errno));
 	child = child_with(send_udmabuf);
-	must(sums_of(child).pins == 4 && sums_of(child).bytes == 4 * PAGE, "%lld pins",
-	     sums_of(child).pins);
+	shown(child, 4, 4 * PAGE, " udmabuf_");
 	killed(child);
 	for (turn = 0; turn < 2; turn++) {
-		line = LINE(BOOKS "regions", " gone 0 pin_makers @0-4000 w 4 16384 ",
-			    " udmabuf_", "memfd:passed");
-		must(line, "turn %u: %s", turn, text_of(BOOKS "regions"));
-		made_since(strchr(line, '@'));
+		shown_gone(child, 4, 4 * PAGE, " udmabuf_");
 		if (!turn)
 			must(recvmsg(ends_of_socket[1], &message, MSG_CMSG_CLOEXEC) == 1,
 			     "recvmsg: %s", strerror(errno));
@@ -336,7 +323,7 @@ static void udmabuf_passed(void)
 	close(ends_of_socket[0]);
 	close(ends_of_socket[1]);
 	as_before();
-	must(!LINE(BOOKS "regions", "memfd:passed"), "%s", text_of(BOOKS "regions"));
+	must(!LINE(BOOKS "owners", " udmabuf_"), "%s", text_of(BOOKS "owners"));
 }
 
 /* From mm/gup_test.h; the file is in debugfs */
@@ -362,7 +349,7 @@ static void by_gup_test(void)
 
 		must(!call(fd, LONGTERM_START, &test), "LONGTERM_START");
 		/* The calling function, or the one that it is inlined into */
-		shown(getpid(), map, PAGES, PAGES * PAGE, "_test_");
+		shown(getpid(), PAGES, PAGES * PAGE, "_test_");
 		must(!call(fd, LONGTERM_STOP, NULL), "LONGTERM_STOP");
 		none_shown(getpid());
 	}
@@ -382,7 +369,7 @@ static void by_xdp(void)
 	note_counts();
 	must(!setsockopt(fd, SOL_XDP, XDP_UMEM_REG, &umem, sizeof(umem)), "XDP_UMEM_REG: %s",
 	     strerror(errno));
-	shown(getpid(), map, PAGES, PAGES * PAGE, " xdp_umem_");
+	shown(getpid(), PAGES, PAGES * PAGE, " xdp_umem_");
 	close(fd);
 	none_shown(getpid());
 	munmap(map, PAGES * PAGE);
@@ -394,7 +381,7 @@ static void vmsplice_gets(void)
 {
 	__u8 *map = small_pages(1);
 	struct iovec vector = { map, PAGE };
-	struct pinner_ask said;
+	struct asked said;
 	int ends[2], before;
 
 	must(!pipe(ends), "pipe");
@@ -411,24 +398,22 @@ static void vmsplice_gets(void)
 	as_before();
 }
 
-/* Checks that debugfs has a line for a page with a short pin of this process and call site. */
-static bool held_by(__u64 pfn, pid_t pid, const char *site)
+/* Checks that a page has short pins only: those have no owner. */
+static bool is_held(__u64 pfn)
 {
-	char page[64], tgid[32];
+	char page[64];
 
-	snprintf(page, sizeof(page), "%#llx 0 ", pfn);
-	snprintf(tgid, sizeof(tgid), " %d ", pid);
-	return LINE(BOOKS "pages", page, tgid, site);
+	snprintf(page, sizeof(page), "%#llx 0 1 ", pfn);
+	return LINE(BOOKS "pages", page, " - - - ?");
 }
 
-static void wait_held(__u64 pfn, pid_t pid, const char *site)
+static void wait_held(__u64 pfn)
 {
 	unsigned int turn;
 
-	for (turn = 0; turn < 600 && !held_by(pfn, pid, site); turn++)
+	for (turn = 0; turn < 600 && !is_held(pfn); turn++)
 		usleep(100000);
-	must(turn < 600, "page %llx is not pinned by %d from %s: %s", pfn, pid, site,
-	     text_of(BOOKS "pages"));
+	must(turn < 600, "page %llx is not pinned: %s", pfn, text_of(BOOKS "pages"));
 }
 
 static __u8 *parents;
@@ -467,7 +452,7 @@ static void by_process_vm(void)
 	parents = map_at(PAGE, MAP_SHARED | MAP_ANONYMOUS, -1);
 	memset(parents, 1, PAGE);
 	child = child_with(with_copy);
-	wait_held(pfn_at(parents), child, " process_vm_rw");
+	wait_held(pfn_at(parents));
 	must(!sums_of(getpid()).pins, "%s", text_of("/proc/self/pins"));
 	killed(child);
 	munmap(parents, PAGE);
@@ -524,7 +509,7 @@ static void direct(void)
 			_exit(done == PAGES * PAGE ? 0 : 1);
 		}
 		for (i = 0; i < PAGES; i += PAGES - 1)
-			wait_held(pfn_at(map + i * PAGE), child, " iov_iter_extract_");
+			wait_held(pfn_at(map + i * PAGE));
 		must(!sums_of(child).pins, "short pins are shown");
 		dm("resume");
 		wait_for(child);
@@ -550,7 +535,7 @@ static int open_group(void)
 	return fd;
 }
 
-/* Memory for a device: one region, even if the kernel pins it in several steps. */
+/* Memory for a device, which the kernel pins in several steps */
 static void by_vfio(void)
 {
 	const unsigned int pages = 4096;
@@ -578,9 +563,7 @@ static void by_vfio(void)
 	for (turn = 0; turn < 2; turn++) {
 		result = call(container, VFIO_IOMMU_MAP_DMA, &all);
 		must(!result, "MAP_DMA: %s", why(result));
-		shown(getpid(), map, pages, pages * PAGE, " vaddr_get_pfns");
-		must(counts_now().regions == counts_before.regions + 1, "%s",
-		     text_of("/proc/self/pins"));
+		shown(getpid(), pages, pages * PAGE, " vaddr_get_pfns");
 		/* Once explicitly, once by closing, as when a program exits. */
 		if (!turn)
 			must(!call(container, VFIO_IOMMU_UNMAP_DMA, &none), "UNMAP_DMA");

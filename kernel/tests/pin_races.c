@@ -273,7 +273,7 @@ static void *plugging(void *argument)
 static void *reading(void *argument)
 {
 	static const char * const paths[] = {
-		"/proc/self/pins", "/proc/kpagepins", "/proc/kpageflags", BOOKS "regions",
+		"/proc/self/pins", "/proc/kpagepins", "/proc/kpageflags", BOOKS "owners",
 		BOOKS "pages", BOOKS "blocked", BOOKS "stats", BOOKS "check",
 	};
 	static char text[1 << 20];
@@ -321,9 +321,7 @@ static void races(void)
 	__atomic_store_n(&stop, true, __ATOMIC_RELAXED);
 	for (i = 0; i < ARRAY_SIZE(all); i++)
 		pthread_join(threads[i], NULL);
-	printf("# %lu turns, %lld guesses, %u blocks of memory were offline\n", done,
-	       number_in(BOOKS "stats", "guessed"), plugged);
-	must(number_in(BOOKS "stats", "guessed") > 0, "no unpin was guessed");
+	printf("# %lu turns, %u blocks of memory were offline\n", done, plugged);
 	munmap(map, PAGES * PAGE);
 	munmap(of_memfd, PAGES * PAGE);
 	close(memfd);

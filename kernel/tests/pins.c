@@ -111,7 +111,7 @@ static void compare_all(void)
 			must(COUNT_OF(words[at]) == sum,
 			     "page %llx of %llx to %llx (flags %llx) has %u pins, not %llu", at,
 			     head, end, flags[at], COUNT_OF(words[at]), sum);
-			must(!sum || (IS_EXACT(words[at]) && !UNTRACKED(words[at])),
+			must(!sum || (IS_EXACT(words[at])),
 			     "page %llx: %llx", at, words[at]);
 			must((flags[at] >> KPF_PINNED & 1) == !!sum,
 			     "page %llx: flags %llx, pins %llu", at, flags[at], sum);
@@ -217,7 +217,7 @@ static void exact(void)
 {
 	__u8 *map = small_pages(1);
 	__u32 got, handle;
-	struct pinner_ask said;
+	struct asked said;
 	struct pinner_pin many = { .pages = 1, .times = 2000, .how = PINNER_GOT };
 
 	note_counts();
@@ -225,17 +225,15 @@ static void exact(void)
 	must(!try_pin(&many) && many.pinned == 2000, "2000 references");
 	got = many.handle;
 	said = ask(map);
-	must(said.refs > 2000 && !said.count && !said.maybe && !said.pinned,
-	     "with %d references: %d pins, %u, %u", said.refs, said.count, said.maybe, said.pinned);
+	must(said.refs > 2000 && !said.count && !said.maybe, "with %d references: %d pins, %u",
+	     said.refs, said.count, said.maybe);
 	handle = pin(PINNER_FAST, PINNER_WRITE, map, 1);
 	said = ask(map);
-	must(said.count == 1 && said.maybe && said.pinned, "once pinned: %d, %u, %u", said.count,
-	     said.maybe, said.pinned);
+	must(said.count == 1 && said.maybe, "once pinned: %d, %u", said.count, said.maybe);
 	unpin(got, 2000);
 	unpin(handle, 1);
 	said = ask(map);
-	must(!said.count && !said.maybe && !said.pinned, "after that: %d, %u, %u", said.count,
-	     said.maybe, said.pinned);
+	must(!said.count && !said.maybe, "after that: %d, %u", said.count, said.maybe);
 	munmap(map, PAGE);
 	as_before();
 }
@@ -270,41 +268,26 @@ static void many(void)
 	as_before();
 }
 
-/* Finds the line of this process for a range, which must contain these words. */
-static char *own_line(const void *from, size_t size)
-{
-	char range[64];
-
-	snprintf(range, sizeof(range), "%lx-%lx ", (uintptr_t)from, (uintptr_t)from + size);
-	return LINE("/proc/self/pins", range);
-}
-
-/* Each kind of long-term pin creates a region with the right line, until its last pin ends. */
+/* Each kind of long-term pin has its process and call stack, until its last pin ends. */
 static void ways(void)
 {
 	static const char * const sites[] = { "pin_once", "pin_once", "pin_remote", "pin_once" };
 	__u8 *map = small_pages(64);
 	unsigned int how, where;
-	char name[32];
-	long held, bytes;
-	char access;
 
 	note_counts();
 	for (how = PINNER_FAST; how < PINNER_MEMFD; how++) {
 		for (where = 0; where < PINNER_WHERES; where++) {
 			__u32 mode = PINNER_LONGTERM | (where ? PINNER_WRITE : 0);
 			__u8 *from = map + (1 + where) * PAGE;
+			__u64 since, before = boot_time();
 			__u32 handle = pin(how, mode, from, 30);
-			char *line = own_line(from, 30 * PAGE);
-			struct sums sums;
+			struct sums sums = sums_from(getpid(), sites[how], &since);
 
-			must(line, "no line: %s", text_of("/proc/self/pins"));
-			must(sscanf(line, "%*s %c %ld %ld %*u %31s", &access, &held, &bytes,
-				    name) == 4, "%s", line);
-			must(access == (where ? 'w' : 'r') && held == 30 && bytes == 30 * PAGE &&
-			     !strcmp(name, sites[how]), "%s", line);
-			must(IS_LONG(pins_of(pfn_at(from))) && REGION(pins_of(pfn_at(from))),
-			     "%llx", pins_of(pfn_at(from)));
+			must(sums.pins == 30 && sums.bytes == 30 * PAGE, "%s",
+			     text_of("/proc/self/pins"));
+			must(since >= before && since <= boot_time(), "since %llu", since);
+			must(IS_LONG(pins_of(pfn_at(from))), "%llx", pins_of(pfn_at(from)));
 			unpin_as(handle, 0, 10, where, PINNER_PAGES);
 			sums = sums_of(getpid());
 			must(sums.pins == 20 && sums.bytes == 20 * PAGE, "20 pins left: %lld, %lld",
@@ -313,7 +296,8 @@ static void ways(void)
 			sums = sums_of(getpid());
 			must(!sums.pins && !sums.bytes, "no pins left: %lld, %lld", sums.pins,
 			     sums.bytes);
-			/* A short pin creates no region. */
+			must(!IS_LONG(pins_of(pfn_at(from))), "%llx", pins_of(pfn_at(from)));
+			/* A short pin has no owner. */
 			handle = pin(how, where ? PINNER_WRITE : 0, from, 30);
 			must(!sums_of(getpid()).pins, "short pins are shown: %s",
 			     text_of("/proc/self/pins"));
@@ -338,23 +322,19 @@ static void memfds(void)
 	for (i = 0; i < ARRAY_SIZE(kinds); i++) {
 		struct pinner_pin pin = { .how = PINNER_MEMFD, .pages = 16, .address = 3 * PAGE };
 		size_t folios = kinds[i].folio == PAGE ? 16 : 1;
-		char want[128], inode[64], *line;
 		struct sums sums;
-		struct stat stat;
+		__u64 since;
 		__u8 *map;
 		int fd;
 
 		map = memfd_pages(kinds[i].name, kinds[i].flags, HUGE, &fd);
-		fstat(fd, &stat);
 		pin.id = fd;
 		must(!try_pin(&pin) && pin.pinned == folios, "%u folios", pin.pinned);
 		/* Pages 3 to 18, also of a huge page */
-		snprintf(want, sizeof(want), "@%lx-%lx w %zu %zu ", 3 * PAGE, 19 * PAGE, folios,
-			 folios * kinds[i].folio);
-		snprintf(inode, sizeof(inode), " %lu %s", stat.st_ino,
-			 i ? "memfd:large" : "memfd:a\\040b");
-		line = LINE("/proc/self/pins", want, inode, " pin_memfd ");
-		must(line, "no line with %s and %s: %s", want, inode, text_of("/proc/self/pins"));
+		sums = sums_from(getpid(), "pin_memfd", &since);
+		must(sums.pins == (long long)folios &&
+		     sums.bytes == (long long)(folios * kinds[i].folio), "%s",
+		     text_of("/proc/self/pins"));
 		/* Closing or unmapping it does not release the pins. */
 		munmap(map, HUGE);
 		close(fd);
@@ -390,27 +370,45 @@ static void one_of_512(void)
 	as_before();
 }
 
-/* Consecutive ranges pinned by one task are one region, unless there is a gap. */
+static unsigned int lines_of(const char *path)
+{
+	const char *text = text_of(path);
+	unsigned int lines = 0;
+
+	while ((text = strchr(text, '\n'))) {
+		lines++;
+		text++;
+	}
+	return lines;
+}
+
+/* Pins by the same calls are one line, with the oldest time. */
 static void in_a_row(void)
 {
+	__u64 since, first = boot_time(), second = 0;
 	__u8 *map = small_pages(64);
-	__u32 handles[4];
-	unsigned int i;
+	__u32 handles[4], i;
+	struct sums sums;
 
 	note_counts();
-	for (i = 0; i < 4; i++)
+	for (i = 0; i < 4; i++) {
 		handles[i] = pin(PINNER_FAST, PINNER_LONGTERM, map + (i * 10 + i / 3) * PAGE, 10);
-	must(own_line(map, 30 * PAGE), "three calls in a row: %s", text_of("/proc/self/pins"));
-	must(own_line(map + 31 * PAGE, 10 * PAGE), "the fourth: %s", text_of("/proc/self/pins"));
-	must(counts_now().regions == counts_before.regions + 2, "%lld regions",
-	     counts_now().regions - counts_before.regions);
-	for (i = 0; i < 4; i++)
+		second = i ? second : boot_time();
+	}
+	sums = sums_from(getpid(), "pin_once", &since);
+	must(lines_of("/proc/self/pins") == 3 && sums.pins == 40 && sums.bytes == 40 * PAGE &&
+	     since >= first && since <= second, "%s", text_of("/proc/self/pins"));
+	unpin(handles[0], 10);
+	sums = sums_from(getpid(), "pin_once", &since);
+	must(sums.pins == 30 && since >= second, "%s", text_of("/proc/self/pins"));
+	for (i = 1; i < 4; i++)
 		unpin(handles[i], 10);
+	must(lines_of("/proc/self/pins") == 2, "%s", text_of("/proc/self/pins"));
 	munmap(map, 64 * PAGE);
 	as_before();
 }
 
-/* A page in several regions, which are released in a different order */
+/* A page that is pinned several times, which ends in a different order */
 static void shared(void)
 {
 	__u8 *map = huge_pages(1);
@@ -423,9 +421,6 @@ static void shared(void)
 		of_small[i] = pin(PINNER_FAST, PINNER_LONGTERM, small, 8);
 		of_huge[i] = pin(PINNER_FAST, PINNER_LONGTERM, map, 100 + i);
 	}
-	must(counts_now().nodes == counts_before.nodes + 2 * 8 + 2, "%lld nodes",
-	     counts_now().nodes - counts_before.nodes);
-	must(IS_SHARED(pins_of(pfn_at(small))), "%llx", pins_of(pfn_at(small)));
 	must(COUNT_OF(pins_of(pfn_at(map))) == 303, "%llx", pins_of(pfn_at(map)));
 	consistent();
 	must(sums_of(getpid()).pins == 3 * 8 + 303, "%lld", sums_of(getpid()).pins);
@@ -436,9 +431,7 @@ static void shared(void)
 	unpin_as(of_small[2], 0, 8, PINNER_WORKER, PINNER_PAGES);
 	unpin(of_huge[2], 102);
 	consistent();
-	/* The kernel guesses whose pins have ended, but the total is exact. */
 	must(sums_of(getpid()).pins == 8 + 101, "%lld", sums_of(getpid()).pins);
-	must(strchr(text_of("/proc/self/pins"), '~'), "%s", text_of("/proc/self/pins"));
 	unpin(of_small[0], 8);
 	unpin(of_huge[1], 101);
 	must(!sums_of(getpid()).pins, "%s", text_of("/proc/self/pins"));
@@ -447,34 +440,131 @@ static void shared(void)
 	as_before();
 }
 
-#define LIMIT	"/sys/module/pin_owner/parameters/extra"
-
-/* Above the limit of nodes, pins are counted in the first region of a page. */
-static void limited(void)
+static bool in_owners(const char *want)
 {
-	long long lost = number_in(BOOKS "stats", "lost");
-	__u8 *map = small_pages(8);
-	__u32 first, second;
-	char before[32];
+	return LINE(BOOKS "owners", want, "pin_once");
+}
+
+/* Of several processes the last one to pin is shown, until the last pin of the page ends. */
+static void last(void)
+{
+	__u8 *map = map_at(PAGE, MAP_SHARED | MAP_ANONYMOUS, -1);
+	__u32 mine, theirs;
+	int pipe_of[2];
+	char want[64];
+	pid_t child;
 
 	note_counts();
-	snprintf(before, sizeof(before), "%s", text_of(LIMIT));
-	must(write_to(LIMIT, "0"), LIMIT);
-	first = pin(PINNER_FAST, PINNER_LONGTERM, map, 8);
-	second = pin(PINNER_FAST, PINNER_LONGTERM, map, 8);
-	must(write_to(LIMIT, before), LIMIT);
-	must(counts_now().nodes == counts_before.nodes, "%lld nodes", counts_now().nodes);
-	must(number_in(BOOKS "stats", "lost") == lost + 8, "%lld lost",
-	     number_in(BOOKS "stats", "lost") - lost);
-	must(own_line(map, 8 * PAGE) && sums_of(getpid()).pins == 16 &&
-	     sums_of(getpid()).bytes == 8 * PAGE, "%s", text_of("/proc/self/pins"));
-	must(LINE("/proc/self/pins", " ~"), "%s", text_of("/proc/self/pins"));
-	must(COUNT_OF(pins_of(pfn_at(map))) == 2, "%llx", pins_of(pfn_at(map)));
-	consistent();
-	unpin(first, 8);
-	must(sums_of(getpid()).pins == 8, "%s", text_of("/proc/self/pins"));
-	unpin(second, 8);
-	munmap(map, 8 * PAGE);
+	map[0] = 1;
+	must(!pipe(pipe_of), "pipe");
+	mine = pin(PINNER_FAST, PINNER_LONGTERM | PINNER_WRITE, map, 1);
+	must(sums_of(getpid()).pins == 1, "%s", text_of("/proc/self/pins"));
+	child = fork();
+	must(child >= 0, "fork: %s", strerror(errno));
+	if (!child) {
+		theirs = pin(PINNER_PLAIN, PINNER_LONGTERM | PINNER_WRITE, map, 1);
+		must(sums_of(getpid()).pins == 2, "%s", text_of("/proc/self/pins"));
+		must(write(pipe_of[1], &theirs, 4) == 4, "pipe");
+		_exit(0);
+	}
+	must(read(pipe_of[0], &theirs, 4) == 4, "pipe");
+	wait_for(child);
+	must(!sums_of(getpid()).pins, "%s", text_of("/proc/self/pins"));
+	snprintf(want, sizeof(want), "%d gone 2 4096 ", child);
+	must(in_owners(want), "no %s: %s", want, text_of(BOOKS "owners"));
+	unpin(theirs, 1);
+	snprintf(want, sizeof(want), "%d gone 1 4096 ", child);
+	must(in_owners(want), "no %s: %s", want, text_of(BOOKS "owners"));
+	unpin(mine, 1);
+	must(!in_owners(want) && !IS_LONG(pins_of(pfn_at(map))), "%s", text_of(BOOKS "owners"));
+	mine = pin(PINNER_FAST, 0, map, 1);
+	must(!in_owners(" gone ") && LINE(BOOKS "owners", "- - 1 4096 - ?"), "%s",
+	     text_of(BOOKS "owners"));
+	unpin(mine, 1);
+	munmap(map, PAGE);
+	close(pipe_of[0]);
+	close(pipe_of[1]);
+	as_before();
+}
+
+/* A process that gets the number of an earlier one does not get its pins. */
+static void recycled(void)
+{
+	__u8 *map = map_at(PAGE, MAP_SHARED | MAP_ANONYMOUS, -1);
+	char number[16], want[64];
+	pid_t first, second = 0;
+	unsigned int turn;
+	int pipe_of[2];
+	__u32 handle;
+
+	note_counts();
+	map[0] = 1;
+	must(!pipe(pipe_of), "pipe");
+	first = fork();
+	must(first >= 0, "fork: %s", strerror(errno));
+	if (!first) {
+		handle = pin(PINNER_FAST, PINNER_LONGTERM | PINNER_WRITE, map, 1);
+		must(sums_of(getpid()).pins == 1, "%s", text_of("/proc/self/pins"));
+		must(write(pipe_of[1], &handle, 4) == 4, "pipe");
+		_exit(0);
+	}
+	must(read(pipe_of[0], &handle, 4) == 4, "pipe");
+	wait_for(first);
+	snprintf(number, sizeof(number), "%d", first - 1);
+	snprintf(want, sizeof(want), "%d gone 1 4096 ", first);
+	for (turn = 0; turn < 100 && second != first; turn++) {
+		must(write_to("/proc/sys/kernel/ns_last_pid", number), "ns_last_pid");
+		second = fork();
+		must(second >= 0, "fork: %s", strerror(errno));
+		if (!second) {
+			must(!sums_of(getpid()).pins, "%s", text_of("/proc/self/pins"));
+			must(getpid() != first || in_owners(want), "%s", text_of(BOOKS "owners"));
+			_exit(0);
+		}
+		wait_for(second);
+	}
+	must(second == first, "no process got the number %d", first);
+	unpin(handle, 1);
+	munmap(map, PAGE);
+	close(pipe_of[0]);
+	close(pipe_of[1]);
+	as_before();
+}
+
+#define CROWD	300
+
+/* There is a limit of lines, but the sums include everything. */
+static void crowd(void)
+{
+	__u8 *map = map_at(CROWD * PAGE, MAP_SHARED | MAP_ANONYMOUS, -1);
+	__u32 handles[CROWD], i;
+	int pipe_of[2];
+	long long pins;
+
+	note_counts();
+	memset(map, 1, CROWD * PAGE);
+	must(!pipe(pipe_of), "pipe");
+	for (i = 0; i < CROWD; i++) {
+		pid_t child = fork();
+
+		must(child >= 0, "fork: %s", strerror(errno));
+		if (!child) {
+			__u32 handle = pin(PINNER_FAST, PINNER_LONGTERM | PINNER_WRITE,
+					   map + i * PAGE, 1);
+
+			_exit(write(pipe_of[1], &handle, 4) != 4);
+		}
+		must(read(pipe_of[0], &handles[i], 4) == 4, "pipe");
+		wait_for(child);
+	}
+	must(sscanf(text_of(BOOKS "owners"), "pins %lld", &pins) == 1 && pins >= CROWD, "%s",
+	     text_of(BOOKS "owners"));
+	must(lines_of(BOOKS "owners") == 2 + 256, "%u lines", lines_of(BOOKS "owners"));
+	for (i = 0; i < CROWD; i++)
+		unpin(handles[i], 1);
+	munmap(map, CROWD * PAGE);
+	close(pipe_of[0]);
+	close(pipe_of[1]);
 	as_before();
 }
 
@@ -500,42 +590,6 @@ static void both_sorts(void)
 		     ask(map).count, text_of("/proc/self/pins"));
 	}
 	munmap(map, PAGE);
-	as_before();
-}
-
-/*
- * Two call sites unpin, one of them short and the other long-term pins. While neither is known, the
- * kernel may assume the wrong kind of pin, but not later.
- */
-static void places(void)
-{
-	__u8 *map = small_pages(2);
-	__u32 of_long, of_short;
-	unsigned int turn;
-
-	note_counts();
-	of_long = pin(PINNER_FAST, PINNER_LONGTERM, map, 1);
-	of_short = pin(PINNER_FAST, 0, map, 1);
-	unpin_as(of_long, 0, 1, PINNER_TASK, PINNER_HERE);
-	unpin_as(of_short, 0, 1, PINNER_TASK, PINNER_THERE);
-	must(!ask(map).count && !sums_of(getpid()).pins, "%s", text_of("/proc/self/pins"));
-	of_long = pin(PINNER_FAST, PINNER_LONGTERM, map + PAGE, 1);
-	for (turn = 0; turn < 10; turn++) {
-		of_short = pin(PINNER_FAST, 0, map + PAGE, 1);
-		unpin_as(of_short, 0, 1, PINNER_TASK, PINNER_THERE);
-		must(own_line(map + PAGE, PAGE) && sums_of(getpid()).pins == 1,
-		     "a short unpin released a long-term pin: %s", text_of("/proc/self/pins"));
-	}
-	unpin_as(of_long, 0, 1, PINNER_TASK, PINNER_HERE);
-	/* An unambiguous unpin teaches the kernel which kind this call site releases. */
-	of_long = pin(PINNER_FAST, PINNER_LONGTERM, map, 1);
-	unpin_as(of_long, 0, 1, PINNER_TASK, PINNER_HERE);
-	of_long = pin(PINNER_FAST, PINNER_LONGTERM, map, 1);
-	of_short = pin(PINNER_FAST, 0, map, 1);
-	unpin_as(of_long, 0, 1, PINNER_TASK, PINNER_HERE);
-	must(!sums_of(getpid()).pins && ask(map).count == 1, "%s", text_of("/proc/self/pins"));
-	unpin_as(of_short, 0, 1, PINNER_TASK, PINNER_THERE);
-	munmap(map, 2 * PAGE);
 	as_before();
 }
 
@@ -572,11 +626,10 @@ static void forked(void)
 /* If a descriptor is passed on, pins outlive their process, which is then shown as `gone`. */
 static void gone(void)
 {
-	char range[64];
+	char want[64];
 	pid_t child;
 	int pipe_of[2];
 	__u32 handle;
-	char *line;
 
 	note_counts();
 	must(!pipe(pipe_of), "pipe");
@@ -586,73 +639,54 @@ static void gone(void)
 		__u8 *map = small_pages(4);
 
 		handle = pin(PINNER_FAST, PINNER_LONGTERM, map, 4);
-		snprintf(range, sizeof(range), " %lx-%lx r 4 16384 ", (uintptr_t)map,
-			 (uintptr_t)map + 4 * PAGE);
+		snprintf(want, sizeof(want), "%d exists 4 16384 ", getpid());
+		must(in_owners(want), "no %s: %s", want, text_of(BOOKS "owners"));
 		must(write(pipe_of[1], &handle, 4) == 4, "pipe");
-		must(write(pipe_of[1], range, 64) == 64, "pipe");
 		_exit(0);
 	}
-	must(read(pipe_of[0], &handle, 4) == 4 && read(pipe_of[0], range, 64) == 64, "pipe");
+	must(read(pipe_of[0], &handle, 4) == 4, "pipe");
 	wait_for(child);
 	close(pipe_of[0]);
 	close(pipe_of[1]);
-	line = LINE(BOOKS "regions", " gone 0 pins ", range, "pin_once");
-	must(line, "no line with%s: %s", range, text_of(BOOKS "regions"));
+	snprintf(want, sizeof(want), "%d gone 4 16384 ", child);
+	must(in_owners(want), "no %s: %s", want, text_of(BOOKS "owners"));
 	unpin_as(handle, 0, 4, PINNER_IRQ, PINNER_PAGES);
 	as_before();
-	must(!LINE(BOOKS "regions", range), "%s", text_of(BOOKS "regions"));
+	must(!in_owners(want), "%s", text_of(BOOKS "owners"));
 }
 
-/* debugfs has a line for each pinned folio, with the process of its first short pin. */
+/* debugfs has a line for each pinned folio, from the page on that was sought. */
 static void table(void)
 {
 	__u8 *map = huge_pages(1), *small = small_pages(1);
+	char of_map[64], of_page[64], owner[64], text[4096] = "";
 	__u32 of_huge, of_small;
-	char want[128], tgid[32];
+	int fd;
 
 	note_counts();
 	of_huge = pin(PINNER_FAST, PINNER_LONGTERM, map + 3 * PAGE, 2);
 	of_small = pin(PINNER_PLAIN, 0, small, 1);
-	snprintf(want, sizeof(want), "%#llx 9 2 2 %llu - - -", pfn_at(map),
-		 REGION(pins_of(pfn_at(map))));
-	must(LINE(BOOKS "pages", want), "no line with %s: %s", want, text_of(BOOKS "pages"));
-	snprintf(want, sizeof(want), "%#llx 0 1 0 0 ", pfn_at(small));
-	snprintf(tgid, sizeof(tgid), " %d ", getpid());
-	must(LINE(BOOKS "pages", want, tgid, " pin_once"), "no line with %s and %s: %s", want, tgid,
+	snprintf(of_map, sizeof(of_map), "%#llx 9 2 ", pfn_at(map));
+	snprintf(owner, sizeof(owner), " 0 %d %d ", getpid(), getpid());
+	must(LINE(BOOKS "pages", of_map, owner, " pin_once"), "no line with %s and %s: %s", of_map,
+	     owner, text_of(BOOKS "pages"));
+	snprintf(of_page, sizeof(of_page), "%#llx 0 1 ", pfn_at(small));
+	must(LINE(BOOKS "pages", of_page, " - - - ?"), "no line with %s: %s", of_page,
 	     text_of(BOOKS "pages"));
+	fd = open(BOOKS "pages", O_RDONLY | O_CLOEXEC);
+	must(lseek(fd, pfn_at(map), SEEK_SET) == (off_t)pfn_at(map), "lseek: %s", strerror(errno));
+	must(read(fd, text, sizeof(text) - 1) > 0, "pages: %s", strerror(errno));
+	must(!strncmp(text, FINE, sizeof(FINE) - 1) &&
+	     !strncmp(text + sizeof(FINE) - 1, of_map, strlen(of_map)), "%s", text);
+	must(lseek(fd, pfn_at(map) + 1, SEEK_SET) > 0, "lseek: %s", strerror(errno));
+	memset(text, 0, sizeof(text));
+	must(read(fd, text, sizeof(text) - 1) > 0 && !strstr(text, of_map), "%s", text);
+	close(fd);
 	unpin(of_huge, 2);
 	unpin(of_small, 1);
-	must(!LINE(BOOKS "pages", want), "%s", text_of(BOOKS "pages"));
+	must(!LINE(BOOKS "pages", of_page), "%s", text_of(BOOKS "pages"));
 	munmap(map, HUGE);
 	munmap(small, PAGE);
-	as_before();
-}
-
-#define TRACE	"/sys/kernel/tracing/"
-
-/* The start and end of a region are trace events. */
-static void traced(void)
-{
-	__u8 *map = small_pages(3);
-	char begin[128], end[64];
-	__u32 handle;
-	__u64 region;
-
-	note_counts();
-	must(write_to(TRACE "trace", "\n") && write_to(TRACE "events/pin_owner/enable", "1"),
-	     TRACE);
-	handle = pin(PINNER_FAST, PINNER_LONGTERM, map, 3);
-	region = REGION(pins_of(pfn_at(map)));
-	unpin(handle, 3);
-	must(write_to(TRACE "events/pin_owner/enable", "0"), TRACE);
-	snprintf(begin, sizeof(begin), "pin_owner_region: region=%llu tgid=%d start=%lx pages=3 ",
-		 region, getpid(), (uintptr_t)map);
-	must(LINE(TRACE "trace", begin, "site=pin_once"), "no %s: %s", begin,
-	     text_of(TRACE "trace"));
-	snprintf(end, sizeof(end), "pin_owner_release: region=%llu tgid=%d age=", region,
-		 getpid());
-	must(LINE(TRACE "trace", end, " ns by="), "no %s: %s", end, text_of(TRACE "trace"));
-	munmap(map, 3 * PAGE);
 	as_before();
 }
 
@@ -683,8 +717,8 @@ static void permissions(void)
 		     strerror(error_of_reading(path)));
 		must(error_of_reading("/proc/kpagepins") == EACCES, "kpagepins: %s",
 		     strerror(error_of_reading("/proc/kpagepins")));
-		must(error_of_reading(BOOKS "regions") == EACCES, "regions: %s",
-		     strerror(error_of_reading(BOOKS "regions")));
+		must(error_of_reading(BOOKS "owners") == EACCES, "owners: %s",
+		     strerror(error_of_reading(BOOKS "owners")));
 		must(error_of_reading(BOOKS "check") == EACCES, "check: %s",
 		     strerror(error_of_reading(BOOKS "check")));
 		_exit(0);
@@ -700,30 +734,31 @@ static void permissions(void)
 	wait_for(child);
 }
 
-/* In a PID namespace processes have the numbers there; those outside have none. */
+/* A process is found by its number outside of its PID namespace. */
 static void namespaces(void)
 {
 	__u8 *map = small_pages(2);
+	int to_child[2], from_child[2];
 	__u32 outside;
 	pid_t child;
+	char byte;
 
 	note_counts();
+	must(!pipe(to_child) && !pipe(from_child), "pipe");
 	outside = pin(PINNER_FAST, PINNER_LONGTERM, map, 1);
 	child = syscall(SYS_clone, CLONE_NEWPID | SIGCHLD, 0, 0, 0, 0);
 	must(child >= 0, "clone: %s", strerror(errno));
 	if (!child) {
 		__u32 handle = pin(PINNER_FAST, PINNER_LONGTERM, map + PAGE, 1);
-		char range[64];
 
-		snprintf(range, sizeof(range), " 1 0 pins %lx-", (uintptr_t)map + PAGE);
-		must(LINE(BOOKS "regions", range), "no line with%s: %s", range,
-		     text_of(BOOKS "regions"));
-		snprintf(range, sizeof(range), " 0 0 pins %lx-", (uintptr_t)map);
-		must(LINE(BOOKS "regions", range), "no line with%s: %s", range,
-		     text_of(BOOKS "regions"));
+		must(write(from_child[1], "", 1) == 1 && read(to_child[0], &byte, 1) == 1, "pipe");
 		unpin(handle, 1);
 		_exit(0);
 	}
+	must(read(from_child[0], &byte, 1) == 1, "pipe");
+	must(sums_of(child).pins == 1 && sums_of(getpid()).pins == 1, "%s",
+	     text_of(BOOKS "owners"));
+	must(write(to_child[1], "", 1) == 1, "pipe");
 	wait_for(child);
 	unpin(outside, 1);
 	munmap(map, 2 * PAGE);
@@ -737,13 +772,13 @@ static const struct test tests[] = {
 	{ "one_of_512", one_of_512 },
 	{ "in_a_row", in_a_row },
 	{ "shared", shared },
-	{ "limited", limited },
+	{ "last", last },
+	{ "recycled", recycled },
+	{ "crowd", crowd },
 	{ "both_sorts", both_sorts },
-	{ "places", places },
 	{ "forked", forked },
 	{ "gone", gone },
 	{ "table", table },
-	{ "traced", traced },
 	{ "permissions", permissions },
 	{ "namespaces", namespaces },
 	{ "model", model },

@@ -13,17 +13,14 @@
 #include "vm/pinner/pinner.h"
 
 #define BOOKS		"/sys/kernel/debug/pin_owner/"
-/* The output of `check` without errors */
-#define FINE		"consistent\n"
+/* The output of `check` without errors, and the head of `pages` */
+#define FINE		"pfn order pins references unexplained tgid pid since stack\n"
 #define HUGE		(2UL << 20)
 
 /* Bits of /proc/kpagepins */
 #define COUNT_OF(word)	((__u32)(word))
 #define IS_LONG(word)	((word) >> 32 & 1)
 #define IS_EXACT(word)	((word) >> 33 & 1)
-#define IS_SHARED(word)	((word) >> 34 & 1)
-#define UNTRACKED(word)	((word) >> 35 & 1)
-#define REGION(word)	((word) >> 36)
 
 /* Bits of /proc/kpageflags */
 #define KPF_HEAD	15
@@ -108,13 +105,25 @@ static inline __u64 pfn_at(const void *address)
 	return word >> 63 ? word & ((1ULL << 55) - 1) : 0;
 }
 
-static inline struct pinner_ask ask(const void *address)
+/* The pins of a page (-ENODATA if unknown), its references, and folio_maybe_dma_pinned() */
+struct asked {
+	int count, refs;
+	bool maybe;
+};
+
+static inline struct asked ask(const void *address)
 {
 	struct pinner_ask ask = { .address = (uintptr_t)address };
 	int result = call(pinner, PINNER_ASK, &ask);
+	__u64 word;
 
 	must(!result, "query of the page at %p: %s", address, why(result));
-	return ask;
+	word = pins_of(pfn_at(address));
+	return (struct asked) {
+		.count = IS_EXACT(word) ? (int)COUNT_OF(word) : -ENODATA,
+		.refs = ask.refs,
+		.maybe = ask.maybe,
+	};
 }
 
 static inline int try_pin(struct pinner_pin *pin)
@@ -181,33 +190,22 @@ static inline long long pins_now(void)
 
 /* Counters that must have their old values once nothing is pinned */
 struct counts {
-	long long pins, regions, nodes, untracked, bad;
+	long long pins, bad;
 };
 
 static inline struct counts counts_now(void)
 {
-	static const char * const bad[] = {
-		"unpinned-not-pinned", "freed-while-pinned", "put-while-pinned", "leaked",
-		"books-disagree",
-	};
-	struct counts counts = {
+	return (struct counts) {
 		.pins = pins_now(),
-		.regions = number_in(BOOKS "stats", "regions"),
-		.nodes = number_in(BOOKS "stats", "nodes"),
-		.untracked = number_in(BOOKS "stats", "untracked"),
+		.bad = number_in(BOOKS "stats", "unpinned-not-pinned"),
 	};
-	unsigned int i;
-
-	for (i = 0; i < ARRAY_SIZE(bad); i++)
-		counts.bad += number_in(BOOKS "stats", bad[i]);
-	return counts;
 }
 
 static struct counts counts_before;
 /* The time when they were recorded */
 static __u64 noted_at;
 
-/* The clock of regions, in ns */
+/* The clock of owners, in ns */
 static inline __u64 boot_time(void)
 {
 	struct timespec time;
@@ -237,7 +235,7 @@ static inline void consistent(void)
 	must(!strcmp(text, FINE), "check says: %s", text);
 }
 
-/* Regions end in a worker, and there are temporary pins in the machine. A leak is permanent. */
+/* Some pins end in a worker, and there are temporary pins in the machine. A leak is permanent. */
 static inline void as_before(void)
 {
 	struct counts counts;
@@ -249,11 +247,8 @@ static inline void as_before(void)
 			break;
 		usleep(100000);
 	}
-	must(turn < 600,
-	     "more than before: %lld pins, %lld regions, %lld nodes, %lld untracked, %lld errors",
-	     counts.pins - counts_before.pins, counts.regions - counts_before.regions,
-	     counts.nodes - counts_before.nodes, counts.untracked - counts_before.untracked,
-	     counts.bad - counts_before.bad);
+	must(turn < 600, "more than before: %lld pins, %lld errors",
+	     counts.pins - counts_before.pins, counts.bad - counts_before.bad);
 	consistent();
 }
 
@@ -283,7 +278,7 @@ static inline char *line_with(char *text, const char *const *words, unsigned int
 		line_with(text_of(path), words, ARRAY_SIZE(words));		\
 	})
 
-/* The totals in /proc/PID/pins */
+/* The totals in /proc/PID/pins, and the sums of its lines */
 struct sums {
 	long long pins, bytes;
 };
@@ -296,6 +291,32 @@ static inline struct sums sums_of(pid_t pid)
 	snprintf(path, sizeof(path), "/proc/%d/pins", pid);
 	must(sscanf(text_of(path), "pins %lld\nbytes %lld\n", &sums.pins, &sums.bytes) == 2,
 	     "%s: %s", path, text_of(path));
+	return sums;
+}
+
+/*
+ * The sums of the lines of /proc/PID/pins whose call stack has a function with this part of a name.
+ * *SINCE is their oldest time.
+ */
+static inline struct sums sums_from(pid_t pid, const char *part, __u64 *since)
+{
+	struct sums sums = {};
+	char path[64], *line;
+
+	*since = ~0ULL;
+	snprintf(path, sizeof(path), "/proc/%d/pins", pid);
+	for (line = strtok(text_of(path), "\n"); line; line = strtok(NULL, "\n")) {
+		long long pins, bytes;
+		__u64 time;
+
+		if (!strstr(line, part))
+			continue;
+		must(sscanf(line, "%lld %lld %llu ", &pins, &bytes, &time) == 3, "%s: %s", path,
+		     line);
+		sums.pins += pins;
+		sums.bytes += bytes;
+		*since = time < *since ? time : *since;
+	}
 	return sums;
 }
 

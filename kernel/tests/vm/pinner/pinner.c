@@ -381,10 +381,8 @@ static long ask(void __user *address)
 	if (nr != 1)
 		return nr ?: -EFAULT;
 	folio = page_folio(page);
-	what.count = folio_pin_count(folio);
 	what.refs = folio_ref_count(folio) - 1;
 	what.maybe = folio_maybe_dma_pinned(folio);
-	what.pinned = PageDmaPinned(page);
 	put_page(page);
 	return copy_to_user(address, &what, sizeof(what)) ? -EFAULT : 0;
 }

@@ -88,17 +88,13 @@ struct pinner_pages {
 /**
  * struct pinner_ask - get the kernel's information on a page of the caller
  * @address: the address of the page
- * @count: folio_pin_count()
  * @refs: the number of references, without that of this call
  * @maybe: folio_maybe_dma_pinned()
- * @pinned: PageDmaPinned()
  */
 struct pinner_ask {
 	__u64 address;
-	__s32 count;
 	__s32 refs;
 	__u32 maybe;
-	__u32 pinned;
 };
 
 #define PINNER_PIN	_IOWR('P', 0, struct pinner_pin)
