@@ -1,7 +1,6 @@
 //! The pins on the memory of one file: its pages in the page cache, or those of a memfd.
 
 use super::holders::{Maker, PinHolder};
-use super::tracker::PinnedRegion;
 use super::{Process, ended, hidden, pins};
 use dmafile::internal::lossy;
 use dmafile::{Error, Result};
@@ -29,8 +28,6 @@ pub struct FilePins {
     /// What certainly pins some of it: registered buffers inside its mappings, with the bytes that
     /// belong to the file.
     pub holders: Vec<PinHolder>,
-    /// The pin tracker's regions that include some of it; None without the tracker.
-    pub regions: Option<Vec<PinnedRegion>>,
     /// What might pin some of it: the kernel does not say whose memory it is.
     pub possible: Vec<PinHolder>,
     /// Why there cannot be a udmabuf over it; None if there can.
@@ -79,12 +76,10 @@ pub fn of_file(path: &Path) -> Result<FilePins> {
         inode: target.inode,
         mapped: Vec::new(),
         holders: Vec::new(),
-        regions: None,
         possible: Vec::new(),
         no_udmabuf: target.no_udmabuf,
         unreadable: 0,
     };
-    let mut places = Vec::new();
     for pid in super::visible()? {
         let folder = process::folder(pid);
         let looked = process::status(&folder).and_then(|status| {
@@ -94,8 +89,7 @@ pub fn of_file(path: &Path) -> Result<FilePins> {
         match looked {
             Ok((status, maps)) => {
                 let looked_at = all.processes.iter().find(|process| process.pid == pid);
-                let ours = found.look(&status, &maps, looked_at);
-                places.extend(ours.into_iter().map(|map| (pid, map)));
+                found.look(&status, &maps, looked_at);
             }
             Err(errno) if ended(errno) => {}
             Err(errno) if hidden(errno) => found.unreadable += 1,
@@ -103,22 +97,8 @@ pub fn of_file(path: &Path) -> Result<FilePins> {
         }
     }
     found.mapped.sort_unstable_by_key(|mapper| mapper.pid);
-    let (device, inode) = (&found.device, found.inode);
-    let regions = all.regions.map(|regions| {
-        let mut regions = regions;
-        regions.retain(|region| match &region.memfd {
-            Some(memfd) => (&memfd.device, memfd.inode) == (device, inode),
-            None => places.iter().any(|(pid, map)| {
-                region.pid == Some(*pid) && map.common(region.start, region.end - region.start) > 0
-            }),
-        });
-        regions
-    });
-    found.regions = regions;
     let maps = |pid| found.mapped.iter().any(|mapper| Some(mapper.pid) == pid);
     let possible = all.holders.into_iter().filter(|holder| match holder.by {
-        // The tracker reports it exactly.
-        _ if found.regions.is_some() => false,
         Maker::Udmabuf => found.no_udmabuf.is_none(),
         Maker::Vfio | Maker::Rdma | Maker::AfXdp => maps(holder.pid),
         _ => false,
@@ -133,13 +113,13 @@ impl FilePins {
         status: &process::Status,
         maps: &[process::MapsLine],
         process: Option<&Process>,
-    ) -> Vec<process::MapsLine> {
+    ) {
         let is_ours = |map: &&process::MapsLine| {
             map.inode == self.inode && map.inode != 0 && map.device == self.device
         };
         let ours: Vec<_> = maps.iter().filter(is_ours).collect();
         if ours.is_empty() {
-            return Vec::new();
+            return;
         }
         self.mapped.push(Mapper {
             pid: status.pid,
@@ -170,7 +150,6 @@ impl FilePins {
                 ..PinHolder::of(&[], Maker::IoUring, Some(common.iter().sum()))
             });
         }
-        ours.into_iter().cloned().collect()
     }
 }
 

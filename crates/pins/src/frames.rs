@@ -31,10 +31,6 @@ pub struct Frames {
 const PINS: u64 = 0xffff_ffff;
 /// True if that number is exact.
 const PINS_EXACT: u64 = 1 << 33;
-/// The tracker does not count this page.
-const UNTRACKED: u64 = 1 << 35;
-/// Position of the number of the region that was added last.
-const REGION_SHIFT: u32 = 36;
 
 /// Number of words that are read at once.
 const CHUNK: usize = 1 << 17;
@@ -45,8 +41,6 @@ pub struct Tracked {
     pub flags: u64,
     /// Pins of its folio, never 0.
     pub pins: u64,
-    /// The region that was added last; 0 if there is none.
-    pub region: u64,
 }
 
 impl Frames {
@@ -93,21 +87,18 @@ impl Frames {
             }
             let pinned: Vec<_> = numbers(&words[..got])
                 .enumerate()
-                .filter_map(|(page, word)| {
-                    Some((page, word, exact_pins(word).filter(|pins| *pins > 0)?))
-                })
+                .filter_map(|(page, word)| Some((page, exact_pins(word).filter(|pins| *pins > 0)?)))
                 .collect();
             if !pinned.is_empty() {
                 let flags = &mut flags[..got];
                 self.flags.read_exact_at(flags, at).map_err(errno)?;
-                for (page, word, pins) in pinned {
+                for (page, pins) in pinned {
                     each(Tracked {
                         frame: at / 8 + page as u64,
                         flags: numbers(&flags[page * 8..])
                             .next()
                             .expect("a flag for each page"),
                         pins,
-                        region: word >> REGION_SHIFT,
                     });
                 }
             }
@@ -129,7 +120,7 @@ fn entry(file: &File, frame: u64) -> Result<u64, Errno> {
 }
 
 fn exact_pins(word: u64) -> Option<u64> {
-    (word & PINS_EXACT != 0 && word & UNTRACKED == 0).then_some(word & PINS)
+    (word & PINS_EXACT != 0).then_some(word & PINS)
 }
 
 #[cfg(test)]
@@ -139,11 +130,10 @@ mod tests {
     #[test]
     fn only_tracked_pages_have_an_exact_pin_count() {
         assert_eq!(exact_pins(PINS_EXACT), Some(0));
-        // Two long-term pins of region 7.
-        assert_eq!(exact_pins((7 << 36) | PINS_EXACT | (1 << 32) | 2), Some(2));
-        // Pins that are not exact, and the count of a large folio that is not tracked.
-        assert_eq!(exact_pins(UNTRACKED | 1), None);
-        assert_eq!(exact_pins(UNTRACKED | PINS_EXACT | 3), None);
+        // Two pins with a known owner.
+        assert_eq!(exact_pins(PINS_EXACT | (1 << 32) | 2), Some(2));
+        // A small folio may be pinned.
+        assert_eq!(exact_pins(1), None);
         assert_eq!(exact_pins(0), None);
     }
 }

@@ -28,7 +28,7 @@ pub use file::{FilePins, Mapper, of_file};
 pub use holders::{Absent, Maker, PinHolder};
 pub use pages::{PageGroup, PinnedPages, PinnedRange, Whose, pages};
 pub use rings::{ProcessRing, RegisteredBuffer};
-pub use tracker::{Blocked, PinnedRegion, RegionFile, ShortPin, blocked};
+pub use tracker::{Blocked, BlockedBy, PinOwner, blocked};
 pub use watch::{CallSite, Row, Watch, Watched, watch};
 
 use dmafile::{Error, Result};
@@ -51,9 +51,9 @@ pub struct Pins {
     /// Every process that holds pinned memory, once for each method by which it does, from all
     /// sources. The same memory may be in several entries.
     pub holders: Vec<PinHolder>,
-    /// The regions of a kernel with the pin tracker (kernel/docs/series.md); without root, only those of
-    /// processes that this one may inspect. None without the tracker.
-    pub regions: Option<Vec<PinnedRegion>>,
+    /// Who made long-term pins, from a kernel with the pin tracker (kernel/docs/series.md); without root,
+    /// only processes that this one may inspect. None without the tracker.
+    pub owners: Option<Vec<PinOwner>>,
     /// The sources that are not available here, and why.
     pub absent: Vec<Absent>,
     /// Number of processes that could not be inspected, completely or only their rings.
@@ -208,7 +208,7 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
         Some(asked) => makers.filter(|maker| maker.pid == asked.pid).collect(),
         None => makers.collect(),
     };
-    let regions = tracker::regions(&makers, asked.is_none());
+    let owners = tracker::owners(&makers, asked.is_none());
     let (holders, absent) = holders::all(&people, &processes, asked.map(|asked| asked.pid));
     Ok(Pins {
         system: System::read(),
@@ -218,7 +218,7 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
             .collect(),
         processes,
         holders,
-        regions,
+        owners,
         absent,
         unreadable,
         hidden: hides_others(),

@@ -119,7 +119,6 @@ pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
         _ => None,
     };
     let frames = Frames::open().map_err(|errno| refused("/proc/kpageflags", errno))?;
-    let mut memfds = HashMap::new();
     let mut folios = match Kernel::open() {
         Ok(kernel) => kernel.pinned(&frames)?,
         Err(error) if !tracker::is_on() => return Err(error),
@@ -128,11 +127,7 @@ pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
                 error.with_remedy("only all pages, or those of a process, can be listed here")
             );
         }
-        Err(_) => {
-            let (folios, names) = tracked(&frames)?;
-            memfds = names;
-            folios
-        }
+        Err(_) => tracked(&frames)?,
     };
     if let Some(target) = &target {
         folios.retain(|one| {
@@ -144,9 +139,6 @@ pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
     let mut mapped = MappedBy::default();
     if !folios.is_empty() {
         mapped.look(&folios, pid)?;
-    }
-    for (file, name) in memfds {
-        mapped.names.entry(file).or_insert(name);
     }
     Ok(sum(&folios, mapped, pid))
 }
@@ -184,30 +176,20 @@ struct Folio {
 /// Device and inode, as in `/proc/PID/maps`.
 type FileId = (String, u64);
 
-/// The folios whose pins the kernel's pin tracker counts, and the names of the memfds that were pinned through
-/// their descriptor. Other files are not reported.
-fn tracked(frames: &Frames) -> Result<(Vec<Folio>, HashMap<FileId, String>)> {
-    let mut names = HashMap::new();
-    let mut memfds = HashMap::new();
-    for region in tracker::regions(&[], true).unwrap_or_default() {
-        if let (Some(id), Some(memfd)) = (region.id, region.memfd) {
-            let file = (memfd.device, memfd.inode);
-            names.insert(file.clone(), memfd.name);
-            memfds.insert(id, file);
-        }
-    }
+/// The folios whose pins the kernel's pin tracker counts. Their files are not reported.
+fn tracked(frames: &Frames) -> Result<Vec<Folio>> {
     let mut folios = Vec::new();
     frames
-        .tracked(|page| add(&mut folios, &page, memfds.get(&page.region)))
+        .tracked(|page| add(&mut folios, &page))
         .map_err(|errno| refused("/proc/kpagepins", errno))?;
     for folio in &mut folios {
         folio.cgroup = frames.cgroup(folio.frame);
     }
-    Ok((folios, names))
+    Ok(folios)
 }
 
 /// Adds a page to the previous folio if it belongs to it, or starts a new one.
-fn add(folios: &mut Vec<Folio>, page: &Tracked, file: Option<&FileId>) {
+fn add(folios: &mut Vec<Folio>, page: &Tracked) {
     match folios.last_mut() {
         Some(last) if page.flags & frames::TAIL != 0 => {
             if last.frame + last.pages == page.frame {
@@ -223,7 +205,7 @@ fn add(folios: &mut Vec<Folio>, page: &Tracked, file: Option<&FileId>) {
             exact: true,
             flags: page.flags,
             cgroup: None,
-            file: file.cloned(),
+            file: None,
         }),
     }
 }
@@ -834,23 +816,17 @@ mod tests {
 
     #[test]
     fn pages_of_a_folio_are_merged() {
-        let memfd = ("00:01".to_string(), 7);
         let mut folios = Vec::new();
-        let mut see = |frame, flags, pins, file: Option<&FileId>| {
-            let page = Tracked {
-                frame,
-                flags,
-                pins,
-                region: 0,
-            };
-            add(&mut folios, &page, file);
+        let mut see = |frame, flags, pins| {
+            let page = Tracked { frame, flags, pins };
+            add(&mut folios, &page);
         };
         // A folio whose first page was not pinned yet, a small one, and two adjacent large ones.
-        see(3, frames::TAIL, 1, None);
-        see(4, frames::ANON, 2, None);
-        see(6, frames::TAIL, 1, None);
+        see(3, frames::TAIL, 1);
+        see(4, frames::ANON, 2);
+        see(6, frames::TAIL, 1);
         for (frame, flags) in [(8, 0), (9, frames::TAIL), (10, 0), (11, frames::TAIL)] {
-            see(frame, flags | frames::SWAPBACKED, 5, Some(&memfd));
+            see(frame, flags | frames::SWAPBACKED, 5);
         }
         let found: Vec<_> = folios
             .iter()
@@ -858,7 +834,6 @@ mod tests {
             .collect();
         assert_eq!(found, [(4, 1, 2), (8, 2, 5), (10, 2, 5)]);
         assert!(folios.iter().all(|one| one.exact));
-        assert_eq!((&folios[0].file, &folios[2].file), (&None, &Some(memfd)));
     }
 
     #[test]

@@ -286,12 +286,10 @@ def pages(pins: Pins, pinner: Pinner, tracked: bool = False) -> None:
     everyone = pins.run("--pages")
     if "udmabuf-gone" in facts:
         gone = facts["udmabuf-gone"]
-        # The inode is gone too: only shmem pages that are charged to a cgroup remain. The tracker
-        # remembers the inode.
-        inode = gone["memfd"] if tracked else None
+        # The inode is gone too: only shmem pages that are charged to a cgroup remain.
         [group] = [one for one in everyone["groups"] if not one["mapped"]]
         seen = [group[word] for word in ("bytes", "pins", "sort", "cgroup", "inode")]
-        wanted_here = [gone["bytes"], 4, "shmem", "/pinned", inode]
+        wanted_here = [gone["bytes"], 4, "shmem", "/pinned", None]
         pins.same("of a memfd that is gone", seen, wanted_here)
     for maker in ("shared", "udmabuf", "udmabuf-hugetlb", "mapped"):
         if maker in facts and (fd := facts[maker].get("memfd_fd")):
@@ -423,32 +421,34 @@ def boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def regions(pins: Pins, pinner: Pinner, began: float) -> None:
-    """The tracker reports the process, site, address, size and age of each long-term pin."""
+def owners(pins: Pins, pinner: Pinner, began: float) -> None:
+    """The tracker reports the process, purpose, size and age of all long-term pins."""
     buffers = {"small", "hugetlb", "thp", "twice", "shared"}
-    wanted = []
+    wanted: dict[str, int] = {}
     for maker, fact in pinner.facts.items():
-        size = fact["bytes"]
-        if maker in buffers or maker == "xdp":
-            by = "AF_XDP" if maker == "xdp" else "io_uring buffer"
-            wanted += [(by, fact["address"], size, None)] * (2 if maker == "twice" else 1)
+        if maker in buffers:
+            by = "io_uring buffer"
+        elif maker == "xdp":
+            by = "AF_XDP"
         elif maker.startswith("udmabuf"):
-            wanted.append(("udmabuf", 0, size, fact["memfd"]))
-    shown = pins.run(str(pinner.pid))["regions"]
-    found = [
-        (one["by"], one["start"], one["bytes"], (one["memfd"] or {}).get("inode")) for one in shown
-    ]
-    pins.same("regions", sorted(found, key=str), sorted(wanted, key=str))
+            by = "udmabuf"
+        else:
+            continue
+        wanted[by] = wanted.get(by, 0) + fact["bytes"]
+    shown = pins.run(str(pinner.pid))["owners"]
+    found: dict[str, int] = {}
     for one in shown:
-        who = (one["pid"], one["name"], one["uid"], one["gone"], one["end"] - one["start"])
-        pins.same("whose", who, (pinner.pid, "pinner", 0, False, one["bytes"]))
+        found[one["by"]] = found.get(one["by"], 0) + one["bytes"]
+        who = (one["pid"], one["name"], one["uid"], one["gone"])
+        pins.same("whose", who, (pinner.pid, "pinner", 0, False))
         # /proc/uptime has a resolution of 10 ms.
         pins.same("since when", 0 <= one["age"] <= boot_time() - began + 0.01, True)
+    pins.same("by whom", found, wanted)
 
 
 def untracked(pins: Pins, pinner: Pinner) -> None:
     """With the tracker off, nothing is reported that could be wrong."""
-    pins.same("no regions", pins.run(str(pinner.pid))["regions"], None)
+    pins.same("no owners", pins.run(str(pinner.pid))["owners"], None)
     for words in ((), (str(pinner.pid),)):
         pins.has("no pages", pins.refused("--pages", *words), NO_KCORE)
     pins.has("off", pins.refused("--blocked"), "pin tracker is off (ENOENT); boot with pin")
@@ -465,7 +465,7 @@ def of_the_series(pins: Pins) -> None:
     began = boot_time()
     pinner = Pinner(pins.pinner, *makers)
     if on:
-        regions(pins, pinner, began)
+        owners(pins, pinner, began)
         pages(pins, pinner, tracked=True)
     else:
         untracked(pins, pinner)

@@ -1,6 +1,6 @@
 //! `dmafile pins FILE`
 
-use super::{holders, shown, tracker, unreadable};
+use super::{holders, shown, unreadable};
 use crate::Failure;
 use crate::output::{write_json, write_stdout};
 use dmafile::internal::one_line;
@@ -45,14 +45,6 @@ fn text(pins: &FilePins) -> String {
         text.push_str("\nits memory is pinned by\n");
         text += &holders::table(&pins.holders, &[]);
     }
-    if let Some(regions) = pins
-        .regions
-        .as_deref()
-        .filter(|regions| !regions.is_empty())
-    {
-        text.push_str("\nlong-term pins of it, as the kernel tracks them\n");
-        text += &tracker::table(regions);
-    }
     if !pins.possible.is_empty() {
         text.push_str("\nthe kernel does not say whether these pin any of it\n");
         text += &holders::table(&pins.possible, &[]);
@@ -61,13 +53,10 @@ fn text(pins: &FilePins) -> String {
     if let Some(why) = pins.no_udmabuf {
         let _ = writeln!(text, "it cannot be in a udmabuf: {why}");
     }
-    text.push_str(match pins.regions {
-        Some(_) => "not seen: direct I/O; count its pages: dmafile pins --pages FILE\n",
-        None => {
-            "not seen: pins whose mapping is gone, and direct I/O; count its pages: \
-             dmafile pins --pages FILE\n"
-        }
-    });
+    text.push_str(
+        "not seen: pins whose mapping is gone, and direct I/O; count its pages: \
+         dmafile pins --pages FILE\n",
+    );
     unreadable(&mut text, pins.unreadable);
     text
 }

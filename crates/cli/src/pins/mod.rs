@@ -50,13 +50,9 @@ fn text(pins: &Pins) -> String {
         ),
     };
     text.push('\n');
-    if let Some(regions) = pins
-        .regions
-        .as_deref()
-        .filter(|regions| !regions.is_empty())
-    {
+    if let Some(owners) = pins.owners.as_deref().filter(|owners| !owners.is_empty()) {
         text.push_str("long-term pins, as the kernel tracks them\n");
-        text += &tracker::table(regions);
+        text += &tracker::table(owners);
         text.push_str("\nas each interface counts them\n");
     }
     if pins.holders.is_empty() {

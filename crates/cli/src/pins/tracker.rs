@@ -4,46 +4,40 @@ use super::{counted, shown};
 use crate::Failure;
 use crate::output::{write_json, write_stdout};
 use crate::text::columns;
-use dmafile_pins::{Blocked, PinnedRegion, blocked};
+use dmafile_pins::{Blocked, PinOwner, blocked};
 use indicatif::{BinaryBytes, HumanDuration};
 use serde::Serialize;
 use std::fmt::Write;
 use std::time::Duration;
 use tabwriter::Alignment;
 
-/// One line per region.
-pub(super) fn table(regions: &[PinnedRegion]) -> String {
+/// One line for each process and purpose.
+pub(super) fn table(owners: &[PinOwner]) -> String {
     let mut table = format!(
         "{:>7}\tUSER\t{:>10}\t{:>8}\tBY\tNAME\tWHAT\n",
         "PID", "BYTES", "SINCE"
     );
-    for region in regions {
-        let pid = region
-            .pid
-            .map_or_else(|| "-".to_string(), |pid| pid.to_string());
-        let gone = if region.gone { " (gone)" } else { "" };
+    for owner in owners {
+        let name = match &owner.name {
+            Some(name) => shown(name),
+            None if owner.gone => "(gone)".into(),
+            None => "-".into(),
+        };
+        let uid = owner
+            .uid
+            .map_or_else(|| "-".to_string(), |uid| uid.to_string());
         // Writing to a String does not fail.
         let _ = writeln!(
             table,
-            "{pid:>7}\t{}\t{:>10}\t{:>8}\t{}\t{}{gone}\t{}",
-            region.uid,
-            BinaryBytes(region.bytes).to_string(),
-            age(region.age),
-            shown(&region.by),
-            shown(&region.name),
-            what(region),
+            "{:>7}\t{uid}\t{:>10}\t{:>8}\t{}\t{name}\t{}",
+            owner.pid,
+            BinaryBytes(owner.bytes).to_string(),
+            age(owner.age),
+            shown(&owner.by),
+            counted(owner.pins, "pin"),
         );
     }
     columns(&table, Alignment::Left)
-}
-
-fn what(region: &PinnedRegion) -> String {
-    let place = match &region.memfd {
-        Some(memfd) => format!("{}, from {:#x}", shown(&memfd.name), region.start),
-        None => format!("memory at {:x}", region.start),
-    };
-    let guessed = if region.guessed { ", ~" } else { "" };
-    format!("{place}, {}{guessed}", counted(region.pins, "pin"))
 }
 
 fn age(seconds: f64) -> String {
@@ -106,27 +100,15 @@ fn sentence(one: &Blocked) -> String {
         let _ = write!(text, ", {} times", one.times);
     }
     let mut held = Vec::new();
-    if one.long > 0 {
-        let by = one.region.as_ref().map_or_else(
-            || "since unmapped".to_string(),
-            |region| {
-                let pid = region.pid.map_or_else(String::new, |pid| format!("{pid} "));
-                let gone = if region.gone { " (gone)" } else { "" };
-                let (name, by) = (shown(&region.name), shown(&region.by));
-                format!(
-                    "the last by {pid}{name}{gone}, {by}, since {}",
-                    age(region.age)
-                )
-            },
-        );
-        held.push(format!("{}, {by}", counted(one.long, "long-term pin")));
-    }
-    if one.pins > one.long {
-        let by = one.short.as_ref().map_or_else(String::new, |short| {
-            let (since, by) = (age(short.age), shown(&short.by));
-            format!(", the first by {}, {by}, {since} before", short.pid)
+    if one.pins > 0 {
+        let by = one.owner.as_ref().map_or_else(String::new, |owner| {
+            let (since, by) = (age(owner.age), shown(&owner.by));
+            format!(
+                ", the last long-term one by {}, {by}, {since} before",
+                owner.pid
+            )
         });
-        held.push(format!("{}{by}", counted(one.pins - one.long, "short pin")));
+        held.push(format!("{}{by}", counted(one.pins, "pin")));
     }
     if let Ok(count @ 1..) = u64::try_from(one.unexplained) {
         let references = counted(count, "reference");
