@@ -414,7 +414,7 @@ exec /tmp/program "${3:-$RAW}" $4
 DISK = ("--fs=raw", "--disk-size=512M", "--poll-queues=1")
 FILES = {"ext4": 89, "xfs": 81}
 """The number of skipped tests by file system: tests of disks, and of other kinds of buffers."""
-OF_DISKS = 104
+OF_DISKS = 125
 """The number of skipped tests on a disk."""
 
 
@@ -481,8 +481,34 @@ def test_pre_mapped_buffers_of_32_bit_programs(tmp_path: Path, iommu: str) -> No
 
 @matrix
 def test_pre_mapped_bounce_buffers(selftests: Path) -> None:
-    bounces = ("--iommu=swiotlb", "--append=nvme.premap_bounce=1")
-    premap(selftests, "series", 73, *DISK, *bounces, mode="bounce")
+    premap(selftests, "series", 91, *DISK, "--iommu=swiotlb", mode="bounce")
+
+
+@matrix
+@pytest.mark.parametrize(("mdts", "iommu"), [("10", "off"), ("11", "intel")])
+def test_pre_mapped_buffers_in_the_largest_commands(
+    selftests: Path, mdts: str, iommu: str
+) -> None:
+    premap(selftests, "series", OF_DISKS, *DISK, f"--mdts={mdts}", f"--iommu={iommu}")
+
+
+WAITS = """
+insmod "$1" || exit
+exec "$2" "$RAW"
+"""
+
+
+@matrix
+@pytest.mark.parametrize("kernel", ["series", "series-debug"])
+@pytest.mark.parametrize("iommu", ["off", "intel-strict"])
+def test_nobody_waits_for_a_slow_exporter(kernel: str, iommu: str, tmp_path: Path) -> None:
+    module = ko.other(HERE / "exporter", kernels.find(kernel).build, tmp_path)
+    program = static(HERE.parent / "premap_waits.c", tmp_path, f"-I{ROOT / 'kernel' / 'uapi'}")
+    command = ("sh", "-c", WAITS, "sh", module, program)
+    result = vm(f"--kernel={kernel}", *DISK, f"--iommu={iommu}", "--", *command)
+    said = result.stdout.decode()
+    assert result.returncode == 0, said + result.stderr.decode()
+    assert re.findall(r"(?m)^ok (\d+)", said) == [str(n) for n in range(1, 10)], said
 
 
 @matrix
