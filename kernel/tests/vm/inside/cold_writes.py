@@ -21,6 +21,13 @@ OFFSETS = (0, 5, 5 * mmap.PAGESIZE, 7 * mmap.PAGESIZE + 123)
 """Offsets in the source. A fault maps aligned groups of pages: a chunk may be partly mapped."""
 
 
+def copier() -> str:
+    """The function that copies to a folio; newer kernels have only the second one."""
+    symbols = Path("/proc/kallsyms").read_text().split()
+    names = ("copy_page_from_iter_atomic", "copy_folio_from_iter_atomic")
+    return next(name for name in names if name in symbols)
+
+
 def copies() -> int:
     """The number of attempts to copy data into a folio."""
     for line in (TRACING / "kprobe_profile").read_text().splitlines():
@@ -44,7 +51,7 @@ def written(path: Path, source: memoryview) -> int:
 
 
 def main(folder: str) -> None:
-    (TRACING / "kprobe_events").write_text("p:copied copy_page_from_iter_atomic\n")
+    (TRACING / "kprobe_events").write_text(f"p:copied {copier()}\n")
     (TRACING / "events" / "kprobes" / "enable").write_text("1")
     huge = Path("/run/huge")
     huge.mkdir()

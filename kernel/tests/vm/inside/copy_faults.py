@@ -354,6 +354,67 @@ def sealed(folder: Path) -> None:
     back()
 
 
+LIVE_UPDATE = "/dev/liveupdate"
+CREATE_SESSION, PRESERVE_FD = 0xBA00, 0xBA40
+
+
+@contextlib.contextmanager
+def preserving(fd: int) -> Iterator[None]:
+    """Preserves a memfd for a live update, as long as the session exists."""
+    device = os.open(LIVE_UPDATE, os.O_RDWR | os.O_CLOEXEC)
+    # struct liveupdate_ioctl_create_session: size, fd, name; the kernel fills in the descriptor.
+    request = bytearray(struct.pack("=Ii64s", 72, -1, b"copies"))
+    fcntl.ioctl(device, CREATE_SESSION, request, True)
+    session = struct.unpack_from("=Ii", request)[1]
+    # struct liveupdate_session_preserve_fd: size, fd, token
+    fcntl.ioctl(session, PRESERVE_FD, struct.pack("=IiQ", 16, fd, 1))
+    yield
+    os.close(session)
+    os.close(device)
+
+
+def preserved(folder: Path) -> None:
+    """While a memfd is preserved for a live update, nothing is copied to it. A copy that has begun
+    before does not extend it. Needs CONFIG_LIVEUPDATE, and kho=on liveupdate=on.
+    """
+    with mapped(folder, slow) as file:
+        for mode in MODES:
+            source = opened(file.path, os.O_RDONLY | mode)
+            fd = memfd(MIB)
+            assert until_it_fails(source, 0, fd, 0, MIB) == (MIB, 0), mode
+            with preserving(fd):
+                for at, to, size in ((0, 0, 4096), (5, 700, 9000), (0, MIB, 4096), (0, 3, MIB)):
+                    done = until_it_fails(source, at, fd, to, size)
+                    assert done == (0, errno.EPERM), f"{mode}, {at}, {to}: {done}"
+                assert os.pread(fd, MIB, 0) == file.data[:MIB] and os.fstat(fd).st_size == MIB
+                target = opened(folder / "saved", os.O_RDWR | os.O_CREAT | os.O_TRUNC | mode)
+                assert until_it_fails(fd, 0, target, 0, MIB) == (MIB, 0), mode
+                os.close(target)
+                assert (folder / "saved").read_bytes() == file.data[:MIB], mode
+            assert until_it_fails(source, 0, fd, 5, MIB) == (MIB, 0), mode
+            os.close(fd)
+            extended_meanwhile(source, file, mode)
+            os.close(source)
+
+
+def extended_meanwhile(source: int, file: File, mode: int) -> None:
+    """A memfd is preserved in the middle of a copy that would extend it."""
+    file.evict()
+    fd = memfd(4096)
+    results: list[tuple[int, int]] = []
+    thread = threading.Thread(
+        target=lambda: results.append(until_it_fails(source, 0, fd, 0, SIZE))
+    )
+    thread.start()
+    time.sleep(0.15)
+    assert thread.is_alive(), f"{mode}: it was over before the memfd was preserved"
+    with preserving(fd):
+        thread.join()
+        assert os.fstat(fd).st_size == 4096, f"{mode}: {os.fstat(fd).st_size}"
+    assert results[0] == (4096, errno.EPERM), f"{mode}: {results}"
+    os.close(fd)
+
+
 def loop(_folder: Path) -> None:
     """Copies between a tmpfs and a loop device that is stored on the same tmpfs."""
     memory, disk = Path("/run/memory"), Path("/run/disk")
@@ -489,7 +550,17 @@ def failing(
 
 PARTS: Mapping[str, Callable[[Path], None]] = {
     one.__name__: one
-    for one in (slow_disk, broken_disk, kept, cut_short, sealed, loop, large, failures)
+    for one in (
+        slow_disk,
+        broken_disk,
+        kept,
+        cut_short,
+        sealed,
+        preserved,
+        loop,
+        large,
+        failures,
+    )
 }
 
 
