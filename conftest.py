@@ -1,6 +1,10 @@
 """Loads the fixtures that tests in several folders share, and marks slow tests."""
 
+import os
+
 import pytest
+
+from kernel import test as kernel
 
 pytest_plugins = ["vm.fixtures", "tests.vm.programs"]
 
@@ -9,8 +13,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: for `make test-all`, not for `make test`")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that boot machines are slow, except for the one that `make test` has."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that boot machines are slow, except for the one that `make test` has. KERNEL selects
+    the tests of one kernel, for kernel/test.py."""
     for item in items:
         if "ready" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
+    if wanted := os.environ.get("KERNEL"):
+        others = [item for item in items if kernel_of(item) != wanted]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
+
+
+def kernel_of(item: pytest.Item) -> str:
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return kernel.of(parameters, item.path.stem)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vm import debian
+from vm import debian, small
 from vm.debian import Apt
 from vm.host import alone, cache, call, need, replacing
 from vm.machine import COMPLAINTS, excerpt, tail
@@ -35,7 +35,7 @@ mount -t tmpfs -o mode=1777 shm /dev/shm
 ln -s /proc/self/fd /dev/fd
 ip link set lo up
 for module in /modules/*; do
-	insmod $module
+	[ ! -e "$module" ] || insmod $module
 done
 until [ -b /dev/nvme0n1 ]; do sleep 1; done
 mount -t ext4 /dev/nvme0n1 /mnt
@@ -53,23 +53,34 @@ class Kernel:
     """An unpacked kernel, and the root of the programs that run on it."""
 
     image: Path
-    modules: Path
+    modules: Path | None
     root: Path
 
 
 def find(pages: str) -> Kernel:
     """The newest kernel in the cache with pages of this size, fetched if there is none."""
-    folder = cache() / "arm64"
-    place, root = folder / pages, folder / "-".join(("root", *PROGRAMS))
+    place = cache() / "arm64" / pages
     with alone("arm64"):
         if not place.exists():
             fetch_kernel(place, IMAGES[pages])
-        if not root.exists():
-            with alone(), replacing(root) as partial:
-                packages().unpack(PROGRAMS, partial)
     [image] = (place / "boot").glob("vmlinuz-*")
     [modules] = (place / "lib/modules").iterdir()
-    return Kernel(image, modules, root)
+    return Kernel(image, modules, root())
+
+
+def built(name: str) -> Kernel:
+    """A small kernel of this name (vm/small.py), which has its drivers built in."""
+    return Kernel(small.find(name), None, root())
+
+
+def root() -> Path:
+    """The programs, fetched if the cache has none."""
+    place = cache() / "arm64" / "-".join(("root", *PROGRAMS))
+    with alone("arm64-root"):
+        if not place.exists():
+            with alone(), replacing(place) as partial:
+                packages().unpack(PROGRAMS, partial)
+    return place
 
 
 def packages() -> Apt:
@@ -115,6 +126,8 @@ def initramfs(kernel: Kernel, files: Iterable[Path], script: str, folder: Path) 
 
 def needed(kernel: Kernel) -> list[Path]:
     """The modules, each after those that it depends on; what is built in needs none."""
+    if kernel.modules is None:
+        return []
     base = kernel.modules.parents[2]
     found: dict[Path, None] = {}
     for name in MODULES:
@@ -127,7 +140,13 @@ def needed(kernel: Kernel) -> list[Path]:
 
 
 def run(
-    kernel: Kernel, files: Iterable[Path], script: str, folder: Path, timeout: float = 1800
+    kernel: Kernel,
+    files: Iterable[Path],
+    script: str,
+    folder: Path,
+    *,
+    append: str = "",
+    timeout: float = 1800,
 ) -> str:
     """Runs a shell script of a guest in /mnt, on ext4, and returns what it printed.
 
@@ -144,7 +163,7 @@ def run(
     words = ["qemu-system-aarch64", "-M", "virt", "-cpu", "max", "-accel", "tcg,thread=single"]
     words += ["-smp", "2", "-m", "3G", "-nographic", "-no-reboot", "-nic", "none"]
     words += ["-kernel", str(kernel.image), "-initrd", str(packed)]
-    words += ["-append", "console=ttyAMA0 loglevel=5 panic=-1 oops=panic"]
+    words += ["-append", f"console=ttyAMA0 loglevel=5 panic=-1 oops=panic {append}"]
     words += ["-drive", f"if=none,id=disk,file={disk},format=raw,cache=unsafe,discard=unmap"]
     words += ["-device", "nvme,serial=disk,drive=disk"]
     try:

@@ -11,13 +11,12 @@ from pathlib import Path
 
 from vm.host import Unavailable, alone, cache, call, need, replacing
 
-SOURCE = "linux-source-6.12"
-
-
 RELEASES = ("oldstable", "stable")
 """Current releases, by names that move from one release to the next. On a mirror these names may
 have older contents than the codename, so the codename is looked up."""
 UNSTABLE = "sid"
+CANDIDATE = "~rc"
+"""Marks the version of a release candidate."""
 SECURITY = "-security"
 ARCHIVE, SECURITY_ARCHIVE = "Debian", "Debian-Security"
 """The labels of Debian's archives."""
@@ -204,29 +203,33 @@ def order(one: str, other: str) -> int:
     return -1 if below else 1
 
 
-def linux_source() -> Path:
-    """Debian's source of Linux 6.12: the newest in the cache; fetched if the cache has none."""
-    with alone(SOURCE):
-        return unpacked() or unpack()
+def linux_source(version: str = "6.12") -> Path:
+    """Debian's source of this version: the newest in the cache; fetched if the cache has none."""
+    name = f"linux-source-{version}"
+    with alone(name):
+        return unpacked(name) or unpack(name)
 
 
-def unpacked() -> Path | None:
+def unpacked(name: str) -> Path | None:
     """The newest source in the cache; the name of its folder has the version."""
-    trees = list((cache() / "source").glob(f"{SOURCE}_*/{SOURCE}"))
+    trees = list((cache() / "source").glob(f"{name}_*/{name}"))
     return max(trees, key=lambda tree: tree.parent.stat().st_mtime, default=None)
 
 
-def unpack() -> Path:
-    """Fetches the newest source into the cache."""
+def unpack(name: str) -> Path:
+    """Fetches the newest source that any of Debian's suites has into the cache."""
     need("xz-utils", "command", "-v", "xz")
     with alone():
-        apt = Apt()
-        version = apt.fields(SOURCE)["Version"]
-        place = cache() / "source" / f"{SOURCE}_{version.replace('/', '_')}"
-        print(f"vm: fetching {SOURCE} {version} (150 MB, unpacked 1.6 GB, once)", file=sys.stderr)
+        apt = debian()
+        released = [one.version for one in apt.versions(name) if CANDIDATE not in one.version]
+        if not released:
+            raise Unavailable(f"Debian no longer has {name}")
+        version = sorted(released, key=functools.cmp_to_key(order))[-1]
+        place = cache() / "source" / f"{name}_{version.replace('/', '_')}"
+        print(f"vm: fetching {name} {version} (160 MB, unpacked 1.7 GB, once)", file=sys.stderr)
         with replacing(place) as partial:
-            apt.unpack([f"{SOURCE}={version}"], partial)
-            archive = partial / "usr" / "src" / f"{SOURCE}.tar.xz"
+            apt.unpack([f"{name}={version}"], partial)
+            archive = partial / "usr" / "src" / f"{name}.tar.xz"
             call(["tar", "-C", str(partial), "-xf", str(archive)])
             shutil.rmtree(partial / "usr")
-    return place / SOURCE
+    return place / name

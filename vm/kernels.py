@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vm import debian, small
-from vm.debian import Apt, Package
+from vm.debian import CANDIDATE, Apt, Package
 from vm.host import Unavailable, alone, cache, call, need, replacing
 
 VIRTME = "virtme-ng==1.42"
@@ -23,8 +23,6 @@ NEWEST = "newest"
 """The newest kernel in any suite of Debian that is not a release candidate."""
 LINE = re.compile(r"\d+\.\d+")
 """Any other of Debian's kernels is named by the first two numbers of its version."""
-CANDIDATE = "~rc"
-"""Marks the version of a release candidate."""
 HEADERS = "headers"
 """The folder with a Debian kernel's headers, next to its `boot`; empty if Debian has none."""
 NEEDS = "needs"
@@ -73,12 +71,12 @@ def find(name: str) -> Kernel:
         return cached(name) or fetch(name)
     if name == NEWEST or LINE.fullmatch(name):
         return cached(name) or fetch_line(name)
-    if name in small.CONFIGS:
+    if name in small.NAMES:
         return Kernel(small.find(name))
     image = Path(name).absolute()
     if not image.is_file():
         raise Unavailable(
-            f"no kernel `{name}`: not one of {', '.join((*STOCK, NEWEST, *small.CONFIGS))}, not "
+            f"no kernel `{name}`: not one of {', '.join((*STOCK, NEWEST, *small.NAMES))}, not "
             "the first two numbers of a version that Debian has, and not the path of an image"
         )
     return Kernel(image)

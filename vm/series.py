@@ -1,108 +1,128 @@
-"""Applies the series of kernel/linux-6.12 to Linux, and writes it as mails.
+"""The patches in kernel/linux-VERSION, by topic: applies them to Linux, and keeps them in git.
 
-python3 -m vm.series FOLDER    writes one mail for each patch, as `git format-patch` does
+python3 -m vm.series tree VERSION FOLDER      makes a git repository with a branch for each topic
+python3 -m vm.series patches VERSION FOLDER   writes its branches back to kernel/linux-VERSION
 """
 
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vm.debian import linux_source
 from vm.host import ROOT, Unavailable, alone, cache, call, need, replacing
 
-SERIES = ROOT / "kernel" / "linux-6.12"
-NEW, HOOKS = "new", "hooks"
+SERIES = ROOT / "kernel"
+"""The folder with linux-VERSION/TOPIC/NNNN-subject.patch, as `git format-patch` writes them."""
+VERSIONS = ("6.12", "7.3")
+TOPICS: Mapping[str, Sequence[str]] = {
+    "fixes": (),
+    "heap-read": ("fixes",),
+    "memory-copy": ("fixes", "heap-read"),
+    "buffered-write": ("fixes",),
+    "pins": ("fixes",),
+    "premap": ("fixes",),
+}
+"""All topics in the order in which they are applied, and those that each one needs."""
+COVER = "0000-cover-letter.patch"
+STOCK = "stock"
+"""The branch with Debian's source."""
 AUTHOR = {"NAME": "dmafile", "EMAIL": "dmafile@example.org"}
 
 
-@dataclass(frozen=True)
-class Patch:
-    """One patch: a message, new files, and changes of existing files."""
-
-    name: str
-    message: str
-    new: Sequence[str]
-    hooks: str
-
-    @property
-    def changed(self) -> list[str]:
-        """The existing files of Linux that it changes."""
-        lines = self.hooks.splitlines()
-        return [line.removeprefix("--- a/") for line in lines if line.startswith("--- a/")]
+def topics(version: str) -> list[str]:
+    """The topics that exist for this version, in order."""
+    return [name for name in TOPICS if (SERIES / f"linux-{version}" / name).exists()]
 
 
-def patches() -> list[Patch]:
-    """All patches, in order."""
-    return [read(path) for path in sorted((SERIES / HOOKS).glob("*.patch"))]
+def patches(version: str, names: Sequence[str] = ()) -> list[Path]:
+    """The patches of these topics, or of all, in order."""
+    folders = [SERIES / f"linux-{version}" / name for name in names or topics(version)]
+    return [path for folder in folders for path in sorted(folder.glob("*.patch")) if is_patch(path)]
 
 
-def read(path: Path) -> Patch:
-    message, _, rest = path.read_text().partition("---\n")
-    new, lines = [], rest.splitlines(keepends=True)
-    while lines and lines[0].startswith("new: "):
-        new.append(lines.pop(0).removeprefix("new: ").strip())
-    return Patch(path.name, message.removeprefix("Subject: "), new, "".join(lines))
+def is_patch(path: Path) -> bool:
+    return path.name != COVER
 
 
-def digest(steps: int | None = None) -> str:
-    """A digest of the series, or of its first STEPS patches."""
+def message(patch: Path) -> str:
+    """The subject, without the mail's prefix, and the text."""
+    header, _, rest = patch.read_text().partition("\n\n")
+    subject = re.sub(r"\n ", " ", header).partition("Subject: ")[2].splitlines()[0]
+    return re.sub(r"^\[[^]]*\] ", "", subject) + "\n\n" + rest.partition("\n---\n")[0]
+
+
+def files(patch: Path) -> list[str]:
+    """The files that a patch changes or adds."""
+    return re.findall(r"^diff --git a/(\S+) b/", patch.read_text(), re.MULTILINE)
+
+
+def added(patch: Path) -> list[str]:
+    """The files that it adds."""
+    pattern = r"^diff --git a/(\S+) b/\S+\nnew file"
+    return re.findall(pattern, patch.read_text(), re.MULTILINE)
+
+
+def options(version: str) -> set[str]:
+    """The configuration options that the patches add."""
+    texts = [patch.read_text() for patch in patches(version)]
+    return {f"CONFIG_{name}" for name in re.findall(r"(?m)^\+config (\w+)$", "\n".join(texts))}
+
+
+def digest(applied: Sequence[Path]) -> str:
+    """A digest of what these patches change; their messages do not count."""
     key = hashlib.sha256()
-    for patch in patches()[:steps]:
-        key.update(f"{patch}".encode())
-        for name in patch.new:
-            key.update((SERIES / NEW / name).read_bytes())
+    for patch in applied:
+        key.update(patch.read_text().partition("\n---\n")[2].encode())
     return key.hexdigest()
 
 
-def apply(patch: Patch, tree: Path) -> None:
+def apply(patch: Path, tree: Path) -> None:
     """Applies a patch to a tree that has at least the files that it changes."""
-    for name in patch.new:
-        target = tree / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(SERIES / NEW / name, target)
-    if not patch.hooks:
-        return
     need("patch", "command", "-v", "patch")
     # A hunk may have moved in its file, but its context must match (--fuzz=0).
     command = ["patch", "--strip=1", "--fuzz=0", "--silent", "--no-backup-if-mismatch"]
-    result = subprocess.run(
-        [*command, f"--directory={tree}"], input=patch.hooks, capture_output=True, text=True
-    )
+    with patch.open("rb") as text:
+        result = subprocess.run(
+            [*command, f"--directory={tree}"], stdin=text, capture_output=True, text=True
+        )
     if result.returncode:
         raise Unavailable(
-            f"{patch.name} does not apply to this version of Linux; adapt the patch:\n"
-            f"{result.stdout}{result.stderr}"
+            f"{patch.parent.name}/{patch.name} does not apply to this version of Linux; adapt the "
+            f"patch:\n{result.stdout}{result.stderr}"
         )
 
 
-def originals(linux: Path, tree: Path) -> None:
-    """Copies the files that the series changes."""
-    for name in {name for patch in patches() for name in patch.changed}:
+def originals(linux: Path, tree: Path, applied: Sequence[Path]) -> None:
+    """Copies the files that these patches change."""
+    for name in {name for patch in applied for name in files(patch)}:
         # Copies, not links: a cached source must not be changed.
         target = tree / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(linux / name, target)
+        if (linux / name).exists():
+            shutil.copy(linux / name, target)
 
 
 @contextlib.contextmanager
-def tree(linux: Path, steps: int | None = None) -> Iterator[Path]:
-    """Yields a tree of Linux in the cache with the series, or its first STEPS patches; locked.
+def tree(version: str, linux: Path, applied: Sequence[Path] | None = None) -> Iterator[Path]:
+    """Yields a tree of Linux in the cache with these patches, or with all; locked.
 
     It is the same tree each time. Only files that differ are written, so make(1) rebuilds only what
     depends on them.
     """
+    applied = patches(version) if applied is None else applied
     place = cache() / "series-source" / linux.parent.name / linux.name
-    with alone("series-source"), tempfile.TemporaryDirectory(prefix="dmafile-series-") as name:
-        patched = Path(name)
-        originals(linux, patched)
-        for patch in patches()[:steps]:
+    name = f"series-source-{version}"
+    with alone(name), tempfile.TemporaryDirectory(prefix="dmafile-series-") as folder:
+        patched = Path(folder)
+        originals(linux, patched, applied)
+        for patch in applied:
             apply(patch, patched)
         if not place.exists():
             with replacing(place) as partial:
@@ -133,42 +153,73 @@ def write(source: Path, target: Path) -> None:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
-    shutil.copyfile(source, partial)
+    shutil.copy(source, partial)
     partial.replace(target)
 
 
-def mails(linux: Path, folder: Path) -> list[Path]:
-    """Writes one mail for each patch, against this version of Linux."""
+def git(folder: Path, *words: str) -> None:
+    """Runs git as the author of the patches, with none of the user's settings."""
     need("git", "command", "-v", "git")
-    with tempfile.TemporaryDirectory(prefix="dmafile-series-") as name:
-        repository = Path(name)
-        environment = dict(os.environ, HOME=name)
-        for who in ("AUTHOR", "COMMITTER"):
-            environment |= {f"GIT_{who}_{key}": value for key, value in AUTHOR.items()}
+    # The date of a commit is its author's, so the same patches give the same commits.
+    names = {f"GIT_COMMITTER_{key}": value for key, value in AUTHOR.items()}
+    names |= {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
+    command = ["git", "-C", str(folder), *words]
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **names})
+    if result.returncode:
+        raise Unavailable(f"`{' '.join(command)}` failed:\n{result.stdout}{result.stderr}")
 
-        def git(*words: str, message: str | None = None) -> None:
-            command = ["git", "-C", name, *words]
-            subprocess.run(command, input=message, text=True, check=True, env=environment)
 
-        originals(linux, repository)
-        git("init", "--quiet")
-        git("add", "--all")
-        git("commit", "--quiet", "--message=Linux")
-        for patch in patches():
-            apply(patch, repository)
-            git("add", "--all", "--force")
-            git("commit", "--quiet", "--file=-", message=patch.message)
-        count = f"-{len(patches())}"
-        git("format-patch", "--quiet", count, "--output-directory", str(folder))
-    return sorted(folder.glob("*.patch"))
+def repository(version: str, folder: Path) -> None:
+    """Makes a git repository of Linux in FOLDER. Each topic's branch has those that it needs."""
+    linux = linux_source(version)
+    call(["cp", "--archive", str(linux), str(folder)])
+    git(folder, "init", "--quiet", f"--initial-branch={STOCK}")
+    git(folder, "add", "--all", "--force")
+    author = "{NAME} <{EMAIL}>".format(**AUTHOR)
+    subject = f"Debian {linux.parent.name.replace('_', ' ')}"
+    git(folder, "commit", "--quiet", f"--author={author}", f"--message={subject}")
+    for topic in topics(version):
+        base = TOPICS[topic][-1] if TOPICS[topic] else STOCK
+        git(folder, "checkout", "--quiet", "-b", topic, base)
+        am = ["am", "--quiet", "--committer-date-is-author-date"]
+        git(folder, *am, *map(str, patches(version, [topic])))
+
+
+def save(version: str, folder: Path) -> list[Path]:
+    """Writes the branches of a repository back as patches; the cover letters stay as they are."""
+    written = []
+    for topic, needed in TOPICS.items():
+        place = SERIES / f"linux-{version}" / topic
+        branch = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "--quiet", "--verify", topic],
+            stdout=subprocess.DEVNULL,
+        )
+        if branch.returncode:
+            continue
+        place.mkdir(parents=True, exist_ok=True)
+        for path in place.glob("*.patch"):
+            if is_patch(path):
+                path.unlink()
+        base = needed[-1] if needed else STOCK
+        # Nothing that depends on when, or by which git, this is run.
+        words = ["--quiet", "--zero-commit", "--no-signature", "--abbrev=12", "--numbered"]
+        git(folder, "format-patch", *words, "--output-directory", str(place), f"{base}..{topic}")
+        written += patches(version, [topic])
+    return written
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit("usage: python3 -m vm.series FOLDER")
+    words = sys.argv[1:]
+    if len(words) != 3 or words[0] not in ("tree", "patches") or words[1] not in VERSIONS:
+        sys.exit(f"usage: python3 -m vm.series tree|patches {'|'.join(VERSIONS)} FOLDER")
+    command, version, folder = words[0], words[1], Path(words[2]).absolute()
     try:
-        for path in mails(linux_source(), Path(sys.argv[1]).absolute()):
-            print(path)
+        if command == "tree":
+            repository(version, folder)
+            print(folder)
+        else:
+            for path in save(version, folder):
+                print(path)
     except Unavailable as error:
         sys.exit(f"vm: {error}")
 

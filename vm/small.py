@@ -1,4 +1,4 @@
-"""Builds small kernels from Debian's source of Linux 6.12 into the cache; see kernel/config.
+"""Builds small kernels from Debian's source of Linux into the cache; see kernel/config.
 
 The drivers that vm/run needs are built in. The kernels are not installed.
 """
@@ -12,48 +12,105 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from vm import debian, series
 from vm.host import ROOT, Unavailable, alone, cache, environment, need
 
 CONFIG = ROOT / "kernel" / "config"
-CONFIGS = {
-    "base": ("base",),
-    "base-debug": ("base", "debug"),
-    "base-kcsan": ("base", "kcsan"),
-    "series": ("base", "series"),
-    "series-unpinned": ("base", "series", "unpinned"),
-    "series-debug": ("base", "debug", "series", "series-debug"),
-}
-"""The files in CONFIG for each kernel; a later file overrides an earlier one."""
-PATCHED = ("series", "series-unpinned", "series-debug")
+KINDS = ("base", "series")
+"""Linux as it is, and with the patches of kernel/linux-VERSION."""
+BOOTED = ("", "debug", "kcsan", "rt", "unpinned")
+"""Variants for vm/run. Each is a file in CONFIG, on top of base.config."""
+BUILT = ("no-dma-buf", "no-block", "no-numa", "options-off", "i386", "arm64", "arm64-64k")
+"""Variants that show that the patches compile: files on top of small.config. vm.arm64 boots one."""
+NAMES = tuple(
+    "-".join(filter(None, (kind, version, variant)))
+    for kind in KINDS
+    for version in series.VERSIONS
+    for variant in (*BOOTED, *BUILT)
+)
+COMPILERS = {"arm64": "aarch64-linux-gnu-"}
+"""The prefixes of compilers for other architectures."""
 
 Settings = Mapping[str, str]
 """The value of each option: y, m, n, a number, or a quoted string."""
 
 
+@dataclass(frozen=True)
+class Small:
+    """A small kernel, by the parts of its name."""
+
+    kind: str
+    version: str
+    variant: str
+
+    @property
+    def patched(self) -> bool:
+        return self.kind == "series"
+
+    @property
+    def arch(self) -> str:
+        first = self.variant.partition("-")[0]
+        return first if first in ("arm64", "i386") else "x86_64"
+
+    @property
+    def compiler(self) -> str:
+        """The C compiler for programs that run on it."""
+        return f"{COMPILERS[self.arch]}gcc" if self.arch in COMPILERS else "cc"
+
+    @property
+    def image(self) -> str:
+        """The file, in the build folder, that boots, or that shows that all could be linked."""
+        if self.variant in BOOTED:
+            return "arch/x86/boot/bzImage"
+        return "arch/arm64/boot/Image" if self.arch == "arm64" else "vmlinux"
+
+    def configs(self) -> list[Path]:
+        """Its files in CONFIG; a later file overrides an earlier one."""
+        first = "base" if self.variant in BOOTED else "small"
+        names = [first, f"{first}-{self.version}", self.variant]
+        if self.patched:
+            names += ["series", f"series-{self.variant}"]
+        files = [CONFIG / f"{name}.config" for name in names if name]
+        return [file for file in files if file.exists()]
+
+    def make(self, linux: Path, tree: Path) -> list[str]:
+        """The command that builds in the folder TREE, without its targets."""
+        words = ["make", "-C", str(linux), f"O={tree}", f"ARCH={self.arch}"]
+        prefix = COMPILERS.get(self.arch)
+        return [*words, f"CROSS_COMPILE={prefix}"] if prefix else words
+
+
+def parse(name: str) -> Small:
+    kind, version, variant = (*name.split("-", 2), "")[:3]
+    return Small(kind, version, variant)
+
+
 def find(name: str) -> Path:
     """The image of that kernel with the present settings, built unless it is in the cache."""
-    linux = debian.linux_source()
+    small = parse(name)
+    linux = debian.linux_source(small.version)
     wanted = settings_of(name)
     key = hashlib.sha256(json.dumps([linux.parent.name, sorted(wanted.items())]).encode())
     place = cache() / name / key.hexdigest()[:12]
     # One process builds a kernel at a time. Other kernels can be fetched and booted.
     with alone(name):
-        patches = series.digest() if name in PATCHED else ""
+        patches = series.digest(series.patches(small.version)) if small.patched else ""
         applied = place / "applied"
         if not (place / "boot").exists() or (patches and applied.read_text() != patches):
             place.mkdir(parents=True, exist_ok=True)
             applied.write_text(patches)
-            with series.tree(linux) if patches else contextlib.nullcontext(linux) as tree:
+            source = series.tree(small.version, linux) if patches else contextlib.nullcontext(linux)
+            with source as tree:
                 build(name, tree, wanted, place)
     [image] = (place / "boot").iterdir()
     return image
 
 
 def settings_of(name: str) -> Settings:
-    texts = [(CONFIG / f"{one}.config").read_text() for one in CONFIGS[name]]
+    texts = [file.read_text() for file in parse(name).configs()]
     return settings("\n".join([f'CONFIG_LOCALVERSION="-dmafile-{name}"', *texts]))
 
 
@@ -73,6 +130,7 @@ def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
     An interrupted build continues where it stopped, so place/boot is created last. A kernel of the
     series keeps its object files, so building it with a changed patch takes minutes.
     """
+    small = parse(name)
     # There must be no image during a build.
     shutil.rmtree(place / "boot", ignore_errors=True)
     for package, command in (("build-essential", "cc"), ("bc", "bc"), ("perl", "perl")):
@@ -81,6 +139,8 @@ def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
         need(package, "command", "-v", package)
     need("kmod", "command", "-v", "depmod")
     need("libelf-dev", "test", "-e", "/usr/include/libelf.h")
+    if small.arch in COMPILERS:
+        need("gcc-aarch64-linux-gnu", "command", "-v", small.compiler)
     version = linux.parent.name.partition("_")[2]
     tree = place / "build"
     print(
@@ -92,18 +152,21 @@ def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
     with (place / "log").open("w+") as log:
         file = place / "wanted"
         file.write_text("".join(f"{name}={value}\n" for name, value in wanted.items()))
-        make = ["make", "-C", str(linux), f"O={tree}"]
-        step([*make, f"KCONFIG_ALLCONFIG={file}", "alldefconfig"], log.fileno())
+        make, booted = small.make(linux, tree), small.variant in BOOTED
+        defaults = "alldefconfig" if booted else "allnoconfig"
+        step([*make, f"KCONFIG_ALLCONFIG={file}", defaults], log.fileno())
         compare(wanted, settings((tree / ".config").read_text()))
-        jobs = f"-j{len(os.sched_getaffinity(0))}"
-        step([*make, jobs, "bzImage", "modules"], log.fileno())
-        step([*make, f"INSTALL_MOD_PATH={place}", "modules_install"], log.fileno())
+        image = Path(small.image)
+        targets = [image.name, "modules"] if booted else [image.name]
+        step([*make, f"-j{len(os.sched_getaffinity(0))}", *targets], log.fileno())
+        if booted:
+            step([*make, f"INSTALL_MOD_PATH={place}", "modules_install"], log.fileno())
     release = (tree / "include" / "config" / "kernel.release").read_text().strip()
-    if name not in PATCHED:
+    if not small.patched:
         prune(tree)
     partial = place / "partial"
     partial.mkdir(exist_ok=True)
-    shutil.copyfile(tree / "arch" / "x86" / "boot" / "bzImage", partial / f"vmlinuz-{release}")
+    shutil.copyfile(tree / image, partial / f"vmlinuz-{release}")
     partial.rename(place / "boot")
 
 
@@ -136,8 +199,8 @@ def prune(tree: Path) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) != 2 or sys.argv[1] not in CONFIGS:
-        sys.exit(f"usage: python3 -m vm.small {'|'.join(CONFIGS)}")
+    if len(sys.argv) != 2 or sys.argv[1] not in NAMES:
+        sys.exit(f"usage: python3 -m vm.small {'|'.join(NAMES)}")
     try:
         print(find(sys.argv[1]))
     except Unavailable as error:

@@ -1,6 +1,6 @@
 """The saving of mapping a buffer once: reads from a disk, mapped per request and once, in turns.
 
-kernel/docs/series.md has the results and the method.
+kernel/docs/costs.md has the results and the method.
 """
 
 import re
@@ -61,7 +61,7 @@ def measured(rounds: int) -> Run:
         print(f"{kernel}, loads", flush=True)
         # Only the first where the kernel cannot map a buffer once.
         lines = list(LOADS.values())[: 1 if kernel == BASE else None]
-        loads = measure(lines, rounds=rounds, kernel=kernel, module=False, raw=True)
+        loads = measure(lines, rounds=rounds, kernel=f"{kernel}-6.12", module=False, raw=True)
         samples += loads.samples(part="loads", kernel=kernel)
     about = machine(guests[0], ours)
     top = {"bench": "premap", "machine": about, "about": about_text(about, rounds)}
@@ -79,7 +79,7 @@ def one_machine(kernel: str, iommu: str, rounds: int) -> tuple[str, list[dict[st
     with tempfile.TemporaryDirectory(prefix="dmafile-premap-") as name:
         marks = Path(name) / "marks"
         program = static(ROOT / "kernel/bench/premap.c", Path(name), "-Wextra")
-        command = [str(ROOT / "vm/run"), f"--kernel={kernel}", "--marks", str(marks)]
+        command = [str(ROOT / "vm/run"), f"--kernel={kernel}-6.12", "--marks", str(marks)]
         # 1 MiB, a common limit of drives.
         command += ["--fs=raw", "--disk-size=64M", f"--iommu={iommu}", "--poll-queues=1"]
         command += ["--mdts=8", "--timeout=1800", "--", "sh", "-c", INSIDE, "sh"]

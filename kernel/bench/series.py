@@ -1,6 +1,6 @@
-"""What the series changes: small writes on `base` and on `series`, and loads into a dma-buf.
+"""What the patches change: small writes with and without them, and loads into a dma-buf.
 
-kernel/docs/series.md has the results and the method.
+kernel/docs/costs.md has the results and the method.
 """
 
 import statistics
@@ -39,22 +39,27 @@ WRITES = 2000
 # Measuring
 
 
-def measured(size: int, rounds: int, seed: int) -> Run:
+def measured(size: int, rounds: int, seed: int, version: str = "6.12") -> Run:
     """Writes and udmabufs on both kernels, with a machine for each, and loads on `series`."""
     samples: list[dict[str, Any]] = []
     for kernel in KERNELS:
-        samples += writes(kernel, rounds)
+        samples += writes(kernel, rounds, version)
         found = measure(
             list(UDMABUFS.values()),
             size=size,
             rounds=rounds,
             seed=seed,
             timeout=3600,
-            kernel=kernel,
+            kernel=f"{kernel}-{version}",
         )
         samples += found.samples(part="udmabufs", kernel=kernel)
     ways = measure(
-        on_series(), size=size, rounds=rounds, seed=seed, timeout=2 * 3600, kernel=SERIES
+        on_series(),
+        size=size,
+        rounds=rounds,
+        seed=seed,
+        timeout=2 * 3600,
+        kernel=f"{SERIES}-{version}",
     )
     about = about_text(ways.about, ways.rounds, size_text(size))
     top = {"bench": "series", "machine": ways.about, "about": about}
@@ -62,7 +67,7 @@ def measured(size: int, rounds: int, seed: int) -> Run:
 
 
 def measured_by_size(
-    rounds: int, seed: int, sizes: Sequence[int] = HEAP_SIZES, kernel: str = SERIES
+    rounds: int, seed: int, sizes: Sequence[int] = HEAP_SIZES, kernel: str = "series-6.12"
 ) -> Run:
     """The rows of AR-31's table, at each of its sizes."""
     every = [
@@ -73,15 +78,15 @@ def measured_by_size(
     return Run({"bench": "by-size", "machine": every[0].about}, samples)
 
 
-def writes(kernel: str, rounds: int) -> Iterator[dict[str, Any]]:
+def writes(kernel: str, rounds: int, version: str) -> Iterator[dict[str, Any]]:
     """Instructions per write, by file system and size, and how often its source is touched."""
     with tempfile.TemporaryDirectory(prefix="dmafile-series-") as name:
         marks = Path(name) / "marks"
         program = static(
             ROOT / "kernel/bench/writes.c", Path(name), "-Wextra", f"-DWRITES={WRITES}"
         )
-        command = [str(ROOT / "vm/run"), f"--kernel={kernel}", "--marks", str(marks)]
-        command += [f"--fs={fs}" for fs in FOLDERS]
+        command = [str(ROOT / "vm/run"), f"--kernel={kernel}-{version}"]
+        command += ["--marks", str(marks), *(f"--fs={fs}" for fs in FOLDERS)]
         inside = 'cp "$1" /tmp/writes; shift; exec /tmp/writes "$@"'
         command += ["--timeout=1800", "--", "sh", "-c", inside, "sh", str(program), str(rounds)]
         result = subprocess.run([*command, *FOLDERS.values()], capture_output=True, text=True)

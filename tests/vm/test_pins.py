@@ -28,6 +28,6 @@ def test_reported_pins_equal_those_that_were_made(programs: Programs, kernel: st
 def test_pins_counted_by_the_series_equal_those_that_were_made(
     programs: Programs, tracker: str
 ) -> None:
-    options = ("--kernel=series", f"--append=pin_owner={tracker}")
+    options = ("--kernel=series-6.12", f"--append=pin_owner={tracker}")
     result = programs.run("pins", "tracked", options=options)
     passed(result, f"facts checked, the tracker is {tracker}")

@@ -51,7 +51,7 @@ pub struct Pins {
     /// Every process that holds pinned memory, once for each method by which it does, from all
     /// sources. The same memory may be in several entries.
     pub holders: Vec<PinHolder>,
-    /// Who made long-term pins, from a kernel with the pin tracker (kernel/docs/series.md); without root,
+    /// Who made long-term pins, from a kernel with the pin tracker (kernel/docs/pins.md); without root,
     /// only processes that this one may inspect. None without the tracker.
     pub owners: Option<Vec<PinOwner>>,
     /// The sources that are not available here, and why.

@@ -1,4 +1,4 @@
-//! Reads the pin tracker of a kernel with the series (kernel/docs/series.md): who pinned memory long-term,
+//! Reads the pin tracker of a kernel with the series (kernel/docs/pins.md): who pinned memory long-term,
 //! and pages that could not be migrated. `/proc/PID/pins` for the process's own, debugfs for root.
 
 use super::sites::site;

@@ -282,7 +282,7 @@ def test_base_has_the_interfaces_of_stock_kernels(small_base: str) -> None:
     assert said[5:] == ["bytes"] * len(mounts)
 
 
-@pytest.fixture(params=["base", "base-debug"])
+@pytest.fixture(params=["base-6.12", "base-6.12-debug"])
 def small_base(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     kernels.find(name)
@@ -307,12 +307,12 @@ def small_base(request: pytest.FixtureRequest) -> str:
 def test_base_debug_finds_bugs(
     faults: Sequence[str], found: Sequence[bytes], tmp_path: Path
 ) -> None:
-    kernel = kernels.find("base-debug")
+    kernel = kernels.find("base-6.12-debug")
     faulty = ko.other(HERE / "faulty", kernel.build, tmp_path)
     load = f"insmod {faulty} fault=$fault && rmmod faulty"
     script = f"for fault; do {load} || exit; done"
     log = tmp_path / "log"
-    words: list[str | Path] = ["--kernel=base-debug", "--kernel-log", log]
+    words: list[str | Path] = ["--kernel=base-6.12-debug", "--kernel-log", log]
     result = vm(*words, "--", "sh", "-c", script, "sh", *faults)
     assert result.returncode == machine.COMPLAINT, result.stderr
     for one in found:

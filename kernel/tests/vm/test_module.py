@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 SOURCES = HERE.parent
 IMPORTER = ROOT / "tests" / "vm" / "inside" / "importer.c"
 
-KERNELS = (*kernels.STOCK, kernels.NEWEST, "base-debug")
+KERNELS = (*kernels.STOCK, kernels.NEWEST, "base-6.12-debug")
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 
 

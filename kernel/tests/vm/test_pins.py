@@ -24,11 +24,11 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
-KERNELS = ("series", "series-debug")
+KERNELS = ("series-6.12", "series-6.12-debug")
 ON = "--append=pin_owner=on"
-"""The default in `series-debug`."""
+"""The default in `series-6.12-debug`."""
 
-STEPS = {"series": 400, "series-debug": 100}
+STEPS = {"series-6.12": 400, "series-6.12-debug": 100}
 """Steps of the comparison with a table. A debug kernel needs long to read all pages."""
 
 Run = Callable[..., Result]
@@ -81,7 +81,7 @@ def test_the_pins_of_every_page_of_the_machine_are_counted(run: Run, kernel: str
 
 def test_a_page_takes_as_many_pins_as_its_count_has_room_for(run: Run, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    result = run("series", PLAIN, "pin_most", options=(ON, f"--kernel-log={log}"))
+    result = run("series-6.12", PLAIN, "pin_most", options=(ON, f"--kernel-log={log}"))
     said = result.stdout.decode() + result.stderr.decode()
     # Linux warns about the pin that fails, in both functions that could have made it.
     assert result.returncode == machine.COMPLAINT, said
@@ -94,9 +94,9 @@ def test_a_page_takes_as_many_pins_as_its_count_has_room_for(run: Run, tmp_path:
 
 def test_nothing_is_tracked_without_the_option(run: Run) -> None:
     swap = ("--fs=raw", "--disk-size=256M")
-    ran(run("series", SWAP, "pin_moves", "off", options=swap))
+    ran(run("series-6.12", SWAP, "pin_moves", "off", options=swap))
     off = ("--append=pin_owner=off", *swap)
-    ran(run("series-debug", SWAP, "pin_moves", "off", options=off))
+    ran(run("series-6.12-debug", SWAP, "pin_moves", "off", options=off))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -176,7 +176,7 @@ def test_memory_registered_for_rdma_is_named() -> None:
     for package, file in (("libibverbs1", "libibverbs.so.1"), ("ibverbs-providers", "libibverbs/")):
         need(package, "sh", "-c", f"ls /usr/lib/*/{file}* >/dev/null")
     need("iproute2", "command", "-v", "rdma")
-    result = vm("--kernel=series-debug", "--", "sh", "-e", "-c", RDMA)
+    result = vm("--kernel=series-6.12-debug", "--", "sh", "-e", "-c", RDMA)
     passed(result, "registrations checked")
 
 
@@ -220,7 +220,7 @@ HELD = (
 
 
 def test_dmafile_pins_says_who_blocked_an_operation(run: Run, programs: Programs) -> None:
-    result = run("series", SENTENCES, str(programs.dmafile))
+    result = run("series-6.12", SENTENCES, str(programs.dmafile))
     said = result.stdout.decode() + result.stderr.decode()
     assert result.returncode == 0, said
     sentences = result.stdout.decode().splitlines()
@@ -230,7 +230,7 @@ def test_dmafile_pins_says_who_blocked_an_operation(run: Run, programs: Programs
 
 
 def test_failing_memory_is_offlined_unless_it_is_pinned(run: Run) -> None:
-    ran(run("series-debug", PLAIN, "pin_moves", "soft_offline"))
+    ran(run("series-6.12-debug", PLAIN, "pin_moves", "soft_offline"))
 
 
 # Pins and unpins that do not balance
@@ -292,4 +292,4 @@ def test_races(run: Run, kernel: str) -> None:
 
 
 def test_allocations_of_the_tracker_may_fail(run: Run) -> None:
-    ran(run("series-debug", PLAIN, "pin_faults"))
+    ran(run("series-6.12-debug", PLAIN, "pin_faults"))

@@ -1,222 +1,88 @@
-"""Tests of the series in kernel/linux-6.12: its files, and in virtual machines its functions."""
+"""Tests of what the patches in kernel/linux-VERSION do, in virtual machines."""
 
-import hashlib
-import json
-import os
 import re
 import shutil
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from kernel.lint import OF_TRACEPOINTS
+from kernel.tests.vm.test_module import matrix
 from kernel.tests.vm.test_surroundings import WIDE, need_32_bits
 from tests.vm.programs import Programs
-from vm import kernels, ko, series, small
+from vm import arm64, debian, kernels, ko, series, small
 from vm.compiled import static
-from vm.debian import linux_source
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed, vm
-from vm.host import ROOT, Unavailable, alone, cache, environment, need
-
-matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
+from vm.host import ROOT
 
 HERE = Path(__file__).parent
-SELFTESTS = Path("tools/testing/selftests")
 WRITERS = ("ext4", "xfs", "tmpfs")
 DISKS = tuple(fs for fs in FILE_SYSTEMS if fs != "tmpfs")
 EVERYWHERE = ("slow_disk", "broken_disk", "changing_file", "limits", "many", "anything")
 PARTS = {
-    "series": (*EVERYWHERE, "in_pieces"),
+    "": (*EVERYWHERE, "in_pieces"),
     # A debug kernel needs too much memory itself.
-    "series-debug": (*EVERYWHERE, "failures"),
+    "debug": (*EVERYWHERE, "failures"),
 }
-"""Parts of kernel/tests/vm/inside/heap_flag.py, by kernel."""
+"""Parts of kernel/tests/vm/inside/heap_flag.py, by variant of the kernel."""
 PARTS_OF_COPIES = {
-    "series": ("slow_disk", "broken_disk", "kept", "cut_short", "sealed", "loop"),
-    "series-debug": ("slow_disk", "broken_disk", "kept", "cut_short", "sealed", "loop", "failures"),
+    "": ("slow_disk", "broken_disk", "kept", "cut_short", "sealed", "loop"),
+    "debug": ("slow_disk", "broken_disk", "kept", "cut_short", "sealed", "loop", "failures"),
 }
-"""Parts of kernel/tests/vm/inside/copy_faults.py, by kernel."""
-DISKS_OF_COPIES = {"series": DISKS, "series-debug": ("ext4",)}
+"""Parts of kernel/tests/vm/inside/copy_faults.py, by variant."""
+DISKS_OF_COPIES = {"": DISKS, "debug": ("ext4",)}
 """A debug kernel takes most of an hour for one file system."""
 
-
-def test_every_new_file_is_added_by_one_patch() -> None:
-    named = [name for patch in series.patches() for name in patch.new]
-    new = series.SERIES / series.NEW
-    there = [str(path.relative_to(new)) for path in new.rglob("*") if path.is_file()]
-    assert sorted(named) == sorted(there)
+Selftest = Callable[..., Path]
 
 
-def test_a_hook_has_a_line_of_context_at_most() -> None:
-    for patch in series.patches():
-        for hunk in re.split(r"(?m)^@@.*\n|^--- a/.*\n\+\+\+ b/.*\n", patch.hooks):
-            for context in re.split(r"(?m)(?:^[-+].*\n)+", hunk):
-                # Between two changes there may be one line for each.
-                assert len(context.splitlines()) <= 2, f"{patch.name}:\n{context}"
-            assert not hunk or re.match(r"(?: .*\n)?[-+]", hunk), f"{patch.name}:\n{hunk}"
+def with_topic(topic: str, *variants: str, kind: str = "series") -> list[str]:
+    """The names of the small kernels, in these variants, of the versions that have a topic."""
+    return [
+        "-".join(filter(None, (kind, version, variant)))
+        for version in series.VERSIONS
+        if topic in series.topics(version)
+        for variant in variants or ("",)
+    ]
 
 
-@matrix
-def test_a_hook_that_does_not_apply_is_named(tmp_path: Path) -> None:
-    linux = linux_source()
-    series.originals(linux, tmp_path)
-    file = tmp_path / "drivers" / "dma-buf" / "dma-heap.c"
-    file.write_text(file.read_text().replace("PAGE_ALIGN(", "PAGE_ALIGN_OTHER("))
-    with pytest.raises(Unavailable, match=r"-dma-heap-read-file\.patch does not apply"):
-        for patch in series.patches():
-            series.apply(patch, tmp_path)
+def each(topic: str, *variants: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("kernel", with_topic(topic, *variants))
 
 
-@matrix
-def test_checkpatch_is_clean(tmp_path: Path) -> None:
-    checkpatch = linux_source() / "scripts" / "checkpatch.pl"
-    mails = series.mails(linux_source(), tmp_path)
-    assert len(mails) == len(series.patches())
-    # The sender adds the Signed-off-by.
-    words = ["--no-tree", "--strict", "--no-signoff", "--terse", "--no-summary", "--show-types"]
-    words.append("--showfile")
-    # There is no history with the quoted commits, and MAINTAINERS is not changed.
-    words.append("--ignore=FILE_PATH_CHANGES,UNKNOWN_COMMIT_ID")
-    command = [str(checkpatch), *words, *map(str, mails)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert OF_TRACEPOINTS.sub("", result.stdout) + result.stderr == ""
-
-
-@matrix
-def test_gcc_and_sparse_are_clean() -> None:
-    need("sparse", "command", "-v", "sparse")
-    build = kernels.find("series").build
-    new = [Path(name) for patch in series.patches() for name in patch.new]
-    objects = [str(path.with_suffix(".o")) for path in new if path.suffix == ".c"]
-    objects = [name for name in objects if not name.startswith("tools/")]
-    assert len(objects) == 16
-    command = ["make", "--silent", f"O={build}", "W=1", "C=2", *objects]
-    with series.tree(linux_source()) as linux:
-        result = subprocess.run(
-            command, capture_output=True, text=True, cwd=linux, env=environment()
-        )
-    assert result.stdout + result.stderr == "" and result.returncode == 0
-
-
-@matrix
-@pytest.mark.usefixtures("ready")
-def test_linux_builds_and_boots_after_each_patch() -> None:
-    """Also after the last patch without the series' options. A kernel that was built from the same
-    patches and settings before is only booted. STEPS=33-41 tests only these patches.
-
-    The last patch is first, because most of its objects are those of the whole series.
-    """
-    linux, wanted, patches = linux_source(), small.settings_of("series"), series.patches()
-    own = small.settings(OWN.read_text())
-    without = {name: value for name, value in wanted.items() if name not in own}
-    assert without != wanted
-    place = cache() / "series-steps"
-    images = place / "images"
-    images.mkdir(parents=True, exist_ok=True)
-    kept = []
-    first, last = map(int, os.environ.get("STEPS", f"1-{len(patches)}").split("-"))
-    steps = [(step, wanted) for step in range(last, first - 1, -1)]
-    if "STEPS" not in os.environ:
-        steps.append((len(patches), without))
-    for step, settings in steps:
-        of = json.dumps([linux.parent.name, sorted(settings.items()), series.digest(step)])
-        kept.append(images / hashlib.sha256(of.encode()).hexdigest()[:12])
-        if not kept[-1].exists():
-            built = build_step(step, patches[step - 1], settings, place)
-            shutil.copytree(built, place / "partial")
-            (place / "partial").rename(kept[-1])
-        [image] = kept[-1].iterdir()
-        passed(vm(f"--kernel={image}", "--", "echo", "booted"), "booted")
-        print(f"{patches[step - 1].name} builds and boots", flush=True)
-    if "STEPS" not in os.environ:
-        for old in set(images.iterdir()) - set(kept):
-            shutil.rmtree(old)
-
-
-def build_step(step: int, patch: series.Patch, wanted: small.Settings, place: Path) -> Path:
-    """Builds Linux with all patches up to this one. Returns the folder."""
-    shutil.rmtree(place / "partial", ignore_errors=True)
-    # Start with the objects of the whole series, most of which can be reused.
-    if not (place / "build").exists():
-        build = kernels.find("series").build
-        # Prevents builds in this folder during the copy.
-        with alone("series-source"):
-            shutil.copytree(build, place / "partial", symlinks=True)
-        (place / "partial").rename(place / "build")
-    with series.tree(linux_source(), step) as tree:
-        # An option cannot be set before the patch that adds it.
-        missing = set(small.settings(OWN.read_text())) - options(tree)
-        there = {name: value for name, value in wanted.items() if name not in missing}
-        small.build("series", tree, there, place)
-    log = (place / "log").read_text()
-    assert "warning:" not in log, f"{patch.name}: {log}"
-    return place / "boot"
-
-
-OWN = small.CONFIG / "series.config"
-"""The options that only the series has."""
-
-
-def options(tree: Path) -> set[str]:
-    """The options in the Kconfig files that the series changes."""
-    files = {name for patch in series.patches() for name in patch.changed if "Kconfig" in name}
-    texts = [(tree / name).read_text() for name in files]
-    return {f"CONFIG_{name}" for name in re.findall(r"(?m)^config (\w+)$", "\n".join(texts))}
+def variant(kernel: str) -> str:
+    return small.parse(kernel).variant
 
 
 @pytest.fixture(scope="module")
-def selftests(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the series' selftests, linked statically for machines without libraries."""
-    return its_selftests("*.c", tmp_path_factory.mktemp("selftests"))
+def selftest(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Selftest:
+    """Compiles one of the series' selftests, for machines without libraries."""
+    built: dict[tuple[str, ...], Path] = {}
+
+    def compiled(kernel: str, name: str, *flags: str) -> Path:
+        one = small.parse(kernel)
+        key = (one.version, one.arch, name, *flags)
+        if key not in built:
+            built[key] = compile_selftest(one, name, tmp_path_factory.mktemp(name), *flags)
+        return built[key]
+
+    return compiled
 
 
-def its_selftests(pattern: str, folder: Path, *flags: str) -> Path:
-    with series.tree(linux_source()) as tree:
-        headers = its_headers(tree, folder)
-        for source in (series.SERIES / series.NEW / SELFTESTS).rglob(pattern):
-            # The kselftest header is only in the tree of Linux.
-            path = tree / source.relative_to(series.SERIES / series.NEW)
-            # The kselftest header does not compile with -Wextra.
-            static(path, folder, headers, *flags)
-    return folder
-
-
-def its_headers(tree: Path, folder: Path) -> str:
-    """Returns the compiler option for the uapi headers of the series."""
-    headers = folder / "uapi" / "linux"
-    headers.mkdir(parents=True)
-    shutil.copy(tree / "include" / "uapi" / "linux" / "dma-heap.h", headers)
-    return f"-I{headers.parent}"
-
-
-SAME = """
-#include <linux/dma-heap.h>
-#include <stddef.h>
-enum { KERNEL = DMA_HEAP_ALLOC_AND_READ_FILE };
-#undef DMA_HEAP_ALLOC_AND_READ_FILE
-#include <dma-heap-read-file.h>
-#define SAME(field) _Static_assert(offsetof(struct dma_heap_allocation_data, field) == \\
-	offsetof(struct dma_heap_read_file, field), #field)
-SAME(file_fd);
-SAME(file_reserved);
-SAME(fd);
-SAME(fd_flags);
-SAME(heap_flags);
-_Static_assert(sizeof(struct dma_heap_allocation_data) == sizeof(struct dma_heap_read_file), "");
-_Static_assert(KERNEL == DMA_HEAP_ALLOC_AND_READ_FILE, "");
-int main(void) { return 0; }
-"""
-
-
-@matrix
-def test_the_copied_uapi_header_is_that_of_the_series(tmp_path: Path) -> None:
-    ours = series.SERIES.parent / "uapi"
-    with series.tree(linux_source()) as tree:
-        theirs = its_headers(tree, tmp_path)
-    (tmp_path / "same.c").write_text(SAME)
-    static(tmp_path / "same.c", tmp_path, theirs, f"-I{ours}")
+def compile_selftest(kernel: small.Small, name: str, folder: Path, *flags: str) -> Path:
+    sources = [
+        path
+        for patch in series.patches(kernel.version)
+        for path in series.added(patch)
+        if path.startswith("tools/testing/selftests/") and Path(path).name == f"{name}.c"
+    ]
+    with series.tree(kernel.version, debian.linux_source(kernel.version)) as tree:
+        headers = folder / "uapi" / "linux"
+        headers.mkdir(parents=True)
+        shutil.copy(tree / "include" / "uapi" / "linux" / "dma-heap.h", headers)
+        words = [f"-I{headers.parent}", f"-I{tree / 'tools' / 'testing' / 'selftests'}", *flags]
+        # The kselftest header does not compile with -Wextra.
+        return static(tree / sources[0], folder, *words, compiler=kernel.compiler)
 
 
 RUN = """
@@ -233,32 +99,46 @@ echo selftests passed
 
 
 @matrix
-@pytest.mark.parametrize("kernel", ["base", "series", "series-debug"])
-def test_a_write_may_come_from_any_source(selftests: Path, kernel: str) -> None:
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        *with_topic("buffered-write", kind="base"),
+        *with_topic("buffered-write", "", "debug"),
+    ],
+)
+def test_a_write_may_come_from_any_source(selftest: Selftest, kernel: str) -> None:
     disks = [f"--fs={fs}" for fs in WRITERS]
-    command = ("sh", "-c", RUN, "sh", str(selftests / "write_source"), *MOUNTS[: len(WRITERS)])
+    program = selftest(kernel, "write_source")
+    command = ("sh", "-c", RUN, "sh", str(program), *MOUNTS[: len(WRITERS)])
     result = vm(f"--kernel={kernel}", "--parallel", *disks, "--", *command)
     passed(result, "selftests passed")
 
 
 @matrix
 @pytest.mark.usefixtures("ready")
-def test_a_source_that_is_not_mapped_yet_is_copied_in_large_folios() -> None:
+@each("buffered-write")
+def test_a_source_that_is_not_mapped_yet_is_copied_in_large_folios(kernel: str) -> None:
     python = ("python3", "-E", "-S", "-m", "kernel.tests.vm.inside.cold_writes")
-    options = ("--kernel=series", "--fs=xfs", "--memory=3G")
+    options = (f"--kernel={kernel}", "--fs=xfs", "--memory=3G")
     passed(vm(*options, "--", *python, MOUNTS[0]), "writes checked")
 
 
 @matrix
-@pytest.mark.parametrize("kernel", ["series", "series-debug"])
-def test_a_udmabuf_of_untouched_memory_is_zero(selftests: Path, kernel: str) -> None:
-    command = ("sh", "-c", RUN, "sh", str(selftests / "udmabuf_fallocate"), "/tmp")
+@each("fixes", "", "debug")
+def test_a_udmabuf_of_untouched_memory_is_zero(selftest: Selftest, kernel: str) -> None:
+    command = ("sh", "-c", RUN, "sh", str(selftest(kernel, "udmabuf_fallocate")), "/tmp")
     passed(vm(f"--kernel={kernel}", "--", *command), "selftests passed")
 
 
 @matrix
 @pytest.mark.usefixtures("ready")
-@pytest.mark.parametrize(("kernel", "touches"), [("base", 2), ("series", 1)])
+@pytest.mark.parametrize(
+    ("kernel", "touches"),
+    [
+        *((kernel, 2) for kernel in with_topic("buffered-write", kind="base")),
+        *((kernel, 1) for kernel in with_topic("buffered-write")),
+    ],
+)
 def test_a_write_touches_its_source_once_with_the_series(
     kernel: str, touches: int, tmp_path: Path
 ) -> None:
@@ -275,10 +155,10 @@ def test_a_write_touches_its_source_once_with_the_series(
 
 
 @matrix
-@pytest.mark.parametrize("kernel", ["series", "series-debug"])
-def test_a_heap_reads_files_into_its_buffers(selftests: Path, kernel: str) -> None:
+@each("heap-read", "", "debug")
+def test_a_heap_reads_files_into_its_buffers(selftest: Selftest, kernel: str) -> None:
     disks = [f"--fs={fs}" for fs in FILE_SYSTEMS]
-    command = ("sh", "-c", RUN, "sh", str(selftests / "read_file"), *MOUNTS)
+    command = ("sh", "-c", RUN, "sh", str(selftest(kernel, "read_file")), *MOUNTS)
     result = vm(f"--kernel={kernel}", *disks, "--", *command)
     passed(result, "selftests passed")
 
@@ -293,18 +173,20 @@ HUGE = "echo always >/sys/kernel/mm/transparent_hugepage/shmem_enabled\n" + COPY
 
 
 @matrix
-@pytest.mark.parametrize("kernel", sorted(DISKS_OF_COPIES))
-def test_copy_file_range_between_disk_and_memory(selftests: Path, kernel: str) -> None:
-    copies(COPY, selftests, kernel, DISKS_OF_COPIES[kernel])
+@each("memory-copy", *DISKS_OF_COPIES)
+def test_copy_file_range_between_disk_and_memory(selftest: Selftest, kernel: str) -> None:
+    copies(COPY, selftest, kernel, DISKS_OF_COPIES[variant(kernel)])
 
 
 @matrix
-def test_copy_file_range_with_huge_pages_of_tmpfs(selftests: Path) -> None:
-    copies(HUGE, selftests, "series", DISKS[:1])
+@each("memory-copy")
+def test_copy_file_range_with_huge_pages_of_tmpfs(selftest: Selftest, kernel: str) -> None:
+    copies(HUGE, selftest, kernel, DISKS[:1])
 
 
-def copies(script: str, selftests: Path, kernel: str, disks: Sequence[str]) -> None:
-    command = ("sh", "-c", script, "sh", str(selftests / "copy_memory"), *MOUNTS[: len(disks)])
+def copies(script: str, selftest: Selftest, kernel: str, disks: Sequence[str]) -> None:
+    program = selftest(kernel, "copy_memory")
+    command = ("sh", "-c", script, "sh", str(program), *MOUNTS[: len(disks)])
     options = (f"--kernel={kernel}", "--memory=3G")
     result = vm(*options, *(f"--fs={fs}" for fs in disks), "--", *command)
     passed(result, "selftests passed")
@@ -312,9 +194,9 @@ def copies(script: str, selftests: Path, kernel: str, disks: Sequence[str]) -> N
 
 @matrix
 @pytest.mark.usefixtures("ready")
-@pytest.mark.parametrize("kernel", sorted(DISKS_OF_COPIES))
+@each("memory-copy", *DISKS_OF_COPIES)
 def test_dmafile_loads_by_copy_file_range(programs: Programs, kernel: str) -> None:
-    disks = DISKS_OF_COPIES[kernel]
+    disks = DISKS_OF_COPIES[variant(kernel)]
     options = (f"--kernel={kernel}", *(f"--fs={fs}" for fs in disks))
     passed(programs.run("copy_range", *MOUNTS[: len(disks)], options=options), "loads checked")
 
@@ -328,20 +210,21 @@ def calls(program: str, kernel: str, parts: Sequence[str], *more: str) -> None:
 
 @matrix
 @pytest.mark.usefixtures("ready")
-@pytest.mark.parametrize("kernel", sorted(PARTS_OF_COPIES))
+@each("memory-copy", *PARTS_OF_COPIES)
 def test_faults_during_copy_file_range(kernel: str) -> None:
-    calls("copy_faults", kernel, PARTS_OF_COPIES[kernel])
+    calls("copy_faults", kernel, PARTS_OF_COPIES[variant(kernel)])
 
 
 @matrix
 @pytest.mark.usefixtures("ready")
-def test_copy_file_range_into_all_free_memory() -> None:
-    calls("copy_faults", "series", ["large"], "--memory=5G")
+@each("memory-copy")
+def test_copy_file_range_into_all_free_memory(kernel: str) -> None:
+    calls("copy_faults", kernel, ["large"], "--memory=5G")
 
 
 @matrix
 @pytest.mark.usefixtures("ready")
-@pytest.mark.parametrize("kernel", ["series", "series-debug"])
+@each("heap-read", "", "debug")
 def test_dmafile_loads_by_heap_read(programs: Programs, kernel: str) -> None:
     options = (f"--kernel={kernel}", *(f"--fs={fs}" for fs in FILE_SYSTEMS))
     passed(programs.run("heap_read", *MOUNTS, options=options), "loads checked")
@@ -350,10 +233,10 @@ def test_dmafile_loads_by_heap_read(programs: Programs, kernel: str) -> None:
 MAPPING = {
     ("6.12", "off"): "not",
     ("6.12", "intel"): "not",
-    ("series", "off"): "maps",
-    ("series", "intel"): "translates",
-    ("series", "swiotlb"): "bounces",
-    ("series-debug", "intel"): "translates",
+    ("series-6.12", "off"): "maps",
+    ("series-6.12", "intel"): "translates",
+    ("series-6.12", "swiotlb"): "bounces",
+    ("series-6.12-debug", "intel"): "translates",
 }
 """What tests/vm/inside/premap.py must expect, by kernel and IOMMU."""
 
@@ -376,7 +259,7 @@ def test_dmafile_loads_into_pre_mapped_buffers(programs: Programs, kernel: str, 
 @pytest.mark.parametrize("iommu", ["off", "intel"])
 def test_dmafile_saves_dma_bufs_without_a_copy(programs: Programs, iommu: str) -> None:
     disks = DISKS[:3]
-    options = ("--kernel=series", f"--iommu={iommu}", *(f"--fs={fs}" for fs in disks))
+    options = ("--kernel=series-6.12", f"--iommu={iommu}", *(f"--fs={fs}" for fs in disks))
     passed(programs.run("saves", "series", *MOUNTS[:3], options=options), "saves checked")
 
 
@@ -384,21 +267,22 @@ def test_dmafile_saves_dma_bufs_without_a_copy(programs: Programs, iommu: str) -
 @pytest.mark.usefixtures("ready")
 def test_dmafile_loads_from_disks_that_refuse_pre_mapping(programs: Programs) -> None:
     kinds = ("raw-pi", "raw-zoned", "raw-multipath")
-    options = ("--kernel=series", "--disk-size=64M", *(f"--fs={kind}" for kind in kinds))
+    options = ("--kernel=series-6.12", "--disk-size=64M", *(f"--fs={kind}" for kind in kinds))
     passed(programs.run("premap", "maps", *kinds, options=options), "loads checked")
 
 
 @matrix
 @pytest.mark.usefixtures("ready")
-@pytest.mark.parametrize("kernel", sorted(PARTS))
+@each("heap-read", *PARTS)
 def test_faults_while_a_heap_reads_a_file(kernel: str) -> None:
-    calls("heap_flag", kernel, PARTS[kernel])
+    calls("heap_flag", kernel, PARTS[variant(kernel)])
 
 
 @matrix
 @pytest.mark.usefixtures("ready")
-def test_importers_see_what_the_kernel_read(programs: Programs) -> None:
-    options = ("--kernel=series", "--fs=ext4")
+@each("memory-copy")
+def test_importers_see_what_the_kernel_read(programs: Programs, kernel: str) -> None:
+    options = (f"--kernel={kernel}", "--fs=ext4")
     kinds = ["heap:system", "heap:system,copy-file-range", "udmabuf", "udmabuf,copy-file-range"]
     result = programs.run("importers", "/mnt", *kinds, options=options)
     passed(result, "imports checked")
@@ -419,16 +303,18 @@ OF_DISKS = 125
 
 
 def premap(
-    selftests: Path,
+    selftest: Selftest,
     kernel: str,
     skipped: int,
     *options: str,
     mode: str = "",
     module: Path | str = "",
+    flags: Sequence[str] = (),
 ) -> None:
     """Runs the selftest of pre-mapped buffers on a raw disk, or without one on a file."""
     path = "" if any(word.startswith("--fs=raw") for word in options) else MOUNTS[0]
-    command = ("sh", "-c", PREMAP, "sh", selftests / "premap", module, path, mode)
+    program = selftest(kernel, "premap", *flags)
+    command = ("sh", "-c", PREMAP, "sh", program, module, path, mode)
     result = vm(f"--kernel={kernel}", *options, "--", *command)
     said = result.stdout.decode()
     assert result.returncode == 0, said + result.stderr.decode()
@@ -438,58 +324,58 @@ def premap(
 
 @matrix
 @pytest.mark.parametrize("iommu", ["off", "intel", "intel-strict", "intel-pt", "amd"])
-def test_pre_mapped_buffers(selftests: Path, iommu: str) -> None:
-    premap(selftests, "series", OF_DISKS, *DISK, f"--iommu={iommu}")
+def test_pre_mapped_buffers(selftest: Selftest, iommu: str) -> None:
+    premap(selftest, "series-6.12", OF_DISKS, *DISK, f"--iommu={iommu}")
 
 
 @matrix
 @pytest.mark.parametrize(("fs", "iommu"), [("ext4", "off"), ("xfs", "off"), ("xfs", "intel")])
-def test_pre_mapped_buffers_and_files(selftests: Path, fs: str, iommu: str) -> None:
-    premap(selftests, "series", FILES[fs], f"--fs={fs}", *DISK[1:], f"--iommu={iommu}")
+def test_pre_mapped_buffers_and_files(selftest: Selftest, fs: str, iommu: str) -> None:
+    premap(selftest, "series-6.12", FILES[fs], f"--fs={fs}", *DISK[1:], f"--iommu={iommu}")
 
 
 @matrix
-@pytest.mark.parametrize("kernel", ["series", "series-debug"])
+@pytest.mark.parametrize("kernel", ["series-6.12", "series-6.12-debug"])
 @pytest.mark.parametrize("iommu", ["off", "intel-strict"])
 def test_pre_mapped_buffers_while_the_disk_is_reset_or_removed(
-    selftests: Path, kernel: str, iommu: str
+    selftest: Selftest, kernel: str, iommu: str
 ) -> None:
-    premap(selftests, kernel, 0, *DISK, f"--iommu={iommu}", mode="life")
+    premap(selftest, kernel, 0, *DISK, f"--iommu={iommu}", mode="life")
 
 
 @matrix
-@pytest.mark.parametrize("kernel", ["series", "series-debug"])
+@pytest.mark.parametrize("kernel", ["series-6.12", "series-6.12-debug"])
 @pytest.mark.parametrize("iommu", ["off", "intel-strict"])
 def test_pre_mapped_buffers_while_the_disk_is_suspended(
-    selftests: Path, kernel: str, iommu: str, tmp_path: Path
+    selftest: Selftest, kernel: str, iommu: str, tmp_path: Path
 ) -> None:
     module = ko.other(HERE / "awake", kernels.find(kernel).build, tmp_path)
     # So slow that requests are in flight during the suspend.
     options = (*DISK, "--disk-speed=4M", f"--iommu={iommu}")
-    premap(selftests, kernel, 0, *options, mode="suspend", module=module)
+    premap(selftest, kernel, 0, *options, mode="suspend", module=module)
 
 
 @matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("iommu", ["off", "intel"])
-def test_pre_mapped_buffers_of_32_bit_programs(tmp_path: Path, iommu: str) -> None:
+def test_pre_mapped_buffers_of_32_bit_programs(selftest: Selftest, iommu: str) -> None:
     need_32_bits()
-    its_selftests("premap.c", tmp_path, *WIDE)
-    premap(tmp_path, "series", OF_DISKS, *DISK, f"--iommu={iommu}")
-    premap(tmp_path, "series", FILES["ext4"], "--fs=ext4", *DISK[1:], f"--iommu={iommu}")
+    on = f"--iommu={iommu}"
+    premap(selftest, "series-6.12", OF_DISKS, *DISK, on, flags=WIDE)
+    premap(selftest, "series-6.12", FILES["ext4"], "--fs=ext4", *DISK[1:], on, flags=WIDE)
 
 
 @matrix
-def test_pre_mapped_bounce_buffers(selftests: Path) -> None:
-    premap(selftests, "series", 91, *DISK, "--iommu=swiotlb", mode="bounce")
+def test_pre_mapped_bounce_buffers(selftest: Selftest) -> None:
+    premap(selftest, "series-6.12", 91, *DISK, "--iommu=swiotlb", mode="bounce")
 
 
 @matrix
 @pytest.mark.parametrize(("mdts", "iommu"), [("10", "off"), ("11", "intel")])
 def test_pre_mapped_buffers_in_the_largest_commands(
-    selftests: Path, mdts: str, iommu: str
+    selftest: Selftest, mdts: str, iommu: str
 ) -> None:
-    premap(selftests, "series", OF_DISKS, *DISK, f"--mdts={mdts}", f"--iommu={iommu}")
+    premap(selftest, "series-6.12", OF_DISKS, *DISK, f"--mdts={mdts}", f"--iommu={iommu}")
 
 
 WAITS = """
@@ -499,7 +385,7 @@ exec "$2" "$RAW"
 
 
 @matrix
-@pytest.mark.parametrize("kernel", ["series", "series-debug"])
+@pytest.mark.parametrize("kernel", ["series-6.12", "series-6.12-debug"])
 @pytest.mark.parametrize("iommu", ["off", "intel-strict"])
 def test_nobody_waits_for_a_slow_exporter(kernel: str, iommu: str, tmp_path: Path) -> None:
     module = ko.other(HERE / "exporter", kernels.find(kernel).build, tmp_path)
@@ -513,32 +399,57 @@ def test_nobody_waits_for_a_slow_exporter(kernel: str, iommu: str, tmp_path: Pat
 
 @matrix
 @pytest.mark.parametrize("disk", ["raw-pi", "raw-zoned", "raw-multipath"])
-def test_disks_that_refuse_pre_mapping(selftests: Path, disk: str) -> None:
-    premap(selftests, "series", 0, f"--fs={disk}", *DISK[1:], mode="refused")
+def test_disks_that_refuse_pre_mapping(selftest: Selftest, disk: str) -> None:
+    premap(selftest, "series-6.12", 0, f"--fs={disk}", *DISK[1:], mode="refused")
 
 
 @matrix
 @pytest.mark.parametrize("how", ["--iommu=swiotlb", "--append=nvme.premap=0"])
-def test_machines_that_refuse_pre_mapping(selftests: Path, how: str) -> None:
-    premap(selftests, "series", 0, *DISK, how, mode="refused")
+def test_machines_that_refuse_pre_mapping(selftest: Selftest, how: str) -> None:
+    premap(selftest, "series-6.12", 0, *DISK, how, mode="refused")
 
 
 @matrix
-def test_pre_mapped_buffers_on_the_debug_kernel(selftests: Path) -> None:
-    premap(selftests, "series-debug", OF_DISKS, *DISK)
-    premap(selftests, "series-debug", FILES["ext4"], "--fs=ext4", *DISK[1:])
+def test_pre_mapped_buffers_on_the_debug_kernel(selftest: Selftest) -> None:
+    premap(selftest, "series-6.12-debug", OF_DISKS, *DISK)
+    premap(selftest, "series-6.12-debug", FILES["ext4"], "--fs=ext4", *DISK[1:])
 
 
 @matrix
-def test_pre_mapped_buffers_when_memory_or_requests_fail(selftests: Path) -> None:
+def test_pre_mapped_buffers_when_memory_or_requests_fail(selftest: Selftest) -> None:
     # DMA API debugging disables itself if its allocations fail, so run no other tests.
-    premap(selftests, "series-debug", 4, *DISK, mode="failures")
-    premap(selftests, "series-debug", 12, "--fs=ext4", *DISK[1:], mode="failures")
+    premap(selftest, "series-6.12-debug", 4, *DISK, mode="failures")
+    premap(selftest, "series-6.12-debug", 12, "--fs=ext4", *DISK[1:], mode="failures")
 
 
 @matrix
-@pytest.mark.parametrize("kernel", ["series", "series-debug"])
-def test_selftest_pin_owner(selftests: Path, kernel: str) -> None:
-    command = ("sh", "-c", RUN, "sh", str(selftests / "pin_owner"), "/tmp")
+@each("pins", "", "debug", "rt")
+def test_selftest_pin_owner(selftest: Selftest, kernel: str) -> None:
+    command = ("sh", "-c", RUN, "sh", str(selftest(kernel, "pin_owner")), "/tmp")
     result = vm(f"--kernel={kernel}", "--append=pin_owner=on", "--", *command)
     passed(result, "selftests passed")
+
+
+ON_ARM64 = {
+    "udmabuf_fallocate": "/tmp",
+    "write_source": "/mnt /tmp",
+    "read_file": "/mnt /tmp",
+    "copy_memory": "/mnt",
+    "premap": "/dev/nvme0n1",
+    "pin_owner": "/tmp",
+}
+"""The selftests, and where they run: on ext4, tmpfs, or the disk itself."""
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@each("fixes", "arm64")
+def test_selftests_on_arm64(selftest: Selftest, kernel: str, tmp_path: Path) -> None:
+    version = small.parse(kernel).version
+    added = [Path(name).stem for patch in series.patches(version) for name in series.added(patch)]
+    programs = [selftest(kernel, name) for name in ON_ARM64 if name in added]
+    lines = [f"{one.name} {folder}" for one in programs for folder in ON_ARM64[one.name].split()]
+    script = "set -e\n" + "".join(f"echo; echo selftest {line}; {line}\n" for line in lines)
+    said = arm64.run(arm64.built(kernel), programs, script, tmp_path, append="pin_owner=on")
+    totals = re.findall(r"# Totals: pass:(\d+) fail:0 .*error:0", said)
+    assert len(totals) == len(lines) and all(int(passed) for passed in totals), said

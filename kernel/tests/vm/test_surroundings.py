@@ -18,7 +18,7 @@ from vm.host import ROOT, call, need
 
 programs = test_module.programs
 
-STOCK = tuple(kernel for kernel in KERNELS if kernel != "base-debug")
+STOCK = tuple(kernel for kernel in KERNELS if kernel != "base-6.12-debug")
 HEADER = ROOT / "kernel" / "uapi" / "dmafile.h"
 WIDE = ("-m32", "-D_FILE_OFFSET_BITS=64")
 """32-bit programs with 64-bit offsets."""
@@ -49,7 +49,8 @@ def test_32_bit_programs(
 
 def need_32_bits() -> None:
     program = "echo 'int main(void) { return 0; }' | cc -m32 -static -x c -o /dev/null -"
-    need("gcc-multilib", "sh", "-c", program)
+    # The package gcc-multilib excludes compilers for other architectures.
+    need(f"gcc-{call(['cc', '-dumpversion']).strip()}-multilib", "sh", "-c", program)
 
 
 @matrix
@@ -105,15 +106,15 @@ kcsan = pytest.mark.skipif(not os.environ.get("KCSAN"), reason="KCSAN=1 make ker
 
 @kcsan
 def test_no_data_races(programs: Path) -> None:
-    inside(programs, "races", "--kernel=base-kcsan", "--parallel")
+    inside(programs, "races", "--kernel=base-6.12-kcsan", "--parallel")
 
 
 @kcsan
 def test_a_data_race_is_found(ready: None, tmp_path: Path) -> None:
-    faulty = ko.other(HERE / "faulty", kernels.find("base-kcsan").build, tmp_path)
+    faulty = ko.other(HERE / "faulty", kernels.find("base-6.12-kcsan").build, tmp_path)
     script = f"echo on >/sys/kernel/debug/kcsan && insmod {faulty} fault=race"
     log = tmp_path / "log"
-    words: list[str | Path] = ["--kernel=base-kcsan", "--parallel", "--kernel-log", log]
+    words: list[str | Path] = ["--kernel=base-6.12-kcsan", "--parallel", "--kernel-log", log]
     result = vm(*words, "--", "sh", "-c", script)
     assert result.returncode == machine.COMPLAINT, result.stderr
     assert re.search(rb"BUG: KCSAN: data-race in .*\[faulty\]", log.read_bytes()), log.read_text()

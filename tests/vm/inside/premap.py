@@ -51,8 +51,8 @@ SMALL = ("--block=64K", "--queue-depth=5")
 REFUSING = {
     "raw-pi": "has metadata or protection information",
     "raw-zoned": "is zoned",
-    "raw-multipath": "is a head of NVMe multipath (nvme_core.multipath=N on the kernel's command line "
-    "avoids it), and not served by one NVMe controller",
+    "raw-multipath": "is a head of NVMe multipath (nvme_core.multipath=N on the kernel's command "
+    "line avoids it), and not served by one NVMe controller",
 }
 """Kinds of disks for which memory cannot be premapped, and the reasons."""
 PARAMETERS = Path("/sys/module/nvme/parameters")

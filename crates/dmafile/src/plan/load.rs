@@ -82,7 +82,7 @@ pub(super) fn choose(
         dma_buf: target.dma_buf.is_some(),
         // A dma-buf's pages can be accessed through its mapping, or by a device that it is mapped for. Other
         // memory is accessed by its pages anyway, and each is read into only once: mapping windows in advance
-        // pays only if an IOMMU makes many small mappings expensive (kernel/docs/series.md).
+        // pays only if an IOMMU makes many small mappings expensive (kernel/docs/premap.md).
         premaps: target.dma_buf.is_some() || (file.translated && file.premap_refused.is_none()),
         parts: false,
         by_address: by_blocks.is_none(),

@@ -402,9 +402,7 @@ def extended_meanwhile(source: int, file: File, mode: int) -> None:
     file.evict()
     fd = memfd(4096)
     results: list[tuple[int, int]] = []
-    thread = threading.Thread(
-        target=lambda: results.append(until_it_fails(source, 0, fd, 0, SIZE))
-    )
+    thread = threading.Thread(target=lambda: results.append(until_it_fails(source, 0, fd, 0, SIZE)))
     thread.start()
     time.sleep(0.15)
     assert thread.is_alive(), f"{mode}: it was over before the memfd was preserved"

@@ -201,7 +201,7 @@ def either(page: bytes, want: bytes, at: int) -> None:
 
 
 def charged() -> bool:
-    """Newer kernels have a switch: heaps charge their memory only with dma_heap.mem_accounting=1."""
+    """Newer kernels charge the memory of heaps only with dma_heap.mem_accounting=1."""
     knob = Path("/sys/module/dma_heap/parameters/mem_accounting")
     return not knob.exists() or knob.read_text().strip() == "Y"
 

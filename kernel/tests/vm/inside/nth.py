@@ -1,4 +1,4 @@
-"""Injects failures, in a kernel with fault injection (`series-debug`)."""
+"""Injects failures, in a kernel with fault injection (`series-6.12-debug`)."""
 
 import contextlib
 import os

@@ -1,6 +1,6 @@
 # Runs external test suites in a machine with two raw disks, which are overwritten:
 #
-#     vm/run --kernel=series --fs=raw --fs=raw -- sh kernel/tests/vm/inside/suites.sh SUITE FOLDER TEST...
+#     vm/run --kernel=series-6.12 --fs=raw --fs=raw -- sh kernel/tests/vm/inside/suites.sh SUITE FOLDER TEST...
 #
 # SUITE is blktests, liburing, ltp, mm, ext4 or xfs. mm is tools/testing/selftests/mm of Linux, and the latter two are
 # xfstests on these file systems. FOLDER is the source of the suite, already built. TEST is an argument of the suite's
