@@ -624,7 +624,7 @@ static void forked(void)
 }
 
 /* If a descriptor is passed on, pins outlive their process, which is then shown as `gone`. */
-static void gone(void)
+static void passed_on(void)
 {
 	char want[64];
 	pid_t child;
@@ -777,7 +777,7 @@ static const struct test tests[] = {
 	{ "crowd", crowd },
 	{ "both_sorts", both_sorts },
 	{ "forked", forked },
-	{ "gone", gone },
+	{ "gone", passed_on },
 	{ "table", table },
 	{ "permissions", permissions },
 	{ "namespaces", namespaces },

@@ -20,8 +20,8 @@
 #include "vm/exporter/exporter.h"
 
 #define EXTENDED	2U
-#define PREMAP		(1U << 31)
-#define TARGET_FIXED	(1U << 30)
+#define PREMAP		0x80000000U
+#define TARGET_FIXED	0x40000000U
 #define SIZE		(64 * PAGE)
 /* In seconds, for a step that must not wait */
 #define LIMIT		60
@@ -344,7 +344,7 @@ static void slow_unmap(void)
 }
 
 /* What is being mapped or unmapped counts for the limit. */
-static void limit(void)
+static void limited(void)
 {
 	struct desc desc = exported(0), none = { .type = EMPTY };
 	struct mapper slow = {};
@@ -558,7 +558,7 @@ static void dropped_while_removed(void)
 static const struct test tests[] = {
 	{ "nobody waits for a slow mapping", slow_map },
 	{ "nobody waits for a slow removal of a mapping", slow_unmap },
-	{ "what is in transit counts for the limit", limit },
+	{ "what is in transit counts for the limit", limited },
 	{ "a signal ends a slow mapping", signalled },
 	{ "errors of exporters", errors },
 	{ "directions of exporters that move memory", directions },
