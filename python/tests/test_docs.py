@@ -67,6 +67,7 @@ ELSEWHERE = {
     "cargo": "packaging/test-crates",
     "cc": "crates/capi/tests/install.rs",
     "insmod": "kernel/tests/vm/test_module.py",
+    "kernel/apply": "vm/test_series.py",
     "make": "the targets' own tests",
     "mokutil": "nothing: no machine here has Secure Boot",
     "pip": "packaging/test-wheels, packaging/test-sdist",
