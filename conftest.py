@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from kernel import test as kernel
+from kernel.test import kernel_of
 
 pytest_plugins = ["vm.fixtures", "tests.vm.programs"]
 
@@ -22,9 +22,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if wanted := os.environ.get("KERNEL"):
         others = [item for item in items if kernel_of(item) != wanted]
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in others]
-
-
-def kernel_of(item: pytest.Item) -> str:
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    return kernel.of(parameters, item.path.stem)
+        items[:] = [item for item in items if kernel_of(item) == wanted]

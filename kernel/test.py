@@ -11,8 +11,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
+
+import pytest
 
 from vm.host import ROOT
 
@@ -64,11 +65,12 @@ def test(kernel: str, commit: str, more: list[str]) -> str:
     return result
 
 
-def of(parameters: Mapping[str, object], file: str) -> str:
-    """Which of KERNELS a test is for, by its parameters, or by the name of its file."""
+def kernel_of(item: pytest.Item) -> str:
+    """Which of KERNELS a test is for, by its parameters, or by its file."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
     if "version" in parameters:
         return f"series-{parameters['version']}"
-    default = "series-6.12" if file in OF_SERIES else "6.12"
+    default = "series-6.12" if item.path.stem in OF_SERIES else "6.12"
     kind, version, *_ = (*str(parameters.get("kernel", default)).split("-"), "")
     if kind in ("base", "series"):
         # The module's tests are on small kernels, too.

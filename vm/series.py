@@ -1,7 +1,11 @@
 """The patches in kernel/linux-VERSION, by topic: applies them to Linux, and keeps them in git.
 
+python3 -m vm.series apply TREE [TOPIC...]    applies topics, with those that they need, or all
 python3 -m vm.series tree VERSION FOLDER      makes a git repository with a branch for each topic
 python3 -m vm.series patches VERSION FOLDER   writes its branches back to kernel/linux-VERSION
+
+The version of a tree is its own. In a git repository each patch becomes a commit, otherwise
+patch(1) is used. The context must match, though it may have moved.
 """
 
 import contextlib
@@ -39,6 +43,12 @@ AUTHOR = {"NAME": "dmafile", "EMAIL": "dmafile@example.org"}
 def topics(version: str) -> list[str]:
     """The topics that exist for this version, in order."""
     return [name for name in TOPICS if (SERIES / f"linux-{version}" / name).exists()]
+
+
+def with_needed(names: Sequence[str]) -> list[str]:
+    """These topics and those that they need, in order."""
+    wanted = {*names, *(one for name in names for one in TOPICS[name])}
+    return [name for name in TOPICS if name in wanted]
 
 
 def patches(version: str, names: Sequence[str] = ()) -> list[Path]:
@@ -97,6 +107,24 @@ def apply(patch: Path, tree: Path) -> None:
             f"{patch.parent.name}/{patch.name} does not apply to this version of Linux; adapt the "
             f"patch:\n{result.stdout}{result.stderr}"
         )
+
+
+def apply_to(tree: Path, names: Sequence[str]) -> None:
+    """Applies these topics, or all, to a tree of Linux of the user."""
+    makefile = (tree / "Makefile").read_text() if (tree / "Kbuild").exists() else ""
+    numbers = re.findall(r"^(?:VERSION|PATCHLEVEL) = (\d+)$", makefile, re.MULTILINE)
+    version = ".".join(numbers)
+    there = topics(version)
+    if not there:
+        raise Unavailable(f"{tree}: no Linux {' or '.join(VERSIONS)}, for which there are patches")
+    if unknown := set(names) - set(there):
+        raise Unavailable(f"{', '.join(unknown)}: not a topic of {version}: {', '.join(there)}")
+    for patch in patches(version, with_needed(names)):
+        print(f"{patch.parent.name}/{patch.name}", flush=True)
+        if (tree / ".git").exists():
+            call(["git", "-C", str(tree), "am", "--quiet", str(patch)])
+        else:
+            apply(patch, tree)
 
 
 def originals(linux: Path, tree: Path, applied: Sequence[Path]) -> None:
@@ -209,17 +237,17 @@ def save(version: str, folder: Path) -> list[Path]:
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    if len(words) != 3 or words[0] not in ("tree", "patches") or words[1] not in VERSIONS:
-        sys.exit(f"usage: python3 -m vm.series tree|patches {'|'.join(VERSIONS)} FOLDER")
-    command, version, folder = words[0], words[1], Path(words[2]).absolute()
+    command, *words = sys.argv[1:] or [""]
     try:
-        if command == "tree":
-            repository(version, folder)
-            print(folder)
-        else:
-            for path in save(version, folder):
+        if command == "apply" and words:
+            apply_to(Path(words[0]), words[1:])
+        elif command == "tree" and len(words) == 2 and words[0] in VERSIONS:
+            repository(words[0], Path(words[1]).absolute())
+        elif command == "patches" and len(words) == 2 and words[0] in VERSIONS:
+            for path in save(words[0], Path(words[1]).absolute()):
                 print(path)
+        else:
+            sys.exit(__doc__)
     except Unavailable as error:
         sys.exit(f"vm: {error}")
 

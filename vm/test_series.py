@@ -1,5 +1,6 @@
 """Tests of how patches are kept, in a small tree in place of Linux. kernel/tests tests the real."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -79,3 +80,35 @@ def test_a_patch_applies_only_where_its_context_is(linux: Path, tmp_path: Path) 
     (moved / "fs.c").write_text((linux / "fs.c").read_text().replace("line 7\n", "7\n"))
     with pytest.raises(Unavailable, match=r"fixes/0001-fs-count\.patch does not apply"):
         series.apply(patch, moved)
+
+
+def test_a_topic_is_applied_with_what_it_needs(
+    linux: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (linux / "Makefile").write_text("VERSION = 6\nPATCHLEVEL = 12\nSUBLEVEL = 117\n")
+    (linux / "Kbuild").write_text("")
+    tree = tmp_path / "tree"
+    series.repository("6.12", tree)
+    for topic, base, line in (("fixes", "stock", 1), ("heap-read", "fixes", 10)):
+        git(tree, "checkout", "-q", "-b", topic, base)
+        file = tree / "fs.c"
+        file.write_text(file.read_text().replace(f"line {line}\n", f"{topic}\n"))
+        git(tree, "commit", "-q", "-a", "-m", f"fs: {topic}\n\nWhy.")
+    series.save("6.12", tree)
+
+    plain = tmp_path / "plain"
+    shutil.copytree(linux, plain)
+    series.apply_to(plain, ["heap-read"])
+    assert (plain / "fs.c").read_text() == (tree / "fs.c").read_text()
+
+    for key in ("NAME", "EMAIL"):
+        monkeypatch.setenv(f"GIT_COMMITTER_{key}", "b@example.org")
+    git(tree, "checkout", "-q", "--detach", "stock")
+    series.apply_to(tree, [])
+    subjects = git(tree, "log", "--format=%s", "stock..").splitlines()
+    assert subjects == ["fs: heap-read", "fs: fixes"]
+
+    with pytest.raises(Unavailable, match=r"pins: not a topic of 6\.12: fixes, heap-read"):
+        series.apply_to(plain, ["pins"])
+    with pytest.raises(Unavailable, match=r"no Linux 6\.12 or 7\.3"):
+        series.apply_to(tmp_path, [])
