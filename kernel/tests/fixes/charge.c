@@ -16,30 +16,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "fix.h"
+
 #define SIZE	(16UL << 20)
 #define GROUP	"/sys/fs/cgroup/charge"
-
-static void set(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY);
-
-	if (fd < 0 || write(fd, text, strlen(text)) < 0)
-		perror(path);
-	close(fd);
-}
-
-static long value(const char *path, const char *format)
-{
-	FILE *file = fopen(path, "r");
-	char line[200];
-	long number = -1;
-
-	while (fgets(line, sizeof(line), file))
-		if (sscanf(line, format, &number) == 1)
-			break;
-	fclose(file);
-	return number;
-}
 
 static int fill(void)
 {

@@ -11,18 +11,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "fix.h"
+
 #define SIZE	(32UL << 20)
 #define TRACING	"/sys/kernel/tracing/"
 #define EVENT	TRACING "events/filemap/mm_filemap_add_to_page_cache/"
-
-static void set(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY | O_TRUNC);
-
-	if (fd < 0 || write(fd, text, strlen(text)) < 0)
-		perror(path);
-	close(fd);
-}
 
 static unsigned long count(const char *file, int present)
 {

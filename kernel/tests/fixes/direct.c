@@ -7,20 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fix.h"
+
 #define SIZE	(4UL << 20)
-
-static long pins(const char *format)
-{
-	FILE *file = fopen("/proc/vmstat", "r");
-	char line[200];
-	long number = -1;
-
-	while (fgets(line, sizeof(line), file))
-		if (sscanf(line, format, &number) == 1)
-			break;
-	fclose(file);
-	return number;
-}
 
 int main(int argc, char **argv)
 {
@@ -35,14 +24,14 @@ int main(int argc, char **argv)
 	if (write(fd, memory, SIZE) != SIZE || fsync(fd))
 		return 2;
 	close(fd);
-	acquired = pins("nr_foll_pin_acquired %ld");
-	released = pins("nr_foll_pin_released %ld");
+	acquired = value("/proc/vmstat", "nr_foll_pin_acquired %ld");
+	released = value("/proc/vmstat", "nr_foll_pin_released %ld");
 	fd = open(argv[1], O_RDONLY | O_DIRECT);
 	if (read(fd, memory, SIZE) != SIZE)
 		return 2;
 	close(fd);
-	acquired = pins("nr_foll_pin_acquired %ld") - acquired;
-	released = pins("nr_foll_pin_released %ld") - released;
+	acquired = value("/proc/vmstat", "nr_foll_pin_acquired %ld") - acquired;
+	released = value("/proc/vmstat", "nr_foll_pin_released %ld") - released;
 	printf("a direct read of %lu pages: %ld pins acquired, %ld released\n",
 	       SIZE >> 12, acquired, released);
 	/* Each CPU may keep some 100 back. */

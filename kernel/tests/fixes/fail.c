@@ -15,32 +15,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "fix.h"
+
 #define SIZE	0x100000UL
-
-static void set(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY);
-
-	if (fd < 0 || write(fd, text, strlen(text)) < 0)
-		perror(path);
-	close(fd);
-}
 
 static long pins(void)
 {
-	FILE *file = fopen("/proc/vmstat", "r");
-	long acquired = 0, released = 0;
-	char line[200];
-
 	/* Writing to it adds up what the CPUs have counted. */
 	set("/proc/sys/vm/stat_refresh", "1");
-	while (fgets(line, sizeof(line), file)) {
-		if (sscanf(line, "nr_foll_pin_acquired %ld", &acquired) == 1 ||
-		    sscanf(line, "nr_foll_pin_released %ld", &released) == 1)
-			continue;
-	}
-	fclose(file);
-	return acquired - released;
+	return value("/proc/vmstat", "nr_foll_pin_acquired %ld") -
+	       value("/proc/vmstat", "nr_foll_pin_released %ld");
 }
 
 static int made(int hole)

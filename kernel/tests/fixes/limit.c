@@ -14,17 +14,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "fix.h"
+
 #define HUGE	(2UL << 20)
 #define GROUP	"/sys/fs/cgroup/limit"
-
-static void set(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY);
-
-	if (fd < 0 || write(fd, text, strlen(text)) < 0)
-		perror(path);
-	close(fd);
-}
 
 static void show(const char *path)
 {
