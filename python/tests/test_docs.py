@@ -242,6 +242,25 @@ def test_the_c_examples_of_the_documentation_compile(page: Path, tmp_path: Path)
     assert done.returncode == 0, done.stderr
 
 
+def headings(page: Path) -> set[str]:
+    """What links to the sections of a page end with."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    words = (re.sub(r"\]\([^)]*\)", "", title) for title in re.findall(r"^#+ (.+)$", text, re.M))
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in words}
+
+
+def test_links_lead_to_a_place() -> None:
+    found = 0
+    for page in PAGES:
+        for name, section in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+            target = page.parent / name if name else page
+            assert target.exists(), f"{page}: {name}"
+            if section and target.suffix == ".md":
+                assert section in headings(target), f"{page}: {name}#{section}"
+                found += 1
+    assert found
+
+
 def test_each_cited_point_of_a_proposal_is_explained() -> None:
     """Each page with such a number links to the page that explains it."""
     cited, page = re.compile(r"\b(?:AR|PW|CF|PM|PT)-\d+"), ROOT / "kernel" / "docs" / "proposals.md"
