@@ -70,7 +70,7 @@ class Small:
     def configs(self) -> list[Path]:
         """Its files in CONFIG; a later file overrides an earlier one."""
         first = "base" if self.variant in BOOTED else "small"
-        names = [first, f"{first}-{self.version}", self.variant]
+        names = [first, f"{first}-{self.version}", self.variant, f"{self.variant}-{self.version}"]
         if self.patched:
             names += ["series", f"series-{self.variant}"]
         files = [CONFIG / f"{name}.config" for name in names if name]
@@ -150,12 +150,8 @@ def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
     )
     tree.mkdir(parents=True, exist_ok=True)
     with (place / "log").open("w+") as log:
-        file = place / "wanted"
-        file.write_text("".join(f"{name}={value}\n" for name, value in wanted.items()))
+        configure(small, linux, wanted, tree, log.fileno())
         make, booted = small.make(linux, tree), small.variant in BOOTED
-        defaults = "alldefconfig" if booted else "allnoconfig"
-        step([*make, f"KCONFIG_ALLCONFIG={file}", defaults], log.fileno())
-        compare(wanted, settings((tree / ".config").read_text()))
         image = Path(small.image)
         targets = [image.name, "modules"] if booted else [image.name]
         step([*make, f"-j{len(os.sched_getaffinity(0))}", *targets], log.fileno())
@@ -168,6 +164,15 @@ def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
     partial.mkdir(exist_ok=True)
     shutil.copyfile(tree / image, partial / f"vmlinuz-{release}")
     partial.rename(place / "boot")
+
+
+def configure(small: Small, linux: Path, wanted: Settings, tree: Path, log: int) -> None:
+    """Writes the configuration of a kernel to the folder TREE."""
+    file = tree / "wanted"
+    file.write_text("".join(f"{name}={value}\n" for name, value in wanted.items()))
+    defaults = "alldefconfig" if small.variant in BOOTED else "allnoconfig"
+    step([*small.make(linux, tree), f"KCONFIG_ALLCONFIG={file}", defaults], log)
+    compare(wanted, settings((tree / ".config").read_text()))
 
 
 def step(command: list[str], log: int) -> None:

@@ -134,6 +134,20 @@ def test_gcc_and_sparse_are_clean(kernel: str) -> None:
 
 
 @matrix
+@versions
+def test_every_variant_can_be_configured(version: str, tmp_path: Path) -> None:
+    names = [name for name in small.NAMES if small.parse(name).version == version]
+    with series.tree(version, debian.linux_source(version)) as patched:
+        for name in names:
+            one, tree = small.parse(name), tmp_path / name
+            tree.mkdir()
+            linux = patched if one.patched else debian.linux_source(version)
+            with (tree / "log").open("w+") as log:
+                small.configure(one, linux, small.settings_of(name), tree, log.fileno())
+            print(f"{name} can be configured", flush=True)
+
+
+@matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", [f"{case}-{one}" for case in CASES for one in small.BUILT])
 def test_other_configurations_link(kernel: str) -> None:
