@@ -22,7 +22,12 @@ KERNELS = ("6.1", "6.12", "newest", "series-6.12", "series-7.3")
 RESULTS = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "kernel-test"
 OF_SERIES = ("test_patches", "test_series", "test_pins")
 """Files with tests of the patches."""
-TESTS = ("kernel", "tests/vm/test_module_loads.py", "bench/instructions")
+TESTS = (
+    "kernel",
+    "tests/vm/test_module_loads.py",
+    "tests/vm/test_pins.py",
+    "bench/instructions",
+)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.vm.programs import Programs
-from vm import kernels
+from vm import kernels, series
 from vm.fixtures import passed
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make test-all PARTS=matrix")
@@ -24,10 +24,11 @@ def test_reported_pins_equal_those_that_were_made(programs: Programs, kernel: st
 
 @matrix
 @pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("kernel", [f"series-{version}" for version in series.VERSIONS])
 @pytest.mark.parametrize("tracker", ["on", "off"])
 def test_pins_counted_by_the_series_equal_those_that_were_made(
-    programs: Programs, tracker: str
+    programs: Programs, kernel: str, tracker: str
 ) -> None:
-    options = ("--kernel=series-6.12", f"--append=pin_owner={tracker}")
+    options = (f"--kernel={kernel}", f"--append=pin_owner={tracker}")
     result = programs.run("pins", "tracked", options=options)
     passed(result, f"facts checked, the tracker is {tracker}")

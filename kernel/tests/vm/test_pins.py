@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.vm.programs import Programs
-from vm import kernels, ko, machine
+from vm import kernels, ko, machine, series
 from vm.compiled import static
 from vm.fixtures import Result, passed, vm
 from vm.host import ROOT, need
@@ -24,12 +24,11 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
-KERNELS = ("series-6.12", "series-6.12-debug")
+CASES = [f"series-{version}" for version in series.VERSIONS]
+KERNELS = [f"{case}{variant}" for case in CASES for variant in ("", "-debug")]
+versions = pytest.mark.parametrize("version", series.VERSIONS)
 ON = "--append=pin_owner=on"
-"""The default in `series-6.12-debug`."""
-
-STEPS = {"series-6.12": 400, "series-6.12-debug": 100}
-"""Steps of the comparison with a table. A debug kernel needs long to read all pages."""
+"""The default in the debug kernels."""
 
 Run = Callable[..., Result]
 
@@ -76,12 +75,17 @@ def ran(result: Result) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_pins_of_every_page_of_the_machine_are_counted(run: Run, kernel: str) -> None:
-    ran(run(kernel, PLAIN, "pins", f"-n{STEPS[kernel]}"))
+    # A debug kernel needs long to read all pages.
+    steps = 100 if kernel.endswith("-debug") else 400
+    ran(run(kernel, PLAIN, "pins", f"-n{steps}"))
 
 
-def test_a_page_takes_as_many_pins_as_its_count_has_room_for(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernel", CASES)
+def test_a_page_takes_as_many_pins_as_its_count_has_room_for(
+    run: Run, kernel: str, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
-    result = run("series-6.12", PLAIN, "pin_most", options=(ON, f"--kernel-log={log}"))
+    result = run(kernel, PLAIN, "pin_most", options=(ON, f"--kernel-log={log}"))
     said = result.stdout.decode() + result.stderr.decode()
     # Linux warns about the pin that fails, in both functions that could have made it.
     assert result.returncode == machine.COMPLAINT, said
@@ -92,11 +96,10 @@ def test_a_page_takes_as_many_pins_as_its_count_has_room_for(run: Run, tmp_path:
     assert len(warned) == len(complaints), log.read_text()
 
 
-def test_nothing_is_tracked_without_the_option(run: Run) -> None:
-    swap = ("--fs=raw", "--disk-size=256M")
-    ran(run("series-6.12", SWAP, "pin_moves", "off", options=swap))
-    off = ("--append=pin_owner=off", *swap)
-    ran(run("series-6.12-debug", SWAP, "pin_moves", "off", options=off))
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nothing_is_tracked_without_the_option(run: Run, kernel: str) -> None:
+    off = ("--append=pin_owner=off",) if kernel.endswith("-debug") else ()
+    ran(run(kernel, SWAP, "pin_moves", "off", options=(*off, "--fs=raw", "--disk-size=256M")))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -172,11 +175,12 @@ exec python3 -E -S -m kernel.tests.vm.inside.rdma
 """
 
 
-def test_memory_registered_for_rdma_is_named() -> None:
+@versions
+def test_memory_registered_for_rdma_is_named(version: str) -> None:
     for package, file in (("libibverbs1", "libibverbs.so.1"), ("ibverbs-providers", "libibverbs/")):
         need(package, "sh", "-c", f"ls /usr/lib/*/{file}* >/dev/null")
     need("iproute2", "command", "-v", "rdma")
-    result = vm("--kernel=series-6.12-debug", "--", "sh", "-e", "-c", RDMA)
+    result = vm(f"--kernel=series-{version}-debug", "--", "sh", "-e", "-c", RDMA)
     passed(result, "registrations checked")
 
 
@@ -219,8 +223,11 @@ HELD = (
 """What `dmafile pins --blocked` prints for each way in which pin_moves.c holds a page."""
 
 
-def test_dmafile_pins_says_who_blocked_an_operation(run: Run, programs: Programs) -> None:
-    result = run("series-6.12", SENTENCES, str(programs.dmafile))
+@pytest.mark.parametrize("kernel", CASES)
+def test_dmafile_pins_says_who_blocked_an_operation(
+    run: Run, programs: Programs, kernel: str
+) -> None:
+    result = run(kernel, SENTENCES, str(programs.dmafile))
     said = result.stdout.decode() + result.stderr.decode()
     assert result.returncode == 0, said
     sentences = result.stdout.decode().splitlines()
@@ -229,8 +236,9 @@ def test_dmafile_pins_says_who_blocked_an_operation(run: Run, programs: Programs
         assert re.fullmatch(SEALED + held, sentence), said
 
 
-def test_failing_memory_is_offlined_unless_it_is_pinned(run: Run) -> None:
-    ran(run("series-6.12-debug", PLAIN, "pin_moves", "soft_offline"))
+@versions
+def test_failing_memory_is_offlined_unless_it_is_pinned(run: Run, version: str) -> None:
+    ran(run(f"series-{version}-debug", PLAIN, "pin_moves", "soft_offline"))
 
 
 # Pins and unpins that do not balance
@@ -291,5 +299,6 @@ def test_races(run: Run, kernel: str) -> None:
     ran(run(kernel, RACES, "90", options=(ON, "--cpus=4", "--parallel", *memory, *disks)))
 
 
-def test_allocations_of_the_tracker_may_fail(run: Run) -> None:
-    ran(run("series-6.12-debug", PLAIN, "pin_faults"))
+@versions
+def test_allocations_of_the_tracker_may_fail(run: Run, version: str) -> None:
+    ran(run(f"series-{version}-debug", PLAIN, "pin_faults"))
