@@ -95,6 +95,8 @@ fn serve(fixture: &mut Fixture, input: &[u8]) {
             flight: InFlight::of(&[], OWNER, 4096),
             owner: OWNER,
             takers: &[(1, 1); 5],
+            unknown: 3,
+            returned: Vec::new(),
         };
         let step = peer.step(&mut around, true, fixture.now);
         client.hear(&theirs, message, &fixture.set, user, step);
@@ -119,7 +121,9 @@ impl Client {
     fn hear(&mut self, socket: &OwnedFd, message: &[u8], set: &Set, user: u32, step: NextStep) {
         let Some((answer, fds)) = receive(socket.as_fd()) else {
             // The end of the connection, or everything was taken.
-            let is_end = message.is_empty() || self.has_all;
+            let returned =
+                PeerRequest::parse(message).is_ok_and(|request| request.op == Op::Return);
+            let is_end = message.is_empty() || self.has_all || returned;
             assert!(
                 step == NextStep::Drop && is_end,
                 "{step:?} after {:?}",

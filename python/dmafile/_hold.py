@@ -240,8 +240,10 @@ def holds(*, socket: StrPath | None = None) -> list[dict[str, Any]]:
 
     Each is a dict: `name`, `socket`, `pid` and `uid` of the holder, `since` (seconds since 1970),
     `bytes`, `sealed`, `changed` (on the disk, since it was loaded; None if a file system does not
-    answer), `files`, `takers` (the number of processes that have it and are connected),
-    `some_takers` (`pid` and `uid` of up to 1,000 of them).
+    answer), `files`, `takers` (how often processes that still run have taken it and not
+    returned it), `some_takers` (`pid` and `uid` of up to 1,000 of them), `unknown_takers` (how
+    often it was taken by processes whose end the holder does not see: in another PID namespace, on
+    Linux before 6.5).
     """
     held: list[dict[str, Any]] = _dmafile.holds(None if socket is None else os.fsdecode(socket))
     return held

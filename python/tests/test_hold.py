@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import importlib.util
 import json
 import os
 import shutil
@@ -123,7 +124,7 @@ def test_taken_memory_stays_after_release(model: Path, place: Path) -> None:
         held.close()
     del held
     gc.collect()
-    # A memoryview keeps the connection open, so there is still one taker.
+    # A memoryview keeps the memory, so there is still one taker.
     assert dmafile.holds(socket=at)[0]["takers"] == 1
     dmafile.release("model", socket=at)
     eventually(lambda: not holder.serving)
@@ -522,3 +523,54 @@ def test_a_hold_can_be_replaced(folder: Path, place: Path) -> None:
         eventually(lambda: not first.serving)
         assert bytes(memoryview(dmafile.take("x", socket=at).files[0].buffer)[:3]) == b"new"
     assert bytes(memoryview(held.files[0].buffer)[:3]) == b"old"
+
+
+STAYS = """
+import os, sys
+from pathlib import Path
+import dmafile
+{imports}
+
+model, place = map(Path, sys.argv[1:])
+
+def has():
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{{number}}"))
+        except FileNotFoundError:
+            pass
+    others = sorted(link for link in links if not link.startswith(("/memfd:", "/dmabuf:")))
+    threads = Path("/proc/self/task").glob("*/comm")
+    return others, sorted(thread.read_text() for thread in threads)
+
+before = has()
+kept = {call}
+after = has()
+assert after == before, (before, after)
+"""
+ONE = 'model / "model-00001-of-00002.safetensors"'
+CALLS = {
+    "uring": ("", f'dmafile.load({ONE}, method="uring")'),
+    "threads": ("", f'dmafile.load({ONE}, method="threads")'),
+    "bounce": ("", f'dmafile.load({ONE}, method="bounce", length=99)'),
+    "buffered": ("", f'dmafile.load({ONE}, io="buffered")'),
+    "verified": ("", f'dmafile.load({ONE}, verify="sha256", progress=print)'),
+    "async": ("import asyncio", f"asyncio.run(dmafile.load_async({ONE}))"),
+    "saved": ("", 'dmafile.save(bytes(1 << 20), place / "saved")'),
+    "taken": ("", 'dmafile.take("model", socket=place / "socket")'),
+    "numpy": ("import dmafile.numpy", f"dmafile.numpy.load_file({ONE})"),
+    "torch": ("import dmafile.torch", f"dmafile.torch.load_file({ONE})"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_but_the_memory_stays(name: str, model: Path, place: Path, python: Run) -> None:
+    imports, call = CALLS[name]
+    if name == "torch" and importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    # It could be checkpointed: CRIU dumps no io_uring, and no connection to another process.
+    program = STAYS.format(imports=imports, call=call)
+    with dmafile.hold(model, name="model", socket=place / "socket"):
+        done = python(program, str(model), str(place))
+    assert done.returncode == 0, done.stderr

@@ -330,7 +330,7 @@ pub struct HoldArgs {
     #[arg(long, help_heading = SOCKET)]
     pub replace: bool,
 
-    /// End once no process has had the memory or a connection for this long
+    /// End once no process has been connected, or known to have the memory, for this long
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub idle: Option<Duration>,
 

@@ -130,7 +130,7 @@ pub(crate) fn look() -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// The number of takers, and the first of them as PID/USER.
+/// The number of takers, the first of them as PID/USER, and the number of those that are not known.
 fn takers(held: &Holding) -> String {
     const MOST: usize = 4;
     let some = held.some_takers.iter().take(MOST);
@@ -140,8 +140,13 @@ fn takers(held: &Holding) -> String {
     if held.takers > some.len() {
         some.push("...".to_string());
     }
-    match held.takers {
+    let mut text = match held.takers {
         0 => "0".to_string(),
         count => format!("{count} ({})", some.join(" ")),
+    };
+    if held.unknown_takers > 0 {
+        // Writing to a String does not fail.
+        let _ = write!(text, " + {} unknown", held.unknown_takers);
     }
+    text
 }

@@ -113,8 +113,8 @@ fn text(held: &Held) -> String {
 
 /// Execs COMMAND, which inherits the memory; returns only on failure.
 fn exec(args: &TakeArgs, held: Held, launcher: &Launcher) -> Result<Failure, Failure> {
-    // COMMAND inherits the connection, so the holder counts it.
-    let _connection = held.inherited_connection()?;
+    // COMMAND is the same process.
+    held.count_until_exit();
     let command = &args.command;
     // Only for a path: the folder of the originals may be on a file system that does not answer.
     let shape = wants_path(command).then(|| shape(&held));

@@ -526,6 +526,52 @@ fn permissions_of_the_socket_decide_which_users_may_take() {
     holder.ends();
 }
 
+/// COMMAND can be checkpointed: it has the memory, and nothing else that it did not have before.
+#[test]
+fn command_gets_nothing_but_the_memory() {
+    let dir = new_dir();
+    dir.file("model", LEN);
+    let _holder = hold(&dir, "model");
+    // `ls` has its own descriptor of the folder.
+    let script = "ls -l /proc/$$/fd | sed -n 's/.* -> //p'; ls /proc/$$/task | wc -l";
+    let seen = |command: &mut Command| {
+        let ended = end(command).ok();
+        let lines = ended.stdout.lines().map(str::to_string);
+        lines.filter(|line| !line.starts_with("pipe:")).collect()
+    };
+    let before: Vec<_> = seen(Command::new("sh").args(["-c", script]));
+    let with: Vec<_> = seen(&mut take(&dir, "model", &["sh", "-c", script]));
+    let (memory, rest): (Vec<_>, Vec<_>) =
+        with.into_iter().partition(|line| line.contains("memfd:"));
+    assert_eq!(memory, ["/memfd:model (deleted)"]);
+    assert_eq!(rest, before);
+}
+
+/// The holder sees its end even in another PID namespace, on this kernel.
+#[test]
+fn a_taker_in_another_pid_namespace_is_counted_until_it_ends() {
+    if !is_root() {
+        eprintln!("skipped: only root makes PID namespaces");
+        return;
+    }
+    let dir = new_dir();
+    dir.file("model", LEN);
+    let holder = hold(&dir, "model --idle 2s");
+    let mut outer = Command::new("unshare");
+    outer.args(["--pid", "--fork", env!("CARGO_BIN_EXE_dmafile")]);
+    outer.args(["take", "model", "--socket", SOCKET, "--", "sh", "-c"]);
+    outer.arg("echo ready; sleep 4").current_dir(dir.path("."));
+    let mut taker = start(&mut outer);
+    taker.until_written("ready\n");
+    let held = holds(&dir);
+    let known = (&held["takers"], &held["unknown_takers"]);
+    assert_eq!(known, (&1.into(), &0.into()), "{held}");
+    taker.end().ok();
+    // It stayed for longer than an unused holder.
+    assert_eq!(holds(&dir)["takers"], 0);
+    holder.ends();
+}
+
 /// Sets soft and hard limit on open files, so that the command cannot raise it.
 fn open_files(command: &mut Command, most: u64) -> &mut Command {
     let limits = libc::rlimit {

@@ -24,6 +24,7 @@ mod shared;
 mod store;
 mod systemd;
 mod take;
+mod takers;
 mod watch;
 
 #[cfg(fuzzing)]

@@ -36,8 +36,11 @@ pub struct Holding {
     pub changed: Option<bool>,
     /// The files.
     pub files: Vec<HeldInfo>,
-    /// Number of processes that have taken it and are connected.
+    /// Number of takes by processes that still run, and have not returned it. Children that they forked do not count.
     pub takers: usize,
+    /// Number of takes by processes whose end the holder does not see: those in another PID namespace, on Linux before
+    /// 6.5, and those for which it has no descriptors left. They do not keep an idle holder from ending.
+    pub unknown_takers: usize,
     /// Up to a thousand of them.
     pub some_takers: Vec<Taker>,
 }
@@ -147,6 +150,7 @@ fn ask(at: &Path, cancel: &CancelToken) -> Result<Holding> {
                 sealed: files.iter().all(|file| file.sealed),
                 changed: any_changed(&files),
                 takers: answer.takers,
+                unknown_takers: answer.unknown_takers,
                 some_takers: takers.map(|(pid, uid)| Taker { pid, uid }).collect(),
                 files,
             });

@@ -1,7 +1,7 @@
 //! One connection to a holder, and what it may request.
 //!
-//! Until it has taken the files, a peer may have one answer in flight at a time, a limited number of requests,
-//! and limited time. After that it may not request anything, and counts as a taker while it is connected.
+//! A peer may have one answer in flight at a time, a limited number of requests, and limited time. Once it has taken
+//! the files, it may not request anything.
 //!
 //! A connection with descriptors that the peer does not receive stays open, so that they are known
 //! ([`InFlight`]), but is not served any more.
@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How long a peer may be connected without having taken the files.
+/// How long a peer may be connected.
 pub(super) const LIFE: Duration = Duration::from_secs(10);
 /// Maximum number of requests, not counting those for further files.
 const MOST_REQUESTS: u32 = 64;
@@ -86,8 +86,12 @@ pub(super) struct Around<'a> {
     pub flight: InFlight,
     /// The user of the holder.
     pub owner: u32,
-    /// The processes that have taken the files.
+    /// The processes that are known to have the files.
     pub takers: &'a [(u32, u32)],
+    /// How often other processes have taken them.
+    pub unknown: usize,
+    /// Processes that have returned the files now.
+    pub returned: Vec<Credentials>,
 }
 
 impl Peer {
@@ -151,16 +155,6 @@ impl Peer {
         self.unreceived == 0
     }
 
-    /// True if all files have been sent to it.
-    pub(super) fn has_all(&self) -> bool {
-        self.has_all
-    }
-
-    /// True if it has received all files.
-    pub(super) fn took(&self) -> bool {
-        self.has_all && self.unreceived == 0
-    }
-
     /// True if closing the connection loses nothing that has to be known.
     pub(super) fn is_free(&self) -> bool {
         self.unreceived == 0
@@ -179,21 +173,9 @@ impl Peer {
     /// Reads a request, or sends an answer. `ready` if its socket is.
     pub(super) fn step(&mut self, around: &mut Around<'_>, ready: bool, now: Instant) -> NextStep {
         if let PeerState::Stuck(_) = self.state {
-            return match (self.has_received(), self.has_all) {
-                (false, _) => self.stick(now),
-                (true, false) => NextStep::Drop,
-                (true, true) => {
-                    self.state = PeerState::Listens;
-                    self.deadline = None;
-                    NextStep::Stay
-                }
-            };
+            return self.end(now);
         }
         if self.deadline.is_some_and(|deadline| now >= deadline) {
-            if self.has_all && self.has_received() {
-                self.deadline = None;
-                return NextStep::Stay;
-            }
             match self.state {
                 PeerState::Answers(_, Some(_)) => {
                     let why = "too many descriptors have been sent and not been received";
@@ -290,6 +272,10 @@ impl Peer {
             }
             Op::Take => from..from + around.set.batch(from).len(),
             Op::List => from..total.min(from + MOST_LISTED),
+            Op::Return => {
+                around.returned.push(self.who);
+                return Err(());
+            }
             Op::Release if ![0, around.owner].contains(&self.who.uid) => {
                 return refuse(Errno::PERM, "only its owner and root may release it");
             }
@@ -319,6 +305,7 @@ impl Peer {
                 since: set.since,
                 total: set.members.len(),
                 takers: takers.len(),
+                unknown_takers: around.unknown,
                 some_takers: if take {
                     Vec::new()
                 } else {

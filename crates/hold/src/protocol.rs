@@ -1,6 +1,6 @@
 //! The messages on the socket: one JSON object each (SOCK_SEQPACKET, unix(7)).
 //!
-//! Each request gets one answer. An answer to `take` carries the descriptors of the files that it lists; if
+//! Each request gets one answer, except that the files are returned. An answer to `take` carries the descriptors of the files that it lists; if
 //! not all fit, the taker requests the remaining ones.
 
 use super::identity::FileIdentity;
@@ -33,6 +33,8 @@ pub(super) enum Op {
     Take,
     /// Requests the list of files, and the processes that have taken them.
     List,
+    /// Says that this process no longer has what it took. There is no answer.
+    Return,
     /// Ends the hold.
     Release,
 }
@@ -52,6 +54,19 @@ pub(super) struct PeerRequest {
 }
 
 impl PeerRequest {
+    pub(super) fn new(op: Op, name: Option<&str>, from: usize) -> Self {
+        Self {
+            v: VERSION,
+            op,
+            name: name.map(str::to_string),
+            from,
+        }
+    }
+
+    pub(super) fn message(&self) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec(self)
+    }
+
     /// The request in a message; or why it is none.
     pub(super) fn parse(message: &[u8]) -> Result<Self, &'static str> {
         match serde_json::from_slice::<Self>(message) {
@@ -79,9 +94,12 @@ pub(super) struct Answer {
     /// Total number of files.
     #[serde(default)]
     pub total: usize,
-    /// Number of peers that have taken it and are still connected.
+    /// How often processes that still run have taken it and not returned it.
     #[serde(default)]
     pub takers: usize,
+    /// How often it was taken by processes whose end the holder does not see.
+    #[serde(default)]
+    pub unknown_takers: usize,
     /// Some of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub some_takers: Vec<(u32, u32)>,
@@ -118,6 +136,7 @@ impl Answer {
             since: 0,
             total: 0,
             takers: 0,
+            unknown_takers: 0,
             some_takers: Vec::new(),
             files: Vec::new(),
         }

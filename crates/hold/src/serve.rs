@@ -4,6 +4,7 @@ use super::flight::InFlight;
 use super::peer::{Around, NextStep, Peer};
 use super::place::Bound;
 use super::set::Set;
+use super::takers::Takers;
 use super::watch::FileWatch;
 use dmafile_sys::{Errno, host, socket};
 use rustix::event::{PollFd, PollFlags};
@@ -26,7 +27,7 @@ pub enum Ended {
     Stopped,
     /// Its owner, or root, released what it held.
     Released,
-    /// No process had it or took it for the time set with [`Hold::idle`](super::Hold::idle).
+    /// No process was connected, or known to have it, for the time set with [`Hold::idle`](super::Hold::idle).
     Idle,
 }
 
@@ -43,6 +44,7 @@ pub(super) struct Server {
     most: usize,
     /// In the order in which they connected.
     peers: Vec<Peer>,
+    takers: Takers,
     /// A peer waits until others have received their descriptors.
     is_full: bool,
     /// When a process last took or released the files.
@@ -66,6 +68,8 @@ impl Server {
                 .unwrap_or(usize::MAX)
                 .saturating_sub(held)
         };
+        // A third for connections, one for descriptors that are being sent, one for takers.
+        let most = open.map_or(4096, |open| (room(open) / 3).clamp(16, 4096));
         Self {
             set,
             watch,
@@ -73,7 +77,8 @@ impl Server {
             stop,
             idle,
             owner: super::place::user(),
-            most: open.map_or(4096, |open| (room(open) / 2).clamp(16, 4096)),
+            most,
+            takers: Takers::new(most),
             peers: Vec::new(),
             is_full: false,
             last: Instant::now(),
@@ -92,6 +97,9 @@ impl Server {
             if ready.notifier {
                 self.watch.hear();
             }
+            if self.takers.ended(&ready.takers) {
+                self.last = now;
+            }
             if self.serve(&ready.peers, now) {
                 break Ended::Released;
             }
@@ -99,11 +107,16 @@ impl Server {
                 self.accept(now);
             }
             let idle = self.idle.is_some_and(|idle| now >= self.last + idle);
-            if idle && self.peers.is_empty() {
+            if idle && self.is_unused() {
                 break Ended::Idle;
             }
         };
         (end, self.set)
+    }
+
+    /// True if no process is connected, or known to have the files.
+    fn is_unused(&self) -> bool {
+        self.peers.is_empty() && self.takers.processes().next().is_none()
     }
 
     /// Waits until there is something to do.
@@ -122,6 +135,9 @@ impl Server {
             poll(self.watch.notifier(), PollFlags::IN),
         ];
         let first = fds.len();
+        let takers = self.takers.processes();
+        fds.extend(takers.map(|process| PollFd::from_borrowed_fd(process, PollFlags::IN)));
+        let last = fds.len();
         let peers = self.peers.iter();
         let waited: Vec<_> = peers.map(|peer| peer.waits_for(now)).collect();
         let pairs = self.peers.iter().zip(&waited);
@@ -129,7 +145,7 @@ impl Server {
         let alarms = self.peers.iter().filter_map(Peer::alarm);
         let idle = self
             .idle
-            .filter(|_| self.peers.is_empty())
+            .filter(|_| self.is_unused())
             .map(|idle| self.last + idle);
         let next = alarms
             .chain(idle)
@@ -152,12 +168,14 @@ impl Server {
             }
         };
         let some = |fd: &PollFd<'_>| count > 0 && !fd.revents().is_empty();
-        let mut peers = fds[first..].iter().map(some);
+        let takers = fds[first..last].iter().map(some).collect();
+        let mut peers = fds[last..].iter().map(some);
         let next = |events: Option<_>| events.is_some() && peers.next() == Some(true);
         Ready {
             stop: some(&fds[0]),
             listener: accepts && some(&fds[1]),
             notifier: some(&fds[2]),
+            takers,
             peers: waited.into_iter().map(next).collect(),
         }
     }
@@ -165,23 +183,22 @@ impl Server {
     /// Serves every peer that is ready, and disconnects those whose time is up. Returns whether it was
     /// released.
     fn serve(&mut self, ready: &[bool], now: Instant) -> bool {
-        let mut takers = Vec::new();
-        for peer in &mut self.peers {
-            if peer.has_all() || self.is_full {
+        if self.is_full {
+            for peer in &mut self.peers {
                 peer.has_received();
             }
-            if peer.took() {
-                takers.push((peer.who.pid, peer.who.uid));
-            }
         }
+        let known = self.takers.known();
         let mut around = Around {
             set: &self.set,
             watch: &mut self.watch,
             flight: InFlight::of(&self.peers, self.owner, self.most),
             owner: self.owner,
-            takers: &takers,
+            takers: &known,
+            unknown: self.takers.unknown(),
+            returned: Vec::new(),
         };
-        let (mut released, mut last) = (false, None);
+        let mut released = false;
         let mut number = 0;
         self.peers.retain_mut(|peer| {
             let ready = ready[number];
@@ -191,14 +208,20 @@ impl Server {
             } else {
                 NextStep::Stay
             };
-            if step == NextStep::Took || (step == NextStep::Drop && peer.has_all()) {
-                last = Some(now);
+            if step == NextStep::Took {
+                self.takers
+                    .add(peer.who, socket::peer_process(peer.socket()));
+                self.last = now;
             }
             released |= step == NextStep::Release;
             matches!(step, NextStep::Stay | NextStep::Took)
         });
         self.is_full = around.flight.full;
-        self.last = last.unwrap_or(self.last);
+        for who in around.returned {
+            if self.takers.returned(who) {
+                self.last = now;
+            }
+        }
         released
     }
 
@@ -227,9 +250,8 @@ impl Server {
         }
     }
 
-    /// Disconnects a peer to make room for another one; returns whether that is possible. Of those that have not
-    /// taken anything, or of those that have, whichever are more, it is the oldest one of the user who has the most:
-    /// so neither one user nor one who acts as many users keeps others out. A disconnected taker keeps the memory.
+    /// Disconnects a peer to make room for another one; returns whether that is possible. It is the oldest one of the
+    /// user who has the most, so that one user does not keep others out.
     fn make_room(&mut self) -> bool {
         for peer in &mut self.peers {
             peer.has_received();
@@ -240,21 +262,16 @@ impl Server {
                 .enumerate()
                 .filter(|(_, peer)| peer.is_free())
         };
-        let took = free().filter(|(_, peer)| peer.took()).count();
-        let of_takers = took * 2 > free().count();
-        let class = || free().filter(|(_, peer)| peer.took() == of_takers);
         let mut users = BTreeMap::new();
-        for (_, peer) in class() {
+        for (_, peer) in free() {
             *users.entry(peer.who.uid).or_insert(0) += 1;
         }
-        let oldest = class().max_by_key(|(number, peer)| (users[&peer.who.uid], Reverse(*number)));
+        let oldest = free().max_by_key(|(number, peer)| (users[&peer.who.uid], Reverse(*number)));
         let Some((number, _)) = oldest else {
             return false;
         };
         let peer = self.peers.remove(number);
-        if !of_takers {
-            peer.refuse(Errno::USERS, "too many connections");
-        }
+        peer.refuse(Errno::USERS, "too many connections");
         true
     }
 }
@@ -264,5 +281,7 @@ struct Ready {
     stop: bool,
     listener: bool,
     notifier: bool,
+    /// Those that have ended.
+    takers: Vec<bool>,
     peers: Vec<bool>,
 }

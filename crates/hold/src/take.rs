@@ -3,7 +3,7 @@
 use super::holder::Holder;
 use super::name;
 use super::place;
-use super::protocol::{Answer, HeldInfo, LONGEST_ANSWER, Op, PeerRequest, VERSION};
+use super::protocol::{Answer, HeldInfo, LONGEST_ANSWER, Op, PeerRequest};
 use dmafile::internal::Verb;
 use dmafile::{Buffer, CancelToken, Error, Result};
 use dmafile_sys::socket::{self, Credentials};
@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a holder may take to answer.
@@ -34,8 +35,8 @@ pub struct Take {
 
 /// Files in memory that another process loaded, taken from its holder.
 ///
-/// The memory exists for as long as any process has it, even if the holder ends. Until this is dropped the
-/// holder counts this process as a taker.
+/// The memory exists for as long as any process has it, even if the holder ends. Until this is dropped, or the
+/// process ends, the holder counts it as a taker; there is no connection.
 #[derive(Debug)]
 pub struct Held {
     name: String,
@@ -56,7 +57,7 @@ pub struct HeldFile {
     /// True if this process maps its huge pages as such, if it has any: None if it has none, or if that cannot
     /// be found out.
     pub huge: Option<bool>,
-    /// Keeps the connection to the holder, or this process's own service, for as long as the memory is in use.
+    /// What is to be undone when the memory is no longer in use.
     _from: Arc<KeepAlive>,
 }
 
@@ -68,19 +69,37 @@ struct From {
 }
 
 /// What must exist for as long as the memory is in use here.
+#[derive(Debug)]
 pub(super) enum KeepAlive {
-    /// The holder counts the connection.
-    Connection { socket: OwnedFd },
+    /// The holder counts this process.
+    Taken(Taken),
     /// This process passes it on.
     Serving { _holder: Holder },
 }
 
-impl std::fmt::Debug for KeepAlive {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Connection { .. } => "Connection",
-            Self::Serving { .. } => "Serving",
-        })
+/// Tells the holder when it is dropped.
+#[derive(Debug)]
+pub(super) struct Taken {
+    name: String,
+    from: From,
+    /// The process that took it; a forked child does not count.
+    pid: u32,
+    until_exit: AtomicBool,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if *self.until_exit.get_mut() || std::process::id() != self.pid {
+            return;
+        }
+        // If the holder does not hear it, it counts this process until that ends.
+        let socket = place::connect(Verb::Take, &self.from.at);
+        if let Some(socket) = socket.ok()
+            && socket::credentials(socket.as_fd()) == Ok(self.from.who)
+            && let Ok(request) = PeerRequest::new(Op::Return, Some(&self.name), 0).message()
+        {
+            let _ = socket::send(socket.as_fd(), &request, &[], false);
+        }
     }
 }
 
@@ -121,20 +140,12 @@ impl Held {
         self.files
     }
 
-    /// A second descriptor of the connection to the holder, to be inherited by programs that this process
-    /// executes: the holder then counts them as takers. None if this process serves the memory itself.
-    ///
-    /// # Errors
-    /// EMFILE.
-    pub fn inherited_connection(&self) -> Result<Option<OwnedFd>> {
-        let failed = |errno| Error::os("cannot pass the connection on", errno);
-        let Some(KeepAlive::Connection { socket }) = self.files.first().map(|file| &*file._from)
-        else {
-            return Ok(None);
-        };
-        let dup = file::dup(socket.as_fd()).map_err(failed)?;
-        file::inherit(dup.as_fd()).map_err(failed)?;
-        Ok(Some(dup))
+    /// Lets the holder count this process until it ends, even after this has been dropped: for a program that it is
+    /// about to execute.
+    pub fn count_until_exit(&self) {
+        if let Some(KeepAlive::Taken(taken)) = self.files.first().map(|file| &*file._from) {
+            taken.until_exit.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The path of the socket that it was taken from.
@@ -323,10 +334,14 @@ pub(super) fn receive(talk: Talk, name: &str) -> Result<Held> {
             return Err(talk.unsound(&why));
         }
     }
+    let at = std::path::absolute(&at).unwrap_or(at);
     let from = From { at, who: talk.who };
-    let kept = Arc::new(KeepAlive::Connection {
-        socket: talk.socket,
-    });
+    let kept = Arc::new(KeepAlive::Taken(Taken {
+        name: name.to_string(),
+        from: from.clone(),
+        pid: std::process::id(),
+        until_exit: AtomicBool::new(false),
+    }));
     let files = files.into_iter();
     let files = files.map(|(buffer, info)| HeldFile::new(buffer, info, Arc::clone(&kept)));
     Ok(Held {
@@ -420,14 +435,9 @@ impl Talk {
 
     /// Sends a request.
     pub(super) fn request(&self, op: Op, name: Option<&str>, from: usize) -> Result<()> {
-        let request = PeerRequest {
-            v: VERSION,
-            op,
-            name: name.map(str::to_string),
-            from,
-        };
-        let bytes =
-            serde_json::to_vec(&request).map_err(|error| self.unsound(&error.to_string()))?;
+        let bytes = PeerRequest::new(op, name, from)
+            .message()
+            .map_err(|error| self.unsound(&error.to_string()))?;
         let sent = socket::send(self.socket.as_fd(), &bytes, &[], false);
         sent.map_err(|errno| self.failed(errno))
     }

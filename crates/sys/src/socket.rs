@@ -7,9 +7,10 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     sockopt,
 };
+use rustix::process::{Pid, PidfdFlags};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -221,6 +222,34 @@ pub fn credentials(socket: BorrowedFd<'_>) -> Result<Credentials, Errno> {
         }),
         _ => Err(last_errno()),
     }
+}
+
+/// The process at the other end, which connected, as a pidfd: readable once it has ended. ESRCH if it has; EOPNOTSUPP if
+/// it is in another PID namespace, on Linux before 6.5.
+pub fn peer_process(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let mut process: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `process`, which is that long.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut process).cast(),
+            &raw mut len,
+        )
+    };
+    match done {
+        // SAFETY: the kernel has just made this descriptor, for this process.
+        0 if process >= 0 => return Ok(unsafe { OwnedFd::from_raw_fd(process) }),
+        -1 if last_errno() == Errno::SRCH => return Err(Errno::SRCH),
+        _ => {}
+    }
+    // Before Linux 6.5. Its number could be that of another process by now, if it has just ended.
+    let pid = i32::try_from(credentials(socket)?.pid)
+        .ok()
+        .and_then(Pid::from_raw);
+    rustix::process::pidfd_open(pid.ok_or(Errno::OPNOTSUPP)?, PidfdFlags::empty())
 }
 
 /// Sends a datagram to the service manager's socket; a name that begins with `@` is an abstract one.

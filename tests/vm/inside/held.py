@@ -99,6 +99,32 @@ def held(
         loads.count += 1
 
 
+def unseen(loads: Loads, file: File) -> None:
+    """Holds the file in a PID namespace of its own: Linux before 6.5 does not tell it who takes."""
+    socket = f"--socket={SOCKET}"
+    hold = [loads.dmafile, "hold", str(file.path), "--name=file", socket]
+    take = [loads.dmafile, "take", "file", socket, "--quiet", "--", "sh", "-c", "echo; read go"]
+    release = tuple(map(int, os.uname().release.split(".")[:2]))
+
+    def takers() -> tuple[int, int]:
+        said = subprocess.check_output([loads.dmafile, "holds", "--json", socket])
+        [held] = json.loads(said)
+        return held["takers"], held["unknown_takers"]
+
+    for outer in ([], ["unshare", "--pid", "--fork"]):
+        holder = subprocess.Popen([*outer, *hold], stdout=subprocess.PIPE)
+        assert holder.stdout is not None and holder.stdout.readline()
+        known = not outer or release >= (6, 5)
+        pipe = subprocess.PIPE
+        taker = subprocess.Popen(take, stdin=pipe, stdout=pipe)
+        assert taker.stdout is not None and taker.stdout.readline() == b"\n"
+        assert takers() == ((1, 0) if known else (0, 1)), (takers(), release)
+        taker.communicate(b"go\n")
+        assert takers() == ((0, 0) if known else (0, 1)), (takers(), release)
+        subprocess.run([loads.dmafile, "release", "file", socket], check=True)
+        assert holder.wait() == 0
+
+
 def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
     loads = Loads(dmafile, helpers)
     SOCKET.parent.mkdir(mode=0o755)
@@ -110,6 +136,7 @@ def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
     held(loads, manager, file, "memfd", [[importer, "send", importer, "receive"]])
     for kind in kinds:
         held(loads, manager, file, kind, ways)
+    unseen(loads, file)
     print(f"{loads.count} imports checked")
 
 
