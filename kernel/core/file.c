@@ -85,7 +85,7 @@ u32 dmafile_file_align(struct file *file, bool write)
 	struct kstat stat;
 	u32 align = 0;
 
-	if (S_ISBLK(file_inode(file)->i_mode))
+	if (IS_ENABLED(CONFIG_BLOCK) && S_ISBLK(file_inode(file)->i_mode))
 		align = bdev_logical_block_size(I_BDEV(file->f_mapping->host));
 	else if (!vfs_getattr(&file->f_path, &stat, STATX_DIOALIGN, AT_STATX_DONT_SYNC) &&
 		 (stat.result_mask & STATX_DIOALIGN))
