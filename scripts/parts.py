@@ -94,6 +94,14 @@ PARTS = (
         (*PACKAGE, "vm/", "tests/vm/", "kernel/", "bench/instructions/", "bench/candidates.py"),
         (TOOLS, EXTENSION),
     ),
+    Part(
+        "freeze",
+        "processes frozen and thawed by Debian's criu",
+        2,
+        f"{PYTEST} tests/freeze",
+        (*CORE, "tests/freeze/"),
+        (TOOLS, ROOT_USER),
+    ),
     Part("fuzz", "fuzz the readers", 3, "fuzz/run", ("fuzz/", "attacks/", *CORE), (CXX,)),
     Part("kernel-lint", "gcc, sparse, checkpatch", 4, "make -C kernel lint", ("kernel/",), (APT,)),
     Part(

@@ -89,6 +89,10 @@ subcommands! {
     "holds" => Holds(HoldsArgs),
     /// End a hold; processes keep what they have taken
     "release" => Release(ReleaseArgs),
+    /// Save running processes with CRIU; memory that is held stays out of the images
+    "freeze" => Freeze(FreezeArgs),
+    /// Let frozen processes run again, with their memory from the hold
+    "thaw" => Thaw(ThawArgs),
     /// List the tensors of a model; reads headers only
     "show" => Show(ShowArgs),
     /// Print the plan for a load and the reason for each choice; loads nothing
@@ -468,6 +472,66 @@ pub struct ReleaseArgs {
     /// The path of the socket [default: that of this user, or else of root]
     #[arg(long, value_name = "SOCKET")]
     pub socket: Option<PathBuf>,
+}
+
+/// `dmafile freeze`
+#[derive(Args, Debug)]
+#[command(
+    override_usage = "dmafile freeze [OPTIONS] <PID>... <DIR> [-- <CRIU OPTIONS>]",
+    after_help = SHORT,
+    after_long_help = "The processes and their descendants end when all images are on the disk; if anything fails, \
+                  they run on. Memory that they took from a hold is not in the images, which name it instead. \
+                  Other memory that processes share (memfds, mappings with MAP_SHARED) is saved directly, many \
+                  objects at once. It needs root, and criu 3.19 or later, whose options follow --, such as \
+                  --tcp-close."
+)]
+pub struct FreezeArgs {
+    /// Processes, and the folder for the images, which must not exist
+    #[arg(required = true, num_args = 2.., value_names = ["PID", "DIR"])]
+    pub words: Vec<OsString>,
+
+    /// The path of a socket of a hold that `dmafile holds` does not list; repeat it for several
+    #[arg(long, value_name = "SOCKET")]
+    pub socket: Vec<PathBuf>,
+
+    /// Let the processes run on afterwards
+    #[arg(long)]
+    pub leave_running: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+
+    /// Options of `criu dump`
+    #[arg(last = true, value_name = "CRIU OPTIONS")]
+    pub options: Vec<OsString>,
+}
+
+/// `dmafile thaw`
+#[derive(Args, Debug)]
+#[command(
+    after_help = SHORT,
+    after_long_help = "All images are checked first. Held memory is taken from its hold; if nothing holds it, the file \
+                  is loaded, once for all processes on this machine that need it. The command stays until the \
+                  processes end, and ends with the status of the last one, unless --detach is given. It needs \
+                  root, and criu 3.19 or later, whose options follow --."
+)]
+pub struct ThawArgs {
+    /// The folder that `dmafile freeze` has written
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+
+    /// Write the process ID of each frozen PID to this file, one per line, when they run
+    #[arg(long, value_name = "PATH")]
+    pub pidfile: Option<PathBuf>,
+
+    /// Return when they run
+    #[arg(long)]
+    pub detach: bool,
+
+    /// Options of `criu restore`
+    #[arg(last = true, value_name = "CRIU OPTIONS")]
+    pub options: Vec<OsString>,
 }
 
 /// `dmafile save`

@@ -8,6 +8,7 @@ mod command;
 mod doctor;
 mod explain;
 mod folder;
+mod freeze;
 mod given;
 mod hold;
 mod limits;
@@ -105,6 +106,8 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
         Command::Take(args) => take::run(args, launcher),
         Command::Holds(args) => hold::list(args),
         Command::Release(args) => hold::release(args),
+        Command::Freeze(args) => freeze::freeze(args),
+        Command::Thaw(args) => freeze::thaw(args),
         Command::Show(args) => show::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),

@@ -1,0 +1,409 @@
+//! Thawing: memory is taken from holds, or filled by the engine, and given to criu as descriptors.
+
+use crate::criu;
+use crate::freeze::digest_of_memory;
+use crate::manifest::{
+    self, ALGORITHM, Held, ImageFile, MEMORY, Manifest, Memory, OpenMemory, Stored,
+};
+use crate::place::RunFolder;
+use dmafile::internal::folder::Folder;
+use dmafile::internal::sync::lock;
+use dmafile::{Algorithm, CancelToken, Error, Kind, Load, Result, Verify};
+use dmafile_hold::{HeldFile, Shared};
+use dmafile_sys::{Errno, errno, file, memfd, place};
+use rustix::fs::{Mode, OFlags, SealFlags, SeekFrom};
+use rustix::process::{Pid, WaitOptions, waitpid};
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+const WHAT: &str = "cannot thaw";
+const LOG: &str = "restore.log";
+/// Number of threads that fill memory, and that check images.
+const FILLERS: usize = 8;
+
+/// A builder for a thaw: the folder of images, and how to run criu.
+#[must_use = "nothing is thawed before `run`"]
+pub struct Thaw {
+    from: PathBuf,
+    wait: Duration,
+    options: Vec<OsString>,
+    cancel: CancelToken,
+}
+
+/// Held memory, and whether a holder had it; otherwise it was loaded.
+type Source = (dmafile_hold::Held, bool);
+
+/// Processes that run again. They are children of this process, if that still exists.
+#[derive(Debug)]
+#[must_use = "it says which processes run"]
+pub struct Thawed {
+    pids: Vec<u32>,
+    taken: usize,
+    loaded: usize,
+    /// Counted by the holder, or passed on by this process, until they end.
+    _held: Vec<dmafile_hold::Held>,
+}
+
+impl Thawed {
+    /// The process IDs of the roots, in the order in which they were frozen.
+    pub fn pids(&self) -> &[u32] {
+        &self.pids
+    }
+
+    /// Number of holds that memory was taken from.
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Number of held files that had to be loaded again, because nothing held them.
+    pub fn loaded(&self) -> usize {
+        self.loaded
+    }
+
+    /// Waits until all of them have ended; returns the exit status of the last root, as a shell does: 128 and the
+    /// signal's number, if a signal ended it.
+    pub fn wait(self) -> i32 {
+        let mut last = 0;
+        for &pid in &self.pids {
+            let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+            let waited = loop {
+                match waitpid(pid, WaitOptions::empty()) {
+                    Err(Errno::INTR) => {}
+                    done => break done,
+                }
+            };
+            if let Ok(Some((_, status))) = waited {
+                let signal = || status.terminating_signal().map(|signal| 128 + signal);
+                last = status.exit_status().or_else(signal).unwrap_or(0);
+            }
+        }
+        last
+    }
+}
+
+impl Thaw {
+    /// Thaws the images in a folder that [`Freeze`](crate::Freeze) has written.
+    pub fn of(folder: impl Into<PathBuf>) -> Self {
+        Self {
+            from: folder.into(),
+            wait: Duration::from_secs(600),
+            options: Vec::new(),
+            cancel: CancelToken::new(),
+        }
+    }
+
+    /// How long to wait for another process that is loading a file that nothing holds; default: ten minutes.
+    pub fn wait(mut self, most: Duration) -> Self {
+        self.wait = most;
+        self
+    }
+
+    /// Further options of `criu restore` (criu(8)).
+    pub fn options(mut self, options: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        self.options.extend(options.into_iter().map(Into::into));
+        self
+    }
+
+    /// Lets `token` cancel it, until criu restores.
+    pub fn cancel(mut self, token: CancelToken) -> Self {
+        self.cancel = token;
+        self
+    }
+
+    /// Checks all images, gets all memory, and lets the processes run again.
+    ///
+    /// # Errors
+    /// ENOENT without criu or images; EOPNOTSUPP if criu is too old; EPERM if other users can change the images; EBADMSG if an image is damaged; ESTALE if what a
+    /// hold has, or the file that would be loaded in its place, is not what the processes had; what criu says, and the
+    /// errors of [`Load::run`]. Nothing runs then.
+    pub fn run(self) -> Result<Thawed> {
+        criu::version(WHAT)?;
+        let folder = Folder::open(&self.from)
+            .map_err(|errno| Error::os(WHAT, errno).at(self.from.display().to_string()))?;
+        // The processes get the rights that their images say.
+        folder.trust()?;
+        folder.trust_path()?;
+        let manifest = Manifest::read(WHAT, &self.from)?;
+        self.check_images(&manifest)?;
+        let (held, memory) = self.held(&manifest)?;
+        let stored = self.stored(&manifest)?;
+        let mut pids = Vec::new();
+        for (number, tree) in manifest.trees.iter().enumerate() {
+            let open = |file: &OpenMemory| {
+                let fd = match file.memory {
+                    Memory::Stored(at) => stored[at].as_fd(),
+                    Memory::Held(at) => memory[at].as_fd(),
+                };
+                Ok((file.key.clone(), opened(fd, file)?))
+            };
+            let files = tree.open.iter().map(open).collect::<Result<Vec<_>>>()?;
+            pids.push(self.restore(number, tree.pid, &files)?);
+        }
+        let taken = held.iter().filter(|one| one.1).count();
+        Ok(Thawed {
+            pids,
+            taken,
+            loaded: held.len() - taken,
+            _held: held.into_iter().map(|(held, _)| held).collect(),
+        })
+    }
+
+    /// Compares the images with their digests.
+    fn check_images(&self, manifest: &Manifest) -> Result<()> {
+        let mut all = Vec::new();
+        for (number, tree) in manifest.trees.iter().enumerate() {
+            let folder = self.from.join(manifest::folder_of(number));
+            all.extend(
+                tree.images
+                    .iter()
+                    .map(|image| (folder.join(&image.name), image)),
+            );
+        }
+        for_each(&all, &self.cancel, |(path, image)| check(path, image))
+    }
+
+    /// The held memory; whether each was taken, and descriptors of all files.
+    fn held(&self, manifest: &Manifest) -> Result<(Vec<Source>, Vec<OwnedFd>)> {
+        let mut sources: Vec<Source> = Vec::new();
+        let mut memory = Vec::new();
+        for one in &manifest.held {
+            let failed = |errno: Errno| Error::os(WHAT, errno).at(one.name.clone());
+            let known = sources
+                .iter()
+                .position(|(held, taken)| *taken && held.socket() == one.socket);
+            let at = match known {
+                Some(at) => at,
+                None => {
+                    sources.push(self.source(one)?);
+                    sources.len() - 1
+                }
+            };
+            let files = sources[at].0.files();
+            let found = files.iter().find(|file| file.name == one.name);
+            let found = found.ok_or_else(|| changed(one, "it has no file of this name"))?;
+            compare(one, found)?;
+            let fd = found.buffer.as_fd().ok_or_else(|| failed(Errno::NXIO))?;
+            memory.push(file::dup(fd).map_err(failed)?);
+        }
+        Ok((sources, memory))
+    }
+
+    /// The hold of a file, or the file itself.
+    fn source(&self, one: &Held) -> Result<Source> {
+        let take = dmafile_hold::Held::take(&one.hold).socket(&one.socket);
+        match take.cancel(self.cancel.clone()).run() {
+            Ok(held) => Ok((held, true)),
+            Err(_) if self.cancel.is_cancelled() => {
+                Err(Error::os(WHAT, Errno::CANCELED).with_why("cancelled"))
+            }
+            // Nothing holds it, or not for this user.
+            Err(_) => {
+                let algorithm = algorithm(one)?;
+                let shared = Shared::of([&one.file])
+                    .wait(self.wait)
+                    .cancel(self.cancel.clone());
+                let held = shared
+                    .verify(Verify::expect(algorithm, &one.digest)?)
+                    .run()?;
+                Ok((held, false))
+            }
+        }
+    }
+
+    /// Fills the stored memory, several objects at once.
+    fn stored(&self, manifest: &Manifest) -> Result<Vec<OwnedFd>> {
+        let filled: Vec<_> = manifest.stored.iter().map(|_| Mutex::new(None)).collect();
+        let all: Vec<_> = manifest.stored.iter().zip(&filled).enumerate().collect();
+        for_each(&all, &self.cancel, |(number, (one, slot))| {
+            let path = self.from.join(MEMORY).join(number.to_string());
+            *lock(slot) = Some(fill(&path, one, &self.cancel)?);
+            Ok(())
+        })?;
+        let filled = filled.into_iter();
+        Ok(filled
+            .filter_map(|slot| slot.into_inner().ok().flatten())
+            .collect())
+    }
+
+    /// Lets criu restore a tree; returns its root.
+    fn restore(&self, number: usize, pid: u32, files: &[(String, OwnedFd)]) -> Result<u32> {
+        let run = RunFolder::new(WHAT)?;
+        let failed = |error: std::io::Error| Error::os(WHAT, errno(error)).at("criu");
+        let (log, pidfile) = (run.path().join(LOG), run.path().join("pid"));
+        let mut command = Command::new("criu");
+        command.arg("restore").arg("--images-dir");
+        command.arg(self.from.join(manifest::folder_of(number)));
+        command
+            .arg("--work-dir")
+            .arg(run.path())
+            .arg("--pidfile")
+            .arg(&pidfile);
+        command.args(["--log-file", LOG, "-v3", "--shell-job", "--file-locks"]);
+        command.args(["--restore-detached", "--restore-sibling"]);
+        for (key, fd) in files {
+            file::inherit(fd.as_fd()).map_err(|errno| Error::os(WHAT, errno))?;
+            command
+                .arg("--inherit-fd")
+                .arg(format!("fd[{}]:/memfd:{key}", fd.as_raw_fd()));
+        }
+        command.args(&self.options);
+        let status = command.stdin(Stdio::null()).status().map_err(failed)?;
+        if !status.success() {
+            return Err(criu::failed(WHAT, &log, status).at(format!("process {pid}")));
+        }
+        let text = std::fs::read_to_string(&pidfile).map_err(failed)?;
+        Ok(text.trim().parse().unwrap_or(pid))
+    }
+}
+
+/// Runs `with` for each, on several threads; returns the first error.
+fn for_each<T: Sync>(
+    all: &[T],
+    cancel: &CancelToken,
+    with: impl Fn(&T) -> Result<()> + Sync,
+) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if cancel.is_cancelled() {
+                return Err(Error::os(WHAT, Errno::CANCELED).with_why("cancelled"));
+            }
+            if let Err(error) = with(one) {
+                next.store(all.len(), Ordering::Relaxed);
+                return Err(error);
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..FILLERS.min(all.len()))
+            .map(|_| scope.spawn(work))
+            .collect();
+        let joined = threads.into_iter().map(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        // All have ended before this returns, because the scope waits.
+        joined.collect::<Result<()>>()
+    })
+}
+
+/// Compares an image with its digest. criu reads it again afterwards, from the page cache.
+fn check(path: &Path, image: &ImageFile) -> Result<()> {
+    const STEP: usize = 1 << 20;
+    let place = || path.display().to_string();
+    let failed = |error: std::io::Error| Error::os(WHAT, errno(error)).at(place());
+    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let mut hasher = dmafile::internal::Hasher::new(ALGORITHM, image.bytes);
+    let (mut bytes, mut done) = (vec![0; STEP], 0);
+    loop {
+        let got = std::io::Read::read(&mut file, &mut bytes).map_err(failed)?;
+        if got == 0 {
+            break;
+        }
+        done += got as u64;
+        hasher.update(&bytes[..got]);
+    }
+    if done != image.bytes || hasher.hex() != image.digest {
+        return Err(Error::os(WHAT, Errno::BADMSG)
+            .at(place())
+            .with_why("the image is damaged"));
+    }
+    Ok(())
+}
+
+fn changed(one: &Held, why: &str) -> Error {
+    Error::os(WHAT, Errno::STALE)
+        .at(format!("{}, hold {}", one.name, one.hold))
+        .with_why(format!("it is not what the processes had: {why}"))
+        .with_remedy("hold the file as it was when they were frozen")
+}
+
+fn algorithm(one: &Held) -> Result<Algorithm> {
+    one.algorithm.parse().map_err(|_| {
+        Error::os(WHAT, Errno::BADMSG)
+            .at(one.name.clone())
+            .with_why("its digest is of no known kind")
+    })
+}
+
+/// Refuses memory that is not what the processes had.
+fn compare(one: &Held, found: &HeldFile) -> Result<()> {
+    let info = &found.info;
+    if info.bytes != one.bytes {
+        return Err(changed(one, "its size differs"));
+    }
+    let fd = found.buffer.as_fd();
+    let seals = fd
+        .and_then(|fd| memfd::seals(fd).ok())
+        .unwrap_or(SealFlags::empty());
+    if !info.sealed || !seals.contains(SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW) {
+        return Err(changed(one, "it can be changed"));
+    }
+    let size = fd.and_then(|fd| file::stat(fd).ok()).map(|stat| stat.size);
+    if size != Some(one.size) {
+        return Err(changed(one, "the size of its memory differs"));
+    }
+    // The holder has computed it while it loaded, and nobody could change the memory since.
+    let known = info
+        .digest
+        .as_ref()
+        .filter(|digest| digest.algorithm == one.algorithm);
+    let digest = match known {
+        Some(digest) => digest.digest.clone(),
+        None => digest_of_memory(found, algorithm(one)?)?,
+    };
+    if digest != one.digest {
+        return Err(changed(one, "its digest differs"));
+    }
+    Ok(())
+}
+
+fn seals_of(one: &Stored) -> SealFlags {
+    SealFlags::from_bits_retain(one.seals)
+}
+
+/// Makes an object of memory as it was.
+fn fill(path: &Path, one: &Stored, cancel: &CancelToken) -> Result<OwnedFd> {
+    let place = path.display().to_string();
+    let failed = |errno: Errno| Error::os(WHAT, errno).at(place.clone());
+    let mut flags = rustix::fs::MemfdFlags::CLOEXEC;
+    flags |= rustix::fs::MemfdFlags::from_bits_retain(one.huge);
+    // With this seal alone, it could not be sealed at all.
+    flags.set(
+        rustix::fs::MemfdFlags::ALLOW_SEALING,
+        one.seals != SealFlags::SEAL.bits(),
+    );
+    let fd = rustix::fs::memfd_create(one.name.as_str(), flags).map_err(failed)?;
+    memfd::resize(fd.as_fd(), one.bytes).map_err(failed)?;
+    if one.bytes > 0 {
+        let kind = format!("fd:{}", fd.as_raw_fd()).parse::<Kind>()?;
+        let verify = Verify::expect(ALGORITHM, &one.digest)?;
+        Load::new(path)
+            .to(kind)
+            .verify(verify)
+            .cancel(cancel.clone())
+            .run()?;
+    }
+    place::set_mode(fd.as_fd(), one.mode).map_err(failed)?;
+    place::own(fd.as_fd(), (one.user, one.group)).map_err(failed)?;
+    if seals_of(one) != SealFlags::SEAL {
+        memfd::seal(fd.as_fd(), seals_of(one)).map_err(failed)?;
+    }
+    Ok(fd)
+}
+
+/// An open file of the memory, with its own position and flags.
+fn opened(memory: BorrowedFd<'_>, open: &OpenMemory) -> Result<OwnedFd> {
+    let failed = |errno: Errno| Error::os(WHAT, errno).at(open.key.clone());
+    let flags = OFlags::from_bits_retain(open.flags) | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(place::link_of(memory), flags, Mode::empty()).map_err(failed)?;
+    rustix::fs::seek(&fd, SeekFrom::Start(open.position)).map_err(failed)?;
+    Ok(fd)
+}
