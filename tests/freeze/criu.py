@@ -1,5 +1,6 @@
 """Debian's criu, on any release: its programs and libraries are unpacked, and not installed."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,9 @@ RELEASE = "trixie"
 
 
 def folder() -> Path:
-    """A folder with the command criu, unpacked if it is not in the cache (28 MB)."""
+    """A folder with the command criu, unpacked if it is not in the cache (28 MB), or $CRIU."""
+    if own := os.environ.get("CRIU"):
+        return Path(own)
     place = cache() / f"criu-{RELEASE}"
     with alone(place.name):
         if not place.exists():

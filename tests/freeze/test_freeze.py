@@ -397,7 +397,7 @@ def test_a_killed_freeze_or_thaw_leaves_nothing_half_done(keeper: Keeper, round:
         process.kill()
         process.wait()
         # criu ends by itself.
-        left = ["pgrep", "--full", "/usr/sbin/criu (dump|restore)"]
+        left = ["pgrep", "--full", "/criu (dump|restore)"]
         eventually(lambda: not subprocess.run(left, stdout=subprocess.PIPE).stdout)
 
     killed("freeze", str(keeper.pid), "frozen", after=choose.uniform(0, took * 1.1))
