@@ -48,6 +48,18 @@ def build_prefix(tree: Path, *folders: Path) -> Iterator[Sequence[str]]:
                 make(release, wanted | packages_of(place), place)
 
 
+def sparse() -> str:
+    """The command of the newest sparse, which runs with its own C library."""
+    place = cache() / "roots" / SPARSE
+    with alone(f"roots-{SPARSE}"):
+        if not place.exists():
+            with replacing(place) as partial, alone():
+                debian.debian().unpack([SPARSE, "libc6"], partial)
+    [library] = place.rglob("libc.so.6")
+    [loader] = library.parent.glob("ld-linux-*.so.*")
+    return f"{loader} --library-path {library.parent} {place / 'usr' / 'bin' / SPARSE}"
+
+
 def packages_of(place: Path) -> set[str]:
     file = place / LIST
     return set(file.read_text().split()) if file.exists() else set()

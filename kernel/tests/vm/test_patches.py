@@ -14,7 +14,7 @@ import pytest
 from kernel.lint import OF_TRACEPOINTS
 from kernel.test import KERNELS, kernel_of
 from kernel.tests.vm.test_module import matrix
-from vm import debian, kernels, ko, series, small
+from vm import debian, kernels, ko, roots, series, small
 from vm.compiled import static
 from vm.fixtures import passed, vm
 from vm.host import Unavailable, alone, cache, environment, need
@@ -124,13 +124,12 @@ def compiled(kernel: str, build: Path, linux: Path, wanted: Sequence[str], *word
 @pytest.mark.parametrize("kernel", CASES)
 def test_gcc_and_sparse_are_clean(kernel: str) -> None:
     """New files; those of Linux have warnings of their own."""
-    need("sparse", "command", "-v", "sparse")
     version = small.parse(kernel).version
     build = kernels.find(kernel).build
     new = objects(name for patch in series.patches(version) for name in series.added(patch))
     assert new
     with series.tree(version, debian.linux_source(version)) as linux:
-        assert compiled(kernel, build, linux, new, "C=2") == ""
+        assert compiled(kernel, build, linux, new, "C=2", f"CHECK={roots.sparse()}") == ""
 
 
 @matrix

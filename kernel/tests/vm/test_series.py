@@ -142,7 +142,7 @@ def test_a_udmabuf_of_untouched_memory_is_zero(selftest: Selftest, kernel: str) 
 def test_a_write_touches_its_source_once_with_the_series(
     kernel: str, touches: int, tmp_path: Path
 ) -> None:
-    program = static(ROOT / "bench" / "writes.c", tmp_path, "-Wextra", "-DWRITES=100")
+    program = static(ROOT / "kernel" / "bench" / "writes.c", tmp_path, "-Wextra", "-DWRITES=100")
     disks = [f"--fs={fs}" for fs in WRITERS]
     inside = 'cp "$1" /tmp/writes; shift; exec /tmp/writes 0 "$@"'
     command = ("sh", "-c", inside, "sh", str(program), *MOUNTS[: len(WRITERS)])
