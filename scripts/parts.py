@@ -98,7 +98,7 @@ PARTS = (
         "freeze",
         "processes frozen and thawed by Debian's criu",
         2,
-        f"{PYTEST} tests/freeze",
+        f"{PYTEST} -m slow tests/freeze",
         (*CORE, "tests/freeze/"),
         (TOOLS, ROOT_USER),
     ),
