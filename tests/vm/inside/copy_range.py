@@ -8,7 +8,7 @@ Fails with an assertion that names the case, or prints the number of cases.
 import sys
 from pathlib import Path
 
-from tests.vm.inside.loads import MIB, File, Loads, setting
+from tests.vm.inside.loads import MAPPED, MIB, File, Loads, setting
 
 METHOD = "copy-file-range"
 SIZES = (1, 4095, 4096, MIB + 1, 6 * MIB + 777)
@@ -18,8 +18,6 @@ MADE = ("memfd", "udmabuf", "heap:system")
 """Kinds of memory that the load makes, for which the method is requested."""
 PLACES = ((0, 0), (777, 777), (4096, 8192), (5, 4098), (MIB + 1, 0))
 """Where a range begins in the file, and its offset in memory."""
-MAPPED = ("ext4", "xfs")
-"""File systems for which memory is premapped."""
 BLOCK = 512
 """The block size of the disks of the machine."""
 POOL = "/proc/sys/vm/nr_hugepages"

@@ -9,13 +9,11 @@ import hashlib
 import sys
 from pathlib import Path
 
-from tests.vm.inside.loads import MIB, File, Loads, setting
+from tests.vm.inside.loads import MAPPED, MIB, File, Loads, setting
 
 KIND = "heap:system"
 IN_ORDER = "/sys/module/dma_heap_read/parameters/in_order"
 SIZES = (1, 4095, 4096, MIB + 1, 6 * MIB + 777)
-MAPPED = ("ext4", "xfs")
-"""File systems for which memory is premapped."""
 BUFFERED = ("tmpfs",)
 """File systems whose direct reads are copies from the page cache."""
 

@@ -20,6 +20,8 @@ MIB = 1 << 20
 SENTINEL = 0xA5
 """The byte with which maker.c fills memory."""
 USER = 1000
+MAPPED = ("ext4", "xfs") if Path("/sys/module/nvme/parameters/premap").exists() else ()
+"""File systems for which memory is premapped, on a kernel that has this: not series-7.3."""
 PATIENCE = 300
 """A timeout in seconds that is long enough for a machine on a busy host."""
 GROUP = Path("/sys/fs/cgroup/limited")
