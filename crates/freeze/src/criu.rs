@@ -8,6 +8,8 @@ use std::process::{Command, Stdio};
 
 /// The oldest version that takes the descriptors of memfd mappings (`--inherit-fd`).
 const OLDEST: (u32, u32) = (3, 19);
+/// The name of its log, in its working folder.
+const LOG: &str = "criu.log";
 /// The number of its lines that an error quotes.
 const MOST_LINES: usize = 3;
 
@@ -42,9 +44,20 @@ pub(crate) fn version(what: &'static str) -> Result<String> {
     Ok(version)
 }
 
+/// The command to dump or restore, without what only one of them needs.
+pub(crate) fn command(action: &str, images: &Path, work: &Path) -> Command {
+    let mut command = Command::new("criu");
+    command.arg(action).arg("--images-dir").arg(images);
+    command.arg("--work-dir").arg(work);
+    command.args(["--log-file", LOG, "-v3", "--shell-job", "--file-locks"]);
+    command.stdin(Stdio::null());
+    command
+}
+
 /// Why criu failed, in its own words: the last errors in its log.
-pub(crate) fn failed(what: &'static str, log: &Path, status: impl Display) -> Error {
-    let text = std::fs::read(log).unwrap_or_default();
+pub(crate) fn failed(what: &'static str, work: &Path, status: impl Display) -> Error {
+    let log = work.join(LOG);
+    let text = std::fs::read(&log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines = text
         .lines()

@@ -19,7 +19,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Mutex;
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
@@ -31,7 +31,6 @@ const STEP: Duration = Duration::from_millis(5);
 const LONGEST_NAME: usize = 4096;
 /// The name of the socket that criu sends its images to.
 const SOCKET: &str = "streamer-capture.sock";
-const LOG: &str = "dump.log";
 
 /// A builder for images of processes: which, and where to.
 ///
@@ -77,17 +76,8 @@ pub struct Frozen {
     pub objects: usize,
 }
 
-/// What is done with memory that criu is about to send.
-#[derive(Clone, Copy, Debug)]
-enum Fate {
-    Ours(Memory),
-    /// criu restores it.
-    Left,
-}
-
 /// Memory that is saved, except for what only criu's images say of it.
 struct Saved {
-    number: u32,
     bytes: u64,
     seals: u32,
     digest: String,
@@ -106,7 +96,8 @@ struct Common<'a> {
 
 #[derive(Default)]
 struct Fates {
-    by_number: BTreeMap<u32, Fate>,
+    /// Memory that criu has sent: where it comes from in a thaw, or None if criu restores it.
+    by_number: BTreeMap<u32, Option<Memory>>,
     saved: Vec<Saved>,
 }
 
@@ -325,24 +316,15 @@ impl Freeze {
             .set_nonblocking(true)
             .map_err(|error| failed(error, &at))?;
         run.write_hook(WHAT, listener.as_fd())?;
-        let mut command = Command::new("criu");
-        command.arg("dump").arg("--stream");
+        let mut command = criu::command("dump", run.path(), run.path());
+        command.arg("--stream");
         command.arg("--tree").arg(self.pids[number].to_string());
-        command
-            .arg("--images-dir")
-            .arg(run.path())
-            .arg("--work-dir")
-            .arg(run.path());
-        command.args(["--log-file", LOG, "-v3", "--shell-job", "--file-locks"]);
         command.arg("--action-script").arg(run.hook());
         if self.leave_running {
             command.arg("--leave-running");
         }
         command.args(&self.options);
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
         let child = command
             .spawn()
             .map_err(|error| failed(error, Path::new("criu")))?;
@@ -383,15 +365,12 @@ fn digest(one: &HeldFile) -> Result<(String, String)> {
 
 /// The digest of a file in memory.
 pub(crate) fn digest_of_memory(one: &HeldFile, algorithm: Algorithm) -> Result<String> {
-    const STEP: u64 = 1 << 20;
+    let bytes = one
+        .buffer
+        .as_slice()
+        .ok_or_else(|| Error::os("cannot compute the digest", Errno::NXIO).at(one.name.clone()))?;
     let mut hasher = Hasher::new(algorithm, one.info.bytes);
-    let access = one.buffer.access()?;
-    let mut bytes = Vec::new();
-    for at in (0..one.info.bytes).step_by(STEP as usize) {
-        bytes.resize(STEP.min(one.info.bytes - at) as usize, 0);
-        access.read_at(at, &mut bytes)?;
-        hasher.update(&bytes);
-    }
+    hasher.update(bytes);
     Ok(hasher.hex())
 }
 
@@ -417,7 +396,6 @@ struct Dumped {
 
 /// An object whose memory is to be saved.
 struct Job {
-    number: u32,
     index: usize,
     object: Object,
 }
@@ -493,7 +471,7 @@ impl Dumped {
             .child
             .wait()
             .map_or_else(|error| error.to_string(), |one| one.to_string());
-        let error = criu::failed(WHAT, &self.run.path().join(LOG), status);
+        let error = criu::failed(WHAT, self.run.path(), status);
         error.at(format!("process {}", self.pid))
     }
 
@@ -530,10 +508,7 @@ impl Dumped {
         let mut files = images.remove(FILES).ok_or_else(|| bad(FILES))?;
         if let Some(mut inodes) = images.remove(INODES) {
             let fates = lock(&common.fates);
-            let ours = |number| match fates.by_number.get(&number) {
-                Some(Fate::Ours(memory)) => Some(*memory),
-                _ => None,
-            };
+            let ours = |number| fates.by_number.get(&number).copied().flatten();
             let mappings = images.iter_mut().map(|(_, image)| image);
             let rewritten = rewrite(&mut files, &mut inodes, mappings, ours);
             for (file, inode) in rewritten.map_err(|why| Error::new(WHAT, why))? {
@@ -666,29 +641,24 @@ impl Receiver<'_, '_> {
             .get_or_insert_with(|| memory::of(&memory::tree(self.pid)));
         let mut fates = lock(&self.common.fates);
         if let Some(fate) = fates.by_number.get(&number) {
-            return matches!(fate, Fate::Ours(_));
+            return fate.is_some();
         }
         let fate = if let Some(&held) = self.common.held.get(&number) {
-            Fate::Ours(Memory::Held(held))
+            Some(Memory::Held(held))
         } else if let Some(object) = scanned.remove(&number) {
             let index = fates.saved.len();
             fates.saved.push(Saved {
-                number,
                 bytes: object.size,
                 seals: object.seals.bits(),
                 digest: String::new(),
             });
-            self.jobs.push(Job {
-                number,
-                index,
-                object,
-            });
-            Fate::Ours(Memory::Stored(index))
+            self.jobs.push(Job { index, object });
+            Some(Memory::Stored(index))
         } else {
-            Fate::Left
+            None
         };
         fates.by_number.insert(number, fate);
-        matches!(fate, Fate::Ours(_))
+        fate.is_some()
     }
 
     /// Saves the memory that is ours, several objects at once.
@@ -698,21 +668,16 @@ impl Receiver<'_, '_> {
         let work = || {
             loop {
                 let job = lock(&jobs).pop();
-                let Some(Job {
-                    number,
-                    index,
-                    object,
-                }) = job
-                else {
+                let Some(Job { index, object }) = job else {
                     return Ok(());
                 };
                 if common.cancel.is_cancelled() {
                     return Err(Error::new(WHAT, "cancelled"));
                 }
-                let digest = save_object(common.folder, index, object)?;
-                let saved = &mut lock(&common.fates).saved[index];
-                debug_assert_eq!(saved.number, number);
-                saved.digest = digest;
+                let name = index.to_string();
+                let path = common.folder.join(MEMORY).join(&name);
+                let image = save_image(Origin::fd(object.fd, 0), &path, &name)?;
+                lock(&common.fates).saved[index].digest = image.digest;
             }
         };
         std::thread::scope(|scope| {
@@ -720,20 +685,6 @@ impl Receiver<'_, '_> {
             threads.into_iter().try_for_each(joined)
         })
     }
-}
-
-/// Saves an object; returns its digest.
-fn save_object(folder: &Path, index: usize, object: Object) -> Result<String> {
-    if object.size == 0 {
-        return Ok(manifest::digest_of(b""));
-    }
-    let path = folder.join(MEMORY).join(index.to_string());
-    let save = Save::new(Origin::fd(object.fd, 0), path);
-    let report = save.verify(Verify::compute(ALGORITHM)).sync(false).run()?;
-    Ok(report
-        .verify
-        .map(|verified| verified.digest)
-        .unwrap_or_default())
 }
 
 /// Saves an image.
@@ -826,7 +777,7 @@ mod field {
     pub const OPEN_POSITION: u64 = 3;
     pub const OPEN_OWNER: u64 = 4;
     pub const OPEN_INODE: u64 = 5;
-    /// Of who gets the signals of an open file.
+    /// Of the process that gets signals about an open file.
     pub const OWNER_PID: u64 = 5;
     /// Of memory.
     pub const INODE_NAME: u64 = 1;

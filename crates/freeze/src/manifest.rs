@@ -45,7 +45,7 @@ pub(crate) struct ImageFile {
     pub digest: String,
 }
 
-/// An open file of the tree, or a mapping, that is memory of ours.
+/// An open file, or a mapping, of memory that a thaw supplies.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct OpenMemory {

@@ -16,13 +16,11 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 const WHAT: &str = "cannot thaw";
-const LOG: &str = "restore.log";
 /// Number of threads that fill memory, and that check images.
 const FILLERS: usize = 8;
 
@@ -118,9 +116,10 @@ impl Thaw {
     /// Checks all images, gets all memory, and lets the processes run again.
     ///
     /// # Errors
-    /// ENOENT without criu or images; EOPNOTSUPP if criu is too old; EPERM if other users can change the images; EBADMSG if an image is damaged; ESTALE if what a
-    /// hold has, or the file that would be loaded in its place, is not what the processes had; what criu says, and the
-    /// errors of [`Load::run`]. Nothing runs then.
+    /// ENOENT without criu or images; EOPNOTSUPP if criu is too old; EPERM if other users can change
+    /// the images; EBADMSG if an image is damaged; ESTALE if what a hold has, or the file that would be loaded in its
+    /// place, is not what the processes had; what criu says, and the errors of [`Load::run`]. Nothing runs then, unless
+    /// several processes were frozen together: those before the one that failed run.
     pub fn run(self) -> Result<Thawed> {
         criu::version(WHAT)?;
         let folder = Folder::open(&self.from)
@@ -234,16 +233,10 @@ impl Thaw {
     fn restore(&self, number: usize, pid: u32, files: &[(String, OwnedFd)]) -> Result<u32> {
         let run = RunFolder::new(WHAT)?;
         let failed = |error: std::io::Error| Error::os(WHAT, errno(error)).at("criu");
-        let (log, pidfile) = (run.path().join(LOG), run.path().join("pid"));
-        let mut command = Command::new("criu");
-        command.arg("restore").arg("--images-dir");
-        command.arg(self.from.join(manifest::folder_of(number)));
-        command
-            .arg("--work-dir")
-            .arg(run.path())
-            .arg("--pidfile")
-            .arg(&pidfile);
-        command.args(["--log-file", LOG, "-v3", "--shell-job", "--file-locks"]);
+        let pidfile = run.path().join("pid");
+        let images = self.from.join(manifest::folder_of(number));
+        let mut command = criu::command("restore", &images, run.path());
+        command.arg("--pidfile").arg(&pidfile);
         command.args(["--restore-detached", "--restore-sibling"]);
         for (key, fd) in files {
             file::inherit(fd.as_fd()).map_err(|errno| Error::os(WHAT, errno))?;
@@ -252,9 +245,9 @@ impl Thaw {
                 .arg(format!("fd[{}]:/memfd:{key}", fd.as_raw_fd()));
         }
         command.args(&self.options);
-        let status = command.stdin(Stdio::null()).status().map_err(failed)?;
+        let status = command.status().map_err(failed)?;
         if !status.success() {
-            return Err(criu::failed(WHAT, &log, status).at(format!("process {pid}")));
+            return Err(criu::failed(WHAT, run.path(), status).at(format!("process {pid}")));
         }
         let text = std::fs::read_to_string(&pidfile).map_err(failed)?;
         Ok(text.trim().parse().unwrap_or(pid))

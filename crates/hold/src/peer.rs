@@ -35,7 +35,7 @@ pub(super) struct Peer {
     pub who: Credentials,
     socket: OwnedFd,
     /// When it is disconnected.
-    deadline: Option<Instant>,
+    deadline: Instant,
     requests: u32,
     /// Its last request, and the number of files that have been sent for it.
     sent: Option<(Op, usize)>,
@@ -99,7 +99,7 @@ impl Peer {
         Self {
             who,
             socket,
-            deadline: Some(now + LIFE),
+            deadline: now + LIFE,
             requests: 0,
             sent: None,
             unreceived: 0,
@@ -132,7 +132,7 @@ impl Peer {
             PeerState::Looks(_, _, look) => Some(look.until),
             PeerState::Stuck(until) => return Some(*until),
         };
-        own.into_iter().chain(self.deadline).min()
+        Some(own.map_or(self.deadline, |own| own.min(self.deadline)))
     }
 
     /// True if it must be served now although its socket is not ready.
@@ -175,7 +175,7 @@ impl Peer {
         if let PeerState::Stuck(_) = self.state {
             return self.end(now);
         }
-        if self.deadline.is_some_and(|deadline| now >= deadline) {
+        if now >= self.deadline {
             match self.state {
                 PeerState::Answers(_, Some(_)) => {
                     let why = "too many descriptors have been sent and not been received";

@@ -1,7 +1,7 @@
 //! The messages on the socket: one JSON object each (SOCK_SEQPACKET, unix(7)).
 //!
-//! Each request gets one answer, except that the files are returned. An answer to `take` carries the descriptors of the files that it lists; if
-//! not all fit, the taker requests the remaining ones.
+//! Each request gets one answer, except that the files are returned. An answer to `take` carries the descriptors of the
+//! files that it lists; if not all fit, the taker requests the remaining ones.
 
 use super::identity::FileIdentity;
 use super::name;

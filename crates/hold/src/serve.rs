@@ -4,13 +4,11 @@ use super::flight::InFlight;
 use super::peer::{Around, NextStep, Peer};
 use super::place::Bound;
 use super::set::Set;
-use super::takers::Takers;
+use super::takers::{Takers, oldest_of_most};
 use super::watch::FileWatch;
 use dmafile_sys::{Errno, host, socket};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -250,24 +248,15 @@ impl Server {
         }
     }
 
-    /// Disconnects a peer to make room for another one; returns whether that is possible. It is the oldest one of the
-    /// user who has the most, so that one user does not keep others out.
+    /// Disconnects a peer to make room for another one; returns whether that is possible. The user with the most
+    /// connections loses the oldest, so that no user can keep others out.
     fn make_room(&mut self) -> bool {
         for peer in &mut self.peers {
             peer.has_received();
         }
-        let free = || {
-            self.peers
-                .iter()
-                .enumerate()
-                .filter(|(_, peer)| peer.is_free())
-        };
-        let mut users = BTreeMap::new();
-        for (_, peer) in free() {
-            *users.entry(peer.who.uid).or_insert(0) += 1;
-        }
-        let oldest = free().max_by_key(|(number, peer)| (users[&peer.who.uid], Reverse(*number)));
-        let Some((number, _)) = oldest else {
+        let peers = self.peers.iter().enumerate();
+        let free = peers.filter(|(_, peer)| peer.is_free());
+        let Some(number) = oldest_of_most(free.map(|(number, peer)| (number, peer.who.uid))) else {
             return false;
         };
         let peer = self.peers.remove(number);

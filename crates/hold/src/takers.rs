@@ -3,6 +3,7 @@
 
 use dmafile_sys::Errno;
 use dmafile_sys::socket::Credentials;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -77,21 +78,25 @@ impl Takers {
         self.unknown
     }
 
-    /// No longer follows the oldest process of the user who has the most.
+    /// Stops following a process, so that one user does not keep out the processes of others.
     fn make_room(&mut self) {
-        let mut users = BTreeMap::new();
-        for one in &self.known {
-            *users.entry(one.who.uid).or_insert(0) += 1;
-        }
-        // The first of those with the same number.
-        let oldest = (0..self.known.len())
-            .rev()
-            .max_by_key(|&at| users[&self.known[at].who.uid]);
-        if let Some(oldest) = oldest {
+        let users = self.known.iter().map(|one| one.who.uid);
+        if let Some(oldest) = oldest_of_most(users.enumerate()) {
             self.known.remove(oldest);
             self.unknown += 1;
         }
     }
+}
+
+/// The user with the most entries has to give up one: returns the number of that user's first entry. Each entry is a
+/// number and a user, in ascending order.
+pub(super) fn oldest_of_most(entries: impl Iterator<Item = (usize, u32)> + Clone) -> Option<usize> {
+    let mut users = BTreeMap::new();
+    for (_, user) in entries.clone() {
+        *users.entry(user).or_insert(0) += 1;
+    }
+    let oldest = entries.max_by_key(|(number, user)| (users[user], Reverse(*number)));
+    oldest.map(|(number, _)| number)
 }
 
 #[cfg(test)]
