@@ -28,13 +28,21 @@ enum { BEGUN, DONE };
 static const size_t sizes[] = { 64, LARGEST };
 static char source[LARGEST];
 
+static int try_put(const char *name, const char *text)
+{
+	int fd = open(name, O_WRONLY | O_CLOEXEC), done;
+
+	if (fd < 0)
+		err(1, "%s", name);
+	done = write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+	close(fd);
+	return done;
+}
+
 static void put(const char *name, const char *text)
 {
-	int fd = open(name, O_WRONLY | O_CLOEXEC);
-
-	if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text))
+	if (!try_put(name, text))
 		err(1, "%s", name);
-	close(fd);
 }
 
 /* The number of hits of a probe. */
@@ -105,9 +113,10 @@ int main(int argc, char **argv)
 		}
 		close(fd);
 	}
-	put(TRACING "kprobe_events",
-	    "p:faulted fault_in_iov_iter_readable\n"
-	    "p:copied copy_page_from_iter_atomic\n");
+	put(TRACING "kprobe_events", "p:faulted fault_in_iov_iter_readable\n");
+	/* Older kernels have only the second one. */
+	if (!try_put(TRACING "kprobe_events", "p:copied copy_folio_from_iter_atomic\n"))
+		put(TRACING "kprobe_events", "p:copied copy_page_from_iter_atomic\n");
 	put(TRACING "events/kprobes/enable", "1");
 	for (i = 2; i < argc; i++) {
 		fd = make(argv[i]);

@@ -276,6 +276,7 @@ def test_dmafile_loads_from_disks_that_refuse_pre_mapping(programs: Programs) ->
 @each("heap-read", *PARTS)
 def test_faults_while_a_heap_reads_a_file(kernel: str) -> None:
     calls("heap_flag", kernel, PARTS[variant(kernel)])
+    calls("heap_flag", kernel, ["limits"], "--append=dma_heap.mem_accounting=1")
 
 
 @matrix

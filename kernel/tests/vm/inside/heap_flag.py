@@ -227,6 +227,8 @@ def limits(heap: Heap, folder: Path) -> None:
                 _, status = os.waitpid(child, 0)
                 assert os.WIFEXITED(status), f"{mib} MiB: {status}"
                 assert os.WEXITSTATUS(status) == want, f"{mib} MiB: {os.WEXITSTATUS(status)}"
+        # Its page cache is charged to the group, too.
+        file.evict()
     file.path.unlink()
 
 
