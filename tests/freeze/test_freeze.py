@@ -311,21 +311,57 @@ def test_several_processes_are_frozen_together(keeper: Keeper, path: str) -> Non
     assert done.returncode == 0, done.stderr
     keeper.frozen()
     other.frozen()
+    # The second one cannot run, because its folder is not there. So the first one does not, either.
+    folder.rename(keeper.place / "elsewhere")
+    refused(keeper, f"process {other.pid}", "criu says")
+    keeper.reap()
+    other.reap()
+    (keeper.place / "elsewhere").rename(folder)
     keeper.thaw("--pidfile=pids")
     assert (keeper.place / "pids").read_text().split() == [str(keeper.pid), str(other.pid)]
     assert [keeper.facts(), other.facts()] == before
     other.close()
 
 
-def test_the_command_stays_until_the_processes_end(keeper: Keeper) -> None:
+@pytest.mark.parametrize("passes", [True, False])
+def test_the_command_stays_until_the_processes_end(keeper: Keeper, passes: bool) -> None:
     keeper.facts()
     keeper.freeze()
     command = [str(DMAFILE), "thaw", "frozen"]
     env = {**os.environ, "PATH": keeper.path}
     thaw = subprocess.Popen(command, cwd=keeper.place, env=env)
     keeper.facts()
-    os.kill(keeper.pid, signal.SIGTERM)
+    # It passes signals on.
+    os.kill(thaw.pid if passes else keeper.pid, signal.SIGTERM)
     assert thaw.wait(PATIENCE) == 128 + signal.SIGTERM
+
+
+def test_what_is_cancelled_leaves_the_processes_as_they_are(keeper: Keeper) -> None:
+    before = keeper.facts()
+    # criu stays at its action until then.
+    slow = keeper.place / "slow"
+    slow.write_text('#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" = "$WHERE" ] && sleep 2\nexit 0\n')
+    slow.chmod(0o755)
+
+    def cancelled(where: str, *words: object) -> None:
+        command = [str(DMAFILE), *map(str, words), "--", "--action-script", str(slow)]
+        env = {**os.environ, "PATH": keeper.path, "WHERE": where}
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, cwd=keeper.place, env=env, stderr=pipe)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130 and b"cancelled" in said, (process.returncode, said)
+
+    cancelled("pre-dump", "freeze", keeper.pid, "frozen")
+    assert keeper.facts() == before and not (keeper.place / "frozen").exists()
+    keeper.freeze()
+    cancelled("pre-restore", "thaw", "frozen")
+    # Its child was restored, too.
+    keeper.reap()
+    assert not running(keeper.pid)
+    keeper.thaw()
+    assert keeper.facts() == before
 
 
 def test_processes_run_on_if_they_are_not_frozen(keeper: Keeper, place: Path) -> None:
@@ -417,3 +453,6 @@ def test_a_killed_freeze_or_thaw_leaves_nothing_half_done(keeper: Keeper, round:
         keeper.kill()
         keeper.thaw()
     assert keeper.facts() == before
+    # The next one removes what killed ones have left.
+    keeper.freeze_running(to="another")
+    assert not list(Path("/run").glob("dmafile-criu-*"))

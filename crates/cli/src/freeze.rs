@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::args::{FreezeArgs, ThawArgs};
 use crate::output::{write_json, write_stdout};
-use crate::signals::interruptible;
+use crate::signals::{interruptible, pass_on};
 use dmafile::CancelToken;
 use dmafile::internal::one_line;
 use dmafile_freeze::{Freeze, Frozen, Thaw};
@@ -56,7 +56,7 @@ fn text(frozen: &Frozen) -> String {
 
 pub(crate) fn thaw(args: &ThawArgs) -> Result<u8, Failure> {
     let token = CancelToken::new();
-    interruptible(&token)?;
+    let handled = interruptible(&token)?;
     let thaw = Thaw::of(&args.folder).options(&args.options).cancel(token);
     let thawed = thaw.run()?;
     if let Some(path) = &args.pidfile {
@@ -68,5 +68,6 @@ pub(crate) fn thaw(args: &ThawArgs) -> Result<u8, Failure> {
     if args.detach {
         return Ok(0);
     }
+    pass_on(thawed.roots(), handled)?;
     Ok(u8::try_from(thawed.wait()).unwrap_or(1))
 }

@@ -2,25 +2,48 @@
 
 use crate::{Failure, INTERRUPTED};
 use dmafile::CancelToken;
+use dmafile_freeze::Roots;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
-use signal_hook::low_level::pipe;
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::{pipe, unregister};
+use signal_hook::{SigId, flag};
 use std::os::fd::OwnedFd;
 
 /// SIGINT and SIGTERM set the token; a second one ends the process immediately. A signal that was
 /// ignored when we were started (nohup, a background job of a script) stays ignored, for COMMAND
 /// as well.
-pub(crate) fn interruptible(token: &CancelToken) -> Result<(), Failure> {
+pub(crate) fn interruptible(token: &CancelToken) -> Result<Vec<SigId>, Failure> {
     let ignored = ignored();
+    let mut registered = Vec::new();
     for signal in [SIGINT, SIGTERM] {
         if ignored >> (signal - 1) & 1 == 1 {
             continue;
         }
-        flag::register_conditional_shutdown(signal, INTERRUPTED.into(), token.flag())
-            .and_then(|_| flag::register(signal, token.flag()))
-            .map_err(|error| Failure::os("cannot handle", "signals", &error, ""))?;
+        for id in [
+            flag::register_conditional_shutdown(signal, INTERRUPTED.into(), token.flag()),
+            flag::register(signal, token.flag()),
+        ] {
+            registered
+                .push(id.map_err(|error| Failure::os("cannot handle", "signals", &error, ""))?);
+        }
     }
-    Ok(())
+    Ok(registered)
+}
+
+/// From now on SIGINT and SIGTERM go to these processes, instead of what `before` did, unless they are ignored.
+pub(crate) fn pass_on(roots: Roots, before: Vec<SigId>) -> Result<(), Failure> {
+    let failed = |error| Failure::os("cannot handle", "signals", &error, "");
+    let ignored = ignored();
+    let passed = [SIGINT, SIGTERM]
+        .into_iter()
+        .filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let mut signals = Signals::new(passed).map_err(failed)?;
+    for id in before {
+        unregister(id);
+    }
+    let thread = std::thread::Builder::new().name("signals".to_string());
+    let pass = move || signals.forever().for_each(|signal| roots.signal(signal));
+    thread.spawn(pass).map(drop).map_err(failed)
 }
 
 /// From now on SIGINT and SIGTERM write to this descriptor, unless they are ignored.

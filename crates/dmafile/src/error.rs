@@ -67,6 +67,10 @@ pub enum Verb {
     List,
     /// A hold.
     Release,
+    /// Processes.
+    Freeze,
+    /// Frozen processes.
+    Thaw,
 }
 
 impl From<Verb> for What {

@@ -1,5 +1,6 @@
 //! The criu that is installed: its version, and what it says when it fails.
 
+use dmafile::internal::Verb;
 use dmafile::{Error, Result};
 use dmafile_sys::{Errno, errno};
 use std::fmt::Display;
@@ -17,7 +18,7 @@ const MOST_LINES: usize = 3;
 ///
 /// # Errors
 /// ENOENT if there is none, EOPNOTSUPP if it is too old.
-pub(crate) fn version(what: &'static str) -> Result<String> {
+pub(crate) fn version(what: Verb) -> Result<String> {
     let install = "install criu 3.19 or later (Debian 13 has one)";
     let done = Command::new("criu")
         .arg("--version")
@@ -55,7 +56,7 @@ pub(crate) fn command(action: &str, images: &Path, work: &Path) -> Command {
 }
 
 /// Why criu failed, in its own words: the last errors in its log.
-pub(crate) fn failed(what: &'static str, work: &Path, status: impl Display) -> Error {
+pub(crate) fn failed(what: Verb, work: &Path, status: impl Display) -> Error {
     let log = work.join(LOG);
     let text = std::fs::read(&log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

@@ -8,8 +8,9 @@ use crate::manifest::{
 };
 use crate::memory::{self, Object};
 use crate::place::{RunFolder, Unfinished};
-use dmafile::internal::Hasher;
+use crate::work::{for_each, joined};
 use dmafile::internal::sync::lock;
+use dmafile::internal::{Hasher, Verb};
 use dmafile::{Algorithm, CancelToken, Error, Origin, Result, Save, Verify};
 use dmafile_hold::{HeldFile, HeldInfo, holds};
 use dmafile_sys::{Errno, errno, file, process, socket};
@@ -24,7 +25,7 @@ use std::sync::Mutex;
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
 
-const WHAT: &str = "cannot freeze";
+const WHAT: Verb = Verb::Freeze;
 /// Interval at which criu and the token are checked.
 const STEP: Duration = Duration::from_millis(5);
 /// The longest name of an image.
@@ -244,10 +245,6 @@ impl Freeze {
 
     /// The memory of the processes that comes from holds, by CRIU's number; and what keeps it.
     fn held(&self, trees: &[Vec<u32>]) -> Result<(Vec<Numbered>, Vec<dmafile_hold::Held>)> {
-        let mut theirs = BTreeMap::new();
-        for tree in trees {
-            theirs.extend(memory::of(tree));
-        }
         let mut all = Vec::new();
         let mut found = Vec::new();
         let listed = holds(None, &self.cancel)?;
@@ -259,6 +256,10 @@ impl Freeze {
             let more = holds(Some(socket), &self.cancel)?;
             places.extend(more.into_iter().map(|hold| (hold.name, hold.socket)));
         }
+        if places.is_empty() {
+            return Ok((all, found));
+        }
+        let theirs: BTreeMap<_, _> = trees.iter().flat_map(|tree| memory::of(tree)).collect();
         for (name, socket) in places {
             let take = dmafile_hold::Held::take(&name)
                 .socket(&socket)
@@ -315,7 +316,7 @@ impl Freeze {
         listener
             .set_nonblocking(true)
             .map_err(|error| failed(error, &at))?;
-        run.write_hook(WHAT, listener.as_fd())?;
+        run.write_hook(WHAT, "post-dump", listener.as_fd())?;
         let mut command = criu::command("dump", run.path(), run.path());
         command.arg("--stream");
         command.arg("--tree").arg(self.pids[number].to_string());
@@ -456,7 +457,7 @@ impl Dumped {
                 Err(error) => return Err(Error::os(WHAT, errno(error))),
             }
             if cancel.is_cancelled() {
-                return Err(cancelled(self.pid));
+                return Err(Error::cancelled(WHAT, format!("process {}", self.pid)));
             }
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return Ok(None);
@@ -559,8 +560,6 @@ const MAPPINGS: &str = "mm-";
 /// The beginning of the names of images with the pages of memory that processes share.
 const SHARED: &str = "pagemap-shmem-";
 const PAGES: &str = "pages-";
-/// Number of threads that save memory.
-const SAVERS: usize = 8;
 
 /// Receives the images of a tree.
 struct Receiver<'scope, 'env> {
@@ -588,7 +587,7 @@ impl Receiver<'_, '_> {
     ) -> Result<bool> {
         loop {
             if self.common.cancel.is_cancelled() {
-                return Err(cancelled(self.pid));
+                return Err(Error::cancelled(WHAT, format!("process {}", self.pid)));
             }
             let is_ready = file::wait_readable(stream, STEP);
             if is_ready.map_err(|errno| Error::os(WHAT, errno))? {
@@ -663,26 +662,15 @@ impl Receiver<'_, '_> {
 
     /// Saves the memory that is ours, several objects at once.
     fn save_memory(&mut self) -> Result<()> {
-        let jobs = Mutex::new(std::mem::take(&mut self.jobs));
         let common = self.common;
-        let work = || {
-            loop {
-                let job = lock(&jobs).pop();
-                let Some(Job { index, object }) = job else {
-                    return Ok(());
-                };
-                if common.cancel.is_cancelled() {
-                    return Err(Error::new(WHAT, "cancelled"));
-                }
-                let name = index.to_string();
-                let path = common.folder.join(MEMORY).join(&name);
-                let image = save_image(Origin::fd(object.fd, 0), &path, &name)?;
-                lock(&common.fates).saved[index].digest = image.digest;
-            }
-        };
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..SAVERS).map(|_| scope.spawn(work)).collect();
-            threads.into_iter().try_for_each(joined)
+        for_each(WHAT, &self.jobs, common.cancel, |job| {
+            let name = job.index.to_string();
+            let path = common.folder.join(MEMORY).join(&name);
+            let fd = job.object.fd.try_clone();
+            let fd = fd.map_err(|error| Error::os(WHAT, errno(error)).at(name.clone()))?;
+            let image = save_image(Origin::fd(fd, 0), &path, &name)?;
+            lock(&common.fates).saved[job.index].digest = image.digest;
+            Ok(())
         })
     }
 }
@@ -699,18 +687,6 @@ fn save_image(origin: Origin<'_>, path: &Path, name: &str) -> Result<ImageFile> 
             .map(|verified| verified.digest)
             .unwrap_or_default(),
     })
-}
-
-fn joined<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
-    thread
-        .join()
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-fn cancelled(pid: u32) -> Error {
-    Error::os(WHAT, Errno::CANCELED)
-        .at(format!("process {pid}"))
-        .with_why("cancelled")
 }
 
 /// The name of the image that criu sends next, and a pipe with its bytes; None if it sends no more.

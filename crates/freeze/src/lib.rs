@@ -11,6 +11,7 @@ mod manifest;
 mod memory;
 mod place;
 mod thaw;
+mod work;
 
 pub use freeze::{Freeze, Frozen};
-pub use thaw::{Thaw, Thawed};
+pub use thaw::{Roots, Thaw, Thawed};

@@ -1,6 +1,6 @@
 //! What a folder of images contains, in JSON. A reader trusts none of it: a first line has the digest of the rest.
 
-use dmafile::internal::Hasher;
+use dmafile::internal::{Hasher, Verb};
 use dmafile::{Algorithm, Error, Result};
 use dmafile_hold::FileIdentity;
 use dmafile_sys::{Errno, errno};
@@ -120,7 +120,7 @@ impl Manifest {
     ///
     /// # Errors
     /// ENOENT if there is none, EBADMSG if it is damaged, EOPNOTSUPP for another version.
-    pub fn read(what: &'static str, folder: &Path) -> Result<Self> {
+    pub fn read(what: Verb, folder: &Path) -> Result<Self> {
         let path = folder.join(NAME);
         let text = std::fs::read(&path).map_err(|error| {
             let error = Error::os(what, errno(error)).at(path.display().to_string());

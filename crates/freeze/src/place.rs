@@ -1,27 +1,87 @@
 //! Folders: for the images, which get their name when they are complete, and for what exists only while criu runs.
 
+use dmafile::internal::Verb;
 use dmafile::internal::folder::{Folder, random, split};
 use dmafile::{Error, Result};
 use dmafile_sys::{Errno, errno, place, stat};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// A folder beside the one that it will become. Dropping it removes it.
-pub(crate) struct Unfinished {
+/// A new folder, locked by this process. Dropping it removes it.
+struct Private {
     parent: Folder,
     name: OsString,
     folder: Folder,
-    /// What it is named until then.
-    now: OsString,
     path: PathBuf,
-    done: bool,
+    is_kept: bool,
+}
+
+impl Private {
+    /// Creates it, and removes those with the same prefix that interrupted processes have left.
+    fn new(what: Verb, parent: Folder, prefix: &OsStr) -> Result<Self> {
+        sweep(&parent, prefix);
+        let mut name = prefix.to_os_string();
+        name.push(format!("{:016x}", random()));
+        let path = parent.path_of(&name);
+        let failed = |errno| Error::os(what, errno).at(path.display().to_string());
+        let folder = parent.make(&name, 0o700).map_err(failed)?;
+        let made = Self {
+            parent,
+            name,
+            folder,
+            path,
+            is_kept: false,
+        };
+        made.folder.trust_path()?;
+        place::try_lock(synced(&made.folder))
+            .map_err(|errno| Error::os(what, errno).at(made.path.display().to_string()))?;
+        Ok(made)
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        if !self.is_kept && self.parent.has(&self.name, &self.folder) {
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// Removes this user's folders that no process has locked.
+fn sweep(parent: &Folder, prefix: &OsStr) {
+    for name in parent.names().unwrap_or_default() {
+        if !name
+            .as_encoded_bytes()
+            .starts_with(prefix.as_encoded_bytes())
+        {
+            continue;
+        }
+        let is_left = parent
+            .within(&name)
+            .is_ok_and(|left| left.trust().is_ok() && place::try_lock(synced(&left)).is_ok());
+        if is_left {
+            let _ = std::fs::remove_dir_all(parent.path_of(&name));
+        }
+    }
+}
+
+/// A descriptor of a folder that can be locked and synced.
+fn synced(folder: &Folder) -> BorrowedFd<'_> {
+    folder.listed().unwrap_or_else(|| folder.fd())
+}
+
+/// A folder beside the one that it will become. Dropping it removes it.
+pub(crate) struct Unfinished {
+    folder: Private,
+    /// What it will be named.
+    name: OsString,
 }
 
 impl Unfinished {
     /// Creates the folder, and removes those that were left beside it.
-    pub fn beside(what: &'static str, to: &Path) -> Result<Self> {
+    pub fn beside(what: Verb, to: &Path) -> Result<Self> {
         let failed = |errno: Errno| Error::os(what, errno).at(to.display().to_string());
         let (parent, Some(name)) = split(to) else {
             return Err(failed(Errno::INVAL));
@@ -33,107 +93,72 @@ impl Unfinished {
         let mut prefix = OsString::from(".");
         prefix.push(name);
         prefix.push(".freezing-");
-        sweep(&parent, &prefix);
-        let mut now = prefix;
-        now.push(format!("{:016x}", random()));
-        let folder = parent.make(&now, 0o700).map_err(failed)?;
-        folder.trust_path()?;
-        if let Some(listed) = folder.listed() {
-            place::try_lock(listed).map_err(failed)?;
-        }
         Ok(Self {
-            path: parent.path_of(&now),
-            parent,
+            folder: Private::new(what, parent, &prefix)?,
             name: name.to_os_string(),
-            folder,
-            now,
-            done: false,
         })
     }
 
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.folder.path
     }
 
     /// Waits until all of it is on the disk, and gives it its name.
-    pub fn finish(mut self, what: &'static str) -> Result<()> {
-        let failed = |errno: Errno| Error::os(what, errno).at(self.path.display().to_string());
-        let (folder, parent) = (synced(&self.folder), synced(&self.parent));
-        place::sync_all(folder).map_err(failed)?;
-        place::rename_new(self.parent.fd(), &self.now, &self.name).map_err(failed)?;
-        self.done = true;
-        place::sync(parent).map_err(failed)
-    }
-}
-
-/// A descriptor of a folder that can be synced.
-fn synced(folder: &Folder) -> BorrowedFd<'_> {
-    folder.listed().unwrap_or_else(|| folder.fd())
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        if !self.done && self.parent.has(&self.now, &self.folder) {
-            let _ = std::fs::remove_dir_all(&self.path);
-        }
-    }
-}
-
-/// Removes what an interrupted freeze has left: folders that no process has locked.
-fn sweep(parent: &Folder, prefix: &OsStr) {
-    for name in parent.names().unwrap_or_default() {
-        if !name
-            .as_encoded_bytes()
-            .starts_with(prefix.as_encoded_bytes())
-        {
-            continue;
-        }
-        let left = parent.within(&name);
-        let unused =
-            left.is_ok_and(|left| left.listed().is_some_and(|fd| place::try_lock(fd).is_ok()));
-        if unused {
-            let _ = std::fs::remove_dir_all(parent.path_of(&name));
-        }
+    pub fn finish(mut self, what: Verb) -> Result<()> {
+        let own = &mut self.folder;
+        let failed = |errno: Errno| Error::os(what, errno).at(own.path.display().to_string());
+        place::sync_all(synced(&own.folder)).map_err(failed)?;
+        place::rename_new(own.parent.fd(), &own.name, &self.name).map_err(failed)?;
+        own.is_kept = true;
+        let failed = |errno: Errno| Error::os(what, errno).at(own.path.display().to_string());
+        place::sync(synced(&own.parent)).map_err(failed)
     }
 }
 
 /// A private folder for criu's socket, log and script. Dropping it removes it.
-pub(crate) struct RunFolder(PathBuf);
+pub(crate) struct RunFolder {
+    /// As criu can use it.
+    path: PathBuf,
+    _folder: Private,
+}
 
 impl RunFolder {
-    pub fn new(what: &'static str) -> Result<Self> {
-        let name = format!("dmafile-criu-{:016x}", random());
+    pub fn new(what: Verb) -> Result<Self> {
         let mut first = None;
         // The path of a socket must be short.
         for place in [Path::new("/run"), &std::env::temp_dir(), Path::new("/tmp")] {
-            let path = place.join(&name);
-            match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Self(path)),
-                Err(error) => {
-                    let error = Error::os(what, errno(error)).at(path.display().to_string());
-                    first = first.or(Some(error));
+            let parent = Folder::open(place)
+                .map_err(|errno| Error::os(what, errno).at(place.display().to_string()));
+            match parent.and_then(|parent| Private::new(what, parent, OsStr::new("dmafile-criu-")))
+            {
+                Ok(made) => {
+                    return Ok(Self {
+                        path: place.join(&made.name),
+                        _folder: made,
+                    });
                 }
+                Err(error) => first = first.or(Some(error)),
             }
         }
         Err(first.expect("there are several places"))
     }
 
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     pub fn hook(&self) -> PathBuf {
-        self.0.join("hook")
+        self.path().join("hook")
     }
 
-    /// Writes the script that criu runs when it has dumped. The processes may end only if this process says so; if it
-    /// ends before, they run on. The sign of its life is a descriptor, because its number can be used again.
-    pub fn write_hook(&self, what: &'static str, life: BorrowedFd<'_>) -> Result<()> {
+    /// Writes the script that criu runs when it has come to `action`. It may go on only if this process says so, and
+    /// gives up if it ends before: then frozen processes run on, and thawed ones are killed. The sign of its life is a descriptor, because its number can be used again.
+    pub fn write_hook(&self, what: Verb, action: &str, life: BorrowedFd<'_>) -> Result<()> {
         let failed = |errno: Errno| Error::os(what, errno).at(self.hook().display().to_string());
         let inode = stat::of(life.as_fd()).map_err(failed)?.number;
         let text = format!(
             "#!/bin/sh\n\
-             [ \"$CRTOOLS_SCRIPT_ACTION\" = post-dump ] || exit 0\n\
+             [ \"$CRTOOLS_SCRIPT_ACTION\" = {action} ] || exit 0\n\
              cd '{}' && : >asked || exit 1\n\
              while [ \"$(readlink /proc/{}/fd/{})\" = 'socket:[{inode}]' ]; do\n\
              \t[ -e yes ] && exit 0\n\
@@ -141,7 +166,7 @@ impl RunFolder {
              \tsleep 0.01\n\
              done\n\
              [ -e yes ]\n",
-            self.0.display(),
+            self.path().display(),
             std::process::id(),
             life.as_raw_fd(),
         );
@@ -154,16 +179,10 @@ impl RunFolder {
 
     /// True if the script waits for an answer.
     pub fn is_asked(&self) -> bool {
-        self.0.join("asked").exists()
+        self.path().join("asked").exists()
     }
 
     pub fn answer(&self, yes: bool) -> std::io::Result<()> {
-        std::fs::write(self.0.join(if yes { "yes" } else { "no" }), b"")
-    }
-}
-
-impl Drop for RunFolder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        std::fs::write(self.path().join(if yes { "yes" } else { "no" }), b"")
     }
 }

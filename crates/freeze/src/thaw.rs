@@ -6,24 +6,32 @@ use crate::manifest::{
     self, ALGORITHM, Held, ImageFile, MEMORY, Manifest, Memory, OpenMemory, Stored,
 };
 use crate::place::RunFolder;
+use crate::work::for_each;
 use dmafile::internal::folder::Folder;
 use dmafile::internal::sync::lock;
+use dmafile::internal::{Hasher, Verb};
 use dmafile::{Algorithm, CancelToken, Error, Kind, Load, Result, Verify};
 use dmafile_hold::{HeldFile, Shared};
 use dmafile_sys::{Errno, errno, file, memfd, place};
 use rustix::fs::{Mode, OFlags, SealFlags, SeekFrom};
-use rustix::process::{Pid, WaitOptions, waitpid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, pidfd_open, pidfd_send_signal, waitpid,
+};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-const WHAT: &str = "cannot thaw";
-/// Number of threads that fill memory, and that check images.
-const FILLERS: usize = 8;
-
+const WHAT: Verb = Verb::Thaw;
+/// Interval at which criu and the token are checked.
+const STEP: Duration = Duration::from_millis(5);
+/// How long a killed process may take to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The name of the file with the ID of a root.
+const PID: &str = "pid";
 /// A builder for a thaw: the folder of images, and how to run criu.
 #[must_use = "nothing is thawed before `run`"]
 pub struct Thaw {
@@ -47,6 +55,22 @@ pub struct Thawed {
     _held: Vec<dmafile_hold::Held>,
 }
 
+/// The roots of thawed processes, by descriptors, because their IDs can be used again when they have ended.
+#[derive(Debug)]
+pub struct Roots(Vec<OwnedFd>);
+
+impl Roots {
+    /// Sends a signal, by its number, to those that have not ended.
+    pub fn signal(&self, number: i32) {
+        if let Some(signal) = Signal::from_named_raw(number) {
+            for root in &self.0 {
+                // ESRCH if it has ended.
+                let _ = pidfd_send_signal(root, signal);
+            }
+        }
+    }
+}
+
 impl Thawed {
     /// The process IDs of the roots, in the order in which they were frozen.
     pub fn pids(&self) -> &[u32] {
@@ -63,24 +87,103 @@ impl Thawed {
         self.loaded
     }
 
+    /// The roots, for signals.
+    pub fn roots(&self) -> Roots {
+        let open = |&pid: &u32| {
+            let pid = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
+            pidfd_open(pid, PidfdFlags::empty()).ok()
+        };
+        Roots(self.pids.iter().filter_map(open).collect())
+    }
+
     /// Waits until all of them have ended; returns the exit status of the last root, as a shell does: 128 and the
     /// signal's number, if a signal ended it.
     pub fn wait(self) -> i32 {
         let mut last = 0;
         for &pid in &self.pids {
-            let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-            let waited = loop {
-                match waitpid(pid, WaitOptions::empty()) {
-                    Err(Errno::INTR) => {}
-                    done => break done,
-                }
-            };
-            if let Ok(Some((_, status))) = waited {
+            if let Some(status) = exit_of(pid) {
                 let signal = || status.terminating_signal().map(|signal| 128 + signal);
                 last = status.exit_status().or_else(signal).unwrap_or(0);
             }
         }
         last
+    }
+}
+
+/// A criu that restores a tree, and waits for an answer before it lets the processes run.
+struct Restoring {
+    pid: u32,
+    run: RunFolder,
+    child: Child,
+    is_over: bool,
+    /// The sign that this process still lives.
+    _life: UnixStream,
+}
+
+impl Restoring {
+    /// Waits until the processes could run.
+    fn ready(&mut self, cancel: &CancelToken) -> Result<()> {
+        while !self.run.is_asked() {
+            if cancel.is_cancelled() {
+                return Err(Error::cancelled(WHAT, format!("process {}", self.pid)));
+            }
+            match self.child.try_wait() {
+                Ok(None) => std::thread::sleep(STEP),
+                Ok(Some(status)) => return Err(self.failed(&status)),
+                Err(error) => return Err(Error::os(WHAT, errno(error)).at("criu")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets them run; returns the ID of the root.
+    fn run(mut self) -> Result<u32> {
+        self.is_over = true;
+        let failed = |error: std::io::Error| Error::os(WHAT, errno(error)).at("criu");
+        self.run.answer(true).map_err(failed)?;
+        let status = self.child.wait().map_err(failed)?;
+        if !status.success() {
+            return Err(self.failed(&status));
+        }
+        Ok(self.root())
+    }
+
+    /// The ID of the root here, which is another one in a PID namespace.
+    fn root(&self) -> u32 {
+        let text = std::fs::read_to_string(self.run.path().join(PID)).unwrap_or_default();
+        text.trim().parse().unwrap_or(self.pid)
+    }
+
+    fn failed(&self, status: &ExitStatus) -> Error {
+        criu::failed(WHAT, self.run.path(), status).at(format!("process {}", self.pid))
+    }
+}
+
+impl Drop for Restoring {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        // It kills what it has restored.
+        let _ = self.run.answer(false);
+        let _ = self.child.wait();
+        // The root is a child of this process, so that nobody else could wait for its end.
+        let root = i32::try_from(self.root()).ok().and_then(Pid::from_raw);
+        let end = Instant::now() + PATIENCE;
+        while matches!(waitpid(root, WaitOptions::NOHANG), Ok(None)) && Instant::now() < end {
+            std::thread::sleep(STEP);
+        }
+    }
+}
+
+/// Waits for the end of a child.
+fn exit_of(pid: u32) -> Option<WaitStatus> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    loop {
+        match waitpid(pid, WaitOptions::empty()) {
+            Err(Errno::INTR) => {}
+            done => return Some(done.ok()??.1),
+        }
     }
 }
 
@@ -107,7 +210,7 @@ impl Thaw {
         self
     }
 
-    /// Lets `token` cancel it, until criu restores.
+    /// Lets `token` cancel it, until the processes run.
     pub fn cancel(mut self, token: CancelToken) -> Self {
         self.cancel = token;
         self
@@ -118,8 +221,7 @@ impl Thaw {
     /// # Errors
     /// ENOENT without criu or images; EOPNOTSUPP if criu is too old; EPERM if other users can change
     /// the images; EBADMSG if an image is damaged; ESTALE if what a hold has, or the file that would be loaded in its
-    /// place, is not what the processes had; what criu says, and the errors of [`Load::run`]. Nothing runs then, unless
-    /// several processes were frozen together: those before the one that failed run.
+    /// place, is not what the processes had; what criu says, and the errors of [`Load::run`]. Nothing runs then, or has run.
     pub fn run(self) -> Result<Thawed> {
         criu::version(WHAT)?;
         let folder = Folder::open(&self.from)
@@ -131,7 +233,7 @@ impl Thaw {
         self.check_images(&manifest)?;
         let (held, memory) = self.held(&manifest)?;
         let stored = self.stored(&manifest)?;
-        let mut pids = Vec::new();
+        let mut restoring = Vec::new();
         for (number, tree) in manifest.trees.iter().enumerate() {
             let open = |file: &OpenMemory| {
                 let fd = match file.memory {
@@ -141,8 +243,13 @@ impl Thaw {
                 Ok((file.key.clone(), opened(fd, file)?))
             };
             let files = tree.open.iter().map(open).collect::<Result<Vec<_>>>()?;
-            pids.push(self.restore(number, tree.pid, &files)?);
+            let mut one = self.restore(number, tree.pid, &files)?;
+            one.ready(&self.cancel)?;
+            restoring.push(one);
         }
+        // Nothing runs before all of them can.
+        let pids = restoring.into_iter().map(Restoring::run);
+        let pids = pids.collect::<Result<_>>()?;
         let taken = held.iter().filter(|one| one.1).count();
         Ok(Thawed {
             pids,
@@ -163,7 +270,7 @@ impl Thaw {
                     .map(|image| (folder.join(&image.name), image)),
             );
         }
-        for_each(&all, &self.cancel, |(path, image)| check(path, image))
+        for_each(WHAT, &all, &self.cancel, |(path, image)| check(path, image))
     }
 
     /// The held memory; whether each was taken, and descriptors of all files.
@@ -197,9 +304,7 @@ impl Thaw {
         let take = dmafile_hold::Held::take(&one.hold).socket(&one.socket);
         match take.cancel(self.cancel.clone()).run() {
             Ok(held) => Ok((held, true)),
-            Err(_) if self.cancel.is_cancelled() => {
-                Err(Error::os(WHAT, Errno::CANCELED).with_why("cancelled"))
-            }
+            Err(error) if self.cancel.is_cancelled() => Err(error.of(WHAT)),
             // Nothing holds it, or not for this user.
             Err(_) => {
                 let algorithm = algorithm(one)?;
@@ -218,7 +323,7 @@ impl Thaw {
     fn stored(&self, manifest: &Manifest) -> Result<Vec<OwnedFd>> {
         let filled: Vec<_> = manifest.stored.iter().map(|_| Mutex::new(None)).collect();
         let all: Vec<_> = manifest.stored.iter().zip(&filled).enumerate().collect();
-        for_each(&all, &self.cancel, |(number, (one, slot))| {
+        for_each(WHAT, &all, &self.cancel, |(number, (one, slot))| {
             let path = self.from.join(MEMORY).join(number.to_string());
             *lock(slot) = Some(fill(&path, one, &self.cancel)?);
             Ok(())
@@ -229,14 +334,16 @@ impl Thaw {
             .collect())
     }
 
-    /// Lets criu restore a tree; returns its root.
-    fn restore(&self, number: usize, pid: u32, files: &[(String, OwnedFd)]) -> Result<u32> {
+    /// Lets criu restore a tree.
+    fn restore(&self, number: usize, pid: u32, files: &[(String, OwnedFd)]) -> Result<Restoring> {
         let run = RunFolder::new(WHAT)?;
         let failed = |error: std::io::Error| Error::os(WHAT, errno(error)).at("criu");
-        let pidfile = run.path().join("pid");
+        let (life, _) = UnixStream::pair().map_err(failed)?;
+        run.write_hook(WHAT, "post-restore", life.as_fd())?;
         let images = self.from.join(manifest::folder_of(number));
         let mut command = criu::command("restore", &images, run.path());
-        command.arg("--pidfile").arg(&pidfile);
+        command.arg("--action-script").arg(run.hook());
+        command.arg("--pidfile").arg(run.path().join(PID));
         command.args(["--restore-detached", "--restore-sibling"]);
         for (key, fd) in files {
             file::inherit(fd.as_fd()).map_err(|errno| Error::os(WHAT, errno))?;
@@ -245,46 +352,14 @@ impl Thaw {
                 .arg(format!("fd[{}]:/memfd:{key}", fd.as_raw_fd()));
         }
         command.args(&self.options);
-        let status = command.status().map_err(failed)?;
-        if !status.success() {
-            return Err(criu::failed(WHAT, run.path(), status).at(format!("process {pid}")));
-        }
-        let text = std::fs::read_to_string(&pidfile).map_err(failed)?;
-        Ok(text.trim().parse().unwrap_or(pid))
+        Ok(Restoring {
+            pid,
+            child: command.spawn().map_err(failed)?,
+            run,
+            is_over: false,
+            _life: life,
+        })
     }
-}
-
-/// Runs `with` for each, on several threads; returns the first error.
-fn for_each<T: Sync>(
-    all: &[T],
-    cancel: &CancelToken,
-    with: impl Fn(&T) -> Result<()> + Sync,
-) -> Result<()> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if cancel.is_cancelled() {
-                return Err(Error::os(WHAT, Errno::CANCELED).with_why("cancelled"));
-            }
-            if let Err(error) = with(one) {
-                next.store(all.len(), Ordering::Relaxed);
-                return Err(error);
-            }
-        }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..FILLERS.min(all.len()))
-            .map(|_| scope.spawn(work))
-            .collect();
-        let joined = threads.into_iter().map(|thread| {
-            thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        });
-        // All have ended before this returns, because the scope waits.
-        joined.collect::<Result<()>>()
-    })
 }
 
 /// Compares an image with its digest. criu reads it again afterwards, from the page cache.
@@ -293,7 +368,7 @@ fn check(path: &Path, image: &ImageFile) -> Result<()> {
     let place = || path.display().to_string();
     let failed = |error: std::io::Error| Error::os(WHAT, errno(error)).at(place());
     let mut file = std::fs::File::open(path).map_err(failed)?;
-    let mut hasher = dmafile::internal::Hasher::new(ALGORITHM, image.bytes);
+    let mut hasher = Hasher::new(ALGORITHM, image.bytes);
     let (mut bytes, mut done) = (vec![0; STEP], 0);
     loop {
         let got = std::io::Read::read(&mut file, &mut bytes).map_err(failed)?;
