@@ -66,7 +66,7 @@ def main() -> None:
     card = Card()
     for _ in range(3):
         region = card.register(address, size)
-        assert re.search(rf"(?m)^{PAGES} {size} \d+ .*\bib_umem_get\b", own("self")), own("self")
+        assert re.search(rf"(?m)^{PAGES} {size} \d+ .* siw_reg_user_mr\b", own("self")), own("self")
         card.end(region)
         vanishes(os.getpid())
     # The registrations of a killed process are released.
