@@ -16,6 +16,7 @@ from ._bytes import stream
 from ._dma_buf import DmaBuf
 from ._dmafile import Buffer, Holder, RecorderBuffer, Ticket, __version__
 from ._errors import Cancelled, Error, SafetensorError, UsageError
+from ._freeze import Thawed, freeze, thaw
 from ._hold import Held, HeldFile, hold, holds, release, shared, take
 from ._load import load, load_async
 from ._record import Record, Recorder, Recording, read_recording
@@ -48,10 +49,12 @@ __all__ = [
     "TensorFile",
     "TensorSlice",
     "TensorSpec",
+    "Thawed",
     "Ticket",
     "UsageError",
     "__version__",
     "deserialize",
+    "freeze",
     "hold",
     "holds",
     "load",
@@ -68,6 +71,7 @@ __all__ = [
     "shared",
     "stream",
     "take",
+    "thaw",
 ]
 
 for _named in (
@@ -101,6 +105,9 @@ for _named in (
     Recorder,
     Recording,
     read_recording,
+    Thawed,
+    freeze,
+    thaw,
 ):
     _named.__module__ = __name__
 

@@ -6,6 +6,7 @@ mod call;
 mod device;
 mod dlpack;
 mod error;
+mod freeze;
 mod hold;
 mod job;
 mod model;
@@ -31,6 +32,8 @@ mod module {
     use super::buffer::Buffer;
     #[pymodule_export]
     use super::device::{DeviceMemory, DeviceStream, check_device, load_to_device};
+    #[pymodule_export]
+    use super::freeze::{Kept, freeze, thaw};
     #[pymodule_export]
     use super::hold::{Holder, Vacant, find_shared, hold, holds, place, release, shared, take};
     #[pymodule_export]

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from tests.freeze import criu
-from tests.vm.programs import TARGET, build
-from vm.host import Unavailable
+from tests.vm.programs import TARGET, build, library
+from vm.host import ROOT, Unavailable
 
 HERE = Path(__file__).parent
 DMAFILE = TARGET / "debug" / "dmafile"
@@ -234,6 +234,49 @@ def test_held_memory_is_not_in_the_images_and_comes_from_its_hold(taker: Keeper)
         assert taker.facts() == before
         assert inode_of(taker.pid, "weights.bin") == held and len(held) == 1
         taker.kill()
+
+
+PYTHON = """
+import sys
+import dmafile
+if sys.argv[1] == "freeze":
+    _, _, at, to, *pids = sys.argv
+    print(dmafile.freeze(map(int, pids), to, sockets=[at], options=["--tcp-close"]))
+else:
+    thawed = dmafile.thaw(sys.argv[2], options=["--tcp-close"])
+    assert (thawed.taken, thawed.loaded) == (1, 0), thawed
+    print(*thawed.pids, sep="\\n", flush=True)
+    status = thawed.wait()
+    sys.exit(status if status >= 0 else 128 - status)
+"""
+
+
+@pytest.mark.parametrize("face", ["Python", "C"])
+def test_it_can_be_called_from(face: str, taker: Keeper) -> None:
+    if face == "C":
+        command = [str(taker.place / "face")]
+        sources = ROOT / "crates" / "capi"
+        words = ["cc", "-Wall", "-Wextra", "-Werror", "-static", "-pthread", "-o", *command]
+        words += [f"-I{sources}/include", f"-I{sources}/tests", str(HERE / "face.c")]
+        # The linker warns of user and host lookups in static programs, which are not used.
+        subprocess.run([*words, str(library()), "-lm"], check=True, stderr=subprocess.PIPE)
+    else:
+        command = [sys.executable, "-c", PYTHON]
+    env = {**os.environ, "PATH": taker.path}
+    before = taker.facts()
+    words = [*command, "freeze", str(taker.place / "socket"), "frozen", str(taker.pid)]
+    said = subprocess.check_output(words, cwd=taker.place, env=env, text=True)
+    assert f"{SIZE}" in said and "weights" in said
+    taker.frozen()
+    os.truncate(taker.out, taker.size)
+    taker.lines = len(taker.out.read_text().splitlines())
+    words = [*command, "thaw", "frozen"]
+    pipe = subprocess.PIPE
+    thaw = subprocess.Popen(words, cwd=taker.place, env=env, stdout=pipe, text=True)
+    assert thaw.stdout is not None and thaw.stdout.readline() == f"{taker.pid}\n"
+    assert taker.facts() == before
+    os.kill(taker.pid, signal.SIGTERM)
+    assert thaw.wait(PATIENCE) == 128 + signal.SIGTERM
 
 
 def test_a_thaw_loads_what_nothing_holds(place: Path, path: str) -> None:

@@ -26,8 +26,8 @@
  * Every pointer argument must be valid during the call: a handle that this library returned and that
  * has not been freed, a NUL-terminated string, or as much memory as the arguments claim. NULL is an
  * error unless documented otherwise. Returned strings belong to the object that they were requested
- * from. Sizes and offsets are in bytes. The library does not fork or install signal handlers, and
- * leaves no threads behind, except those of a recorder until it is finished, of a hold until it is
+ * from. Sizes and offsets are in bytes. The library does not fork (except to run criu) or install signal
+ * handlers, and leaves no threads behind, except those of a recorder until it is finished, of a hold until it is
  * stopped, of shared memory until it is freed, and of a stream until it is closed. A bug inside the
  * library is reported as an error (-ENOTRECOVERABLE), and does not abort the process.
  */
@@ -38,6 +38,11 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+/**
+ * For dmafile_freeze_options.flags: the processes run on afterwards.
+ */
+#define DMAFILE_FREEZE_LEAVE_RUNNING 1
 
 /**
  * For dmafile_options.flags: load even what exceeds available memory or a cgroup's limit, at the risk of an
@@ -134,6 +139,11 @@ struct dmafile_snapshot;
 struct dmafile_stream;
 
 /**
+ * Processes that run again. Opaque.
+ */
+struct dmafile_thawed;
+
+/**
  * Cancels the loads and saves whose options name it. Once set, it stays set. Opaque.
  */
 struct dmafile_token;
@@ -156,6 +166,35 @@ struct dmafile_dma_buf {
      * Its size in bytes.
      */
     uint64_t bytes;
+};
+
+/**
+ * Options of dmafile_freeze and dmafile_thaw. Zero selects the default, and `size` works as in struct
+ * dmafile_options.
+ */
+struct dmafile_freeze_options {
+    /**
+     * sizeof(struct dmafile_freeze_options), in bytes.
+     */
+    size_t size;
+    /**
+     * Further options of criu, such as "--tcp-close", and NULL after the last one; NULL for none.
+     */
+    const char *const *criu;
+    /**
+     * Only for a freeze: sockets of holds that are neither in this user's folder (dmafile_hold) nor in
+     * /run/dmafile, and NULL after the last one; NULL for none.
+     */
+    const char *const *sockets;
+    /**
+     * Ends it early (-ECANCELED) when it is set; NULL for none. It must stay valid until the call has
+     * returned.
+     */
+    const struct dmafile_token *cancel;
+    /**
+     * Only for a freeze: DMAFILE_FREEZE_LEAVE_RUNNING, or 0.
+     */
+    uint64_t flags;
 };
 
 /**
@@ -753,6 +792,73 @@ const char *dmafile_buffer_report_json(const struct dmafile_buffer *buffer);
  * it. The memory lives on in processes that received or duplicated the descriptor.
  */
 void dmafile_buffer_free(struct dmafile_buffer *buffer);
+
+/**
+ * Freezes `count` processes, at least one, and their descendants: saves their state and memory to a new folder,
+ * and ends them when all of it is on the disk. They become valid together. Memory that they took from a hold
+ * (dmafile_take) stays there: the folder names it instead. It needs root, and runs criu(8), 3.19 or later.
+ * `options` may be NULL. `report` is as in dmafile_save; it contains what `dmafile freeze --json` prints.
+ *
+ * Returns 0, or a negative errno, and then the processes run on: -ENOENT without criu, -EOPNOTSUPP if it is too
+ * old; -ESRCH for a process that does not exist; -EINVAL
+ * if this process is one of them; -EBUSY for one with an io_uring, which criu cannot dump; -EEXIST
+ * if the folder exists; -EIO if criu refuses, with its words in the message; others as dmafile_save.
+ *
+ * Thread-safe.
+ */
+int dmafile_freeze(const uint32_t *pids,
+                   size_t count,
+                   const char *folder,
+                   const struct dmafile_freeze_options *options,
+                   char **report);
+
+/**
+ * Lets the processes run again that dmafile_freeze has frozen to `folder`, as children of this process. Memory that
+ * is held comes from its hold; if nothing holds it, its file is loaded, after waiting up to `wait_ms` milliseconds
+ * for another process that is loading it. All other memory is filled from the folder. Every byte is compared with
+ * its digest before anything runs. It needs root, and runs criu(8), 3.19 or later. `options` may be NULL.
+ *
+ * Returns 0 and stores the processes in `*thawed`; free it with dmafile_thawed_free. On failure stores NULL, and
+ * nothing has run: -ENOENT without criu or images, -EOPNOTSUPP if criu is too old; -EPERM if other users can change
+ * the images; -EBADMSG if one is damaged; -ESTALE if what is held, or the file that would be loaded in its place, is
+ * not what the processes had; -EIO if criu refuses, with its words in the message; others as dmafile_load.
+ *
+ * Thread-safe.
+ */
+int dmafile_thaw(const char *folder,
+                 uint64_t wait_ms,
+                 const struct dmafile_freeze_options *options,
+                 struct dmafile_thawed **thawed);
+
+/**
+ * The number of processes, without their descendants; 0 with errno EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+size_t dmafile_thawed_count(const struct dmafile_thawed *thawed);
+
+/**
+ * The ID of the process with the given number, from 0 to dmafile_thawed_count - 1, in the order in which they were
+ * named for dmafile_freeze.
+ *
+ * 0 with errno ERANGE for any other number, EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+uint32_t dmafile_thawed_pid(const struct dmafile_thawed *thawed,
+                            size_t index);
+
+/**
+ * Waits until all of them have ended. Returns the exit status of the last one: 128 and the number of a signal that
+ * ended it; or -ECHILD if it was called before, -EINVAL for NULL. No other thread may be using it.
+ */
+int dmafile_thawed_wait(struct dmafile_thawed *thawed);
+
+/**
+ * Frees it; the processes run on. Until then their holders count this process as a taker. NULL is a no-op. No other
+ * thread may be using it.
+ */
+void dmafile_thawed_free(struct dmafile_thawed *thawed);
 
 /**
  * Takes the files that another process holds under `name` (`dmafile hold`, dmafile_hold): the same memory,

@@ -13,6 +13,7 @@
 
 mod border;
 mod buffer;
+mod freeze;
 mod hold;
 mod load;
 mod model;
@@ -25,6 +26,7 @@ mod stream;
 mod token;
 
 pub use buffer::*;
+pub use freeze::*;
 pub use hold::*;
 pub use load::{dmafile_load, dmafile_load_into};
 pub use model::*;

@@ -148,7 +148,8 @@ impl Freeze {
     /// Freezes the processes.
     ///
     /// # Errors
-    /// ENOENT without criu, EOPNOTSUPP if it is too old; ESRCH for a process that does not exist; EBUSY for one with an
+    /// ENOENT without criu, EOPNOTSUPP if it is too old; ESRCH for a process that does not exist; EINVAL if
+    /// this process is one of them; EBUSY for one with an
     /// io_uring, which criu cannot dump; EEXIST if the folder exists; what criu says, and the errors of
     /// [`Save::run`]. In all cases the processes run on.
     pub fn run(self) -> Result<Frozen> {
@@ -224,6 +225,12 @@ impl Freeze {
                 return Err(Error::os(WHAT, Errno::SRCH).at(format!("process {pid}")));
             }
             let tree = memory::tree(pid);
+            if tree.contains(&std::process::id()) {
+                return Err(Error::os(WHAT, Errno::INVAL)
+                    .at(format!("process {pid}"))
+                    .with_why("this process is one of its descendants")
+                    .with_remedy("freeze it from a process that it has not started"));
+            }
             for &one in &tree {
                 let links = process::links(&process::folder(one)).unwrap_or_default();
                 let ring = links
