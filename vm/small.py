@@ -21,15 +21,18 @@ from vm.host import ROOT, Unavailable, alone, cache, environment, need
 CONFIG = ROOT / "kernel" / "config"
 KINDS = ("base", "series")
 """Linux as it is, and with the patches of kernel/linux-VERSION."""
-BOOTED = ("", "debug", "kcsan", "rt", "unpinned")
+BOOTED = ("", "debug", "kcsan", "liveupdate", "rt", "unpinned")
 """Variants for vm/run. Each is a file in CONFIG, on top of base.config."""
 BUILT = ("no-dma-buf", "no-block", "no-numa", "options-off", "i386", "arm64", "arm64-64k")
 """Variants that show that the patches compile: files on top of small.config. vm.arm64 boots one."""
+SINCE = {"liveupdate": "7.3"}
+"""The first version with what a variant is for."""
 NAMES = tuple(
     "-".join(filter(None, (kind, version, variant)))
     for kind in KINDS
     for version in series.VERSIONS
     for variant in (*BOOTED, *BUILT)
+    if version >= SINCE.get(variant, "")
 )
 COMPILERS = {"arm64": "aarch64-linux-gnu-"}
 """The prefixes of compilers for other architectures."""

@@ -1,7 +1,7 @@
 //! What the service manager has kept is not used, or its descriptors are what the table says. Part of the engine in a
 //! build for fuzzing.
 
-use super::{FileIdentity, HoldOptions, Member, Set, find, own, roots};
+use super::{FileIdentity, HoldOptions, Member, Set, boot, find, own, roots};
 use crate::fuzz_descriptors as descriptors;
 use crate::take::fuzz::buffer;
 use crate::{name, protocol::MOST_FILES};
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 /// Finds the files of the hold `x` in what the first line describes, as `NAME=LETTER:...`: the letter of a descriptor
 /// ([`descriptors`]), T for the table, which is the rest of the input, or U for the same without seals. In the table
-/// `@path`, `@identity` and `@roots` stand for what a valid table has there.
+/// `@path`, `@identity` and `@roots` stand for what a valid table has there, and `@boot` for this boot.
 pub fn store(input: &[u8]) {
     let end = input.iter().position(|&byte| byte == b'\n').unwrap_or(0);
     let (kept, table) = input.split_at(end);
@@ -30,10 +30,9 @@ pub fn store(input: &[u8]) {
     assert!(own.iter().all(|(name, _)| name.starts_with("dmafile-x-")));
     let count = own.len();
     let wanted = HoldOptions::new(vec![path.clone()]);
-    let Some(set) = find("x", own, &wanted) else {
-        return;
-    };
-    check(set, count);
+    if let Some(kept) = find("x", own, &wanted) {
+        check(kept.set, count);
+    }
 }
 
 fn kept_one(one: &[u8], table: &[u8]) -> Option<(String, OwnedFd)> {
@@ -55,6 +54,7 @@ fn filled_in(table: &[u8], path: &PathBuf) -> Vec<u8> {
         ("@path", serde_json::to_vec(path)),
         ("@identity", serde_json::to_vec(&roots[0].1)),
         ("@roots", serde_json::to_vec(&roots)),
+        ("@boot", serde_json::to_vec(&boot())),
     ];
     let values = values.map(|(name, value)| (name, value.expect("plain data")));
     descriptors::filled_in(table, &values)

@@ -403,6 +403,65 @@ fn stored_memory_that_does_not_match_the_file_is_loaded_again() {
     assert!(line.contains("(ENOENT)"), "{line}");
 }
 
+/// A copy of a stored memfd without its seals, with a change. The kernel hands memory over to another one so.
+fn without_seals(manager: &mut Manager, name: &str, change: &dyn Fn(&mut Vec<u8>)) {
+    let fd = manager.stored(name);
+    let mut bytes = fs::read(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
+    change(&mut bytes);
+    let copy = memfd(0);
+    std::io::Write::write_all(&mut &copy, &bytes).unwrap();
+    *fd = copy.into();
+}
+
+#[test]
+fn memory_of_another_boot_is_compared_with_its_digest_and_sealed_again() {
+    let mut manager = Manager::new();
+    let file = manager.dir.file("a", LEN);
+    let want = [sha256(&file, 0, LEN)];
+    let args = format!("a --name m --socket {SOCKET} --method threads");
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let boot = boot.trim();
+    let of_another_boot = |table: &mut Vec<u8>| {
+        let text = String::from_utf8(std::mem::take(table)).unwrap();
+        assert!(text.contains(boot));
+        *table = text.replace(boot, &"0".repeat(boot.len())).into_bytes();
+    };
+    for (verify, flips, stored) in [
+        (" --verify xxh3", false, true),
+        (" --verify xxh3", true, false),
+        // Nobody can tell whether it is intact.
+        ("", false, false),
+    ] {
+        let args = format!("{args}{verify}");
+        let service = manager.start(&args, None);
+        service.kill();
+        without_seals(&mut manager, "dmafile-m-table", &of_another_boot);
+        without_seals(&mut manager, "dmafile-m-0", &|bytes| {
+            bytes[12_345] ^= u8::from(flips);
+        });
+        forget(&file);
+        let service = manager.start(&args, None);
+        assert_eq!(service.is_stored(), stored, "{args}, {flips}");
+        assert!(!stored || service.read() < MIB);
+        let got: Vec<_> = manager.taken().into_iter().map(|(sum, _)| sum).collect();
+        assert_eq!(got, want, "{args}, {flips}");
+        // What was stored is kept for the next start, and its seals are there.
+        let seals = rustix::fs::fcntl_get_seals(manager.stored("dmafile-m-0")).unwrap();
+        assert!(seals.contains(SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW));
+        service.kill();
+        // Now it is of this boot.
+        forget(&file);
+        let service = manager.start(&args, None);
+        assert!(service.is_stored() && manager.taken()[0].0 == want[0]);
+        assert_eq!(manager.store.len(), 2);
+        let table = manager.stored("dmafile-m-table").as_raw_fd();
+        let table = fs::read_to_string(format!("/proc/self/fd/{table}")).unwrap();
+        assert!(table.contains(boot), "{table}");
+        service.kill();
+        manager.store.clear();
+    }
+}
+
 #[test]
 fn an_index_that_is_replaced_during_the_load_is_not_stored_with_the_old_files() {
     let mut manager = Manager::new();

@@ -171,9 +171,11 @@ impl Hold {
         let mut old: Vec<_> = stored.iter().map(|(name, _)| name.clone()).collect();
         let found = store::find(&name, stored, &self.wanted);
         let is_stored = found.is_some();
+        // What another kernel has handed over is kept as memory of this one.
+        let is_kept = found.as_ref().is_some_and(|found| !found.is_handed_over);
         let roots = store::roots(&self.wanted.paths);
         let set = match (found, &manager) {
-            (Some(set), _) => set,
+            (Some(found), _) => found.set,
             (None, None) => self.wanted.set(&name)?,
             (None, Some(manager)) => self.new_set(&name, manager, &mut old)?,
         };
@@ -194,7 +196,7 @@ impl Hold {
         let asked = &self.wanted.paths;
         let folder = spot.map(|spot| LinkFolder::make(spot, &set, asked, self.replace));
         let mut folder = folder.transpose()?;
-        if let Some(manager) = manager.as_ref().filter(|_| !is_stored) {
+        if let Some(manager) = manager.as_ref().filter(|_| !is_kept) {
             manager.forget_all(&old)?;
             store::keep(manager, &set, &self.wanted, roots)?;
         }

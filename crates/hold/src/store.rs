@@ -6,7 +6,7 @@ use super::load::HoldOptions;
 use super::protocol::HeldInfo;
 use super::set::{Member, Set};
 use super::systemd::Manager;
-use dmafile::internal::is_hidden;
+use dmafile::internal::{Hasher, is_hidden};
 use dmafile::{Buffer, Error, Result, Verify};
 use dmafile_sys::{Errno, file, memfd};
 use rustix::fs::SealFlags;
@@ -25,6 +25,8 @@ const VERSION: u32 = 1;
 #[serde(deny_unknown_fields)]
 struct StoreTable {
     v: u32,
+    /// The kernel's boot that the memory was loaded in: it may have been handed over to another kernel since.
+    boot: String,
     since: u64,
     writable: bool,
     /// The requested paths, with the identity of whatever determines which files they stand for.
@@ -44,6 +46,12 @@ impl StoreTable {
         let are_named = files.all(|info| info.complete() && names.insert(info.file_name()));
         (are_named && table.v == VERSION).then_some(table)
     }
+}
+
+/// The ID of this boot of the kernel; empty if it cannot be read.
+fn boot() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_string()
 }
 
 fn name_of(name: &str, what: impl std::fmt::Display) -> String {
@@ -98,6 +106,7 @@ pub(super) fn keep(
     let failed = |errno| Error::os("cannot store the descriptors", errno);
     let table = StoreTable {
         v: VERSION,
+        boot: boot(),
         since: set.since,
         writable: wanted.writable,
         roots,
@@ -140,8 +149,15 @@ pub(super) fn own(name: &str, fds: &mut Vec<(String, OwnedFd)>) -> Vec<(String, 
     own
 }
 
+/// What the manager has kept.
+pub(super) struct Kept {
+    pub set: Set,
+    /// It was loaded before the kernel of this boot was started.
+    pub is_handed_over: bool,
+}
+
 /// The kept files, if they are what is requested and unchanged on the disk.
-pub(super) fn find(name: &str, own: Vec<(String, OwnedFd)>, wanted: &HoldOptions) -> Option<Set> {
+pub(super) fn find(name: &str, own: Vec<(String, OwnedFd)>, wanted: &HoldOptions) -> Option<Kept> {
     let prefix = name_of(name, "");
     let own = own.into_iter();
     let mut own: Vec<_> = own
@@ -158,26 +174,76 @@ pub(super) fn find(name: &str, own: Vec<(String, OwnedFd)>, wanted: &HoldOptions
     }
     let mut sorted = sorted.into_iter();
     let mut members = Vec::new();
+    let is_handed_over = table.boot != boot();
     for info in table.files {
         let fds: Option<Vec<OwnedFd>> = sorted.by_ref().take(info.descriptors).collect();
-        members.push(again(info, fds?, wanted)?);
+        let fds = fds?;
+        if is_handed_over {
+            seal_again(&info, &fds)?;
+        }
+        let member = again(info, fds, wanted)?;
+        if is_handed_over && !is_intact(&member) {
+            return None;
+        }
+        members.push(member);
     }
-    sorted.next().is_none().then_some(Set {
+    let set = Set {
         name: name.to_string(),
         members,
         since: table.since,
+    };
+    sorted.next().is_none().then_some(Kept {
+        set,
+        is_handed_over,
     })
 }
 
 fn read(fd: BorrowedFd<'_>) -> Option<StoreTable> {
     let seals = memfd::seals(fd).ok()?;
     let size = file::stat(fd).ok()?.size;
-    if !seals.contains(SealFlags::WRITE) || size > LONGEST {
+    if size > LONGEST {
         return None;
     }
     let mut text = vec![0; size as usize];
     file::pread_all(fd, &mut text, 0).ok()?;
-    StoreTable::parse(&text)
+    let table = StoreTable::parse(&text)?;
+    // Linux before 7.1 loses the seals of what it hands over.
+    (seals.contains(SealFlags::WRITE) || table.boot != boot()).then_some(table)
+}
+
+/// Puts the seals back that a kernel has lost which handed the memory over. None if that is not possible.
+fn seal_again(info: &HeldInfo, fds: &[OwnedFd]) -> Option<()> {
+    if info.sealed {
+        let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        for fd in fds {
+            let has = memfd::seals(fd.as_fd()).ok()?;
+            if !has.contains(seals) {
+                memfd::seal(fd.as_fd(), seals).ok()?;
+            }
+        }
+    }
+    Some(())
+}
+
+/// Whether memory that was handed over has the digest of the file. Without one, nobody can tell.
+fn is_intact(member: &Member) -> bool {
+    let info = &member.info;
+    let known = info.digest.as_ref();
+    let known = known.and_then(|known| Some((known, known.algorithm.parse().ok()?)));
+    let (Some((known, algorithm)), true) = (known, info.sealed) else {
+        return false;
+    };
+    let fds = member.borrowed().map(file::dup).collect::<Result<_, _>>();
+    let buffer =
+        fds.map(|fds| Buffer::of_peer(fds, &info.kind, (info.offset, info.bytes), info.sealed));
+    let Ok(Ok(buffer)) = buffer else {
+        return false;
+    };
+    buffer.as_slice().is_some_and(|bytes| {
+        let mut hasher = Hasher::new(algorithm, info.bytes);
+        hasher.update(bytes);
+        hasher.hex() == known.digest
+    })
 }
 
 /// A kept file, if it is the one that was loaded, and its memory matches the table.
@@ -223,7 +289,7 @@ mod tests {
             };
             let files: Vec<_> = names.iter().map(file).collect();
             let table = serde_json::json!({
-                "v": version, "since": 0, "writable": false, "roots": [], "files": files,
+                "v": version, "boot": "", "since": 0, "writable": false, "roots": [], "files": files,
             });
             StoreTable::parse(table.to_string().as_bytes())
         };
