@@ -28,6 +28,7 @@ INIT = """#!/bin/busybox sh
 /bin/busybox mount -t proc proc /proc
 /bin/busybox --install -s /bin
 mount -t sysfs sys /sys
+mount -t debugfs debug /sys/kernel/debug 2>/dev/null
 mount -t devtmpfs dev /dev
 mount -t tmpfs -o mode=1777 tmp /tmp
 mkdir /dev/shm
