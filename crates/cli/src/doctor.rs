@@ -10,7 +10,8 @@ use std::fmt::Write;
 use tabwriter::Alignment;
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<u8, Failure> {
-    let checks = dmafile_gpu::doctor(&args.path)?;
+    let mut checks = dmafile_gpu::doctor(&args.path)?;
+    checks.extend(dmafile_hold::doctor());
     let verdict = dmafile::verdict(&checks);
     if args.json {
         return write_json(&json!({ "checks": checks, "verdict": verdict }));

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod doctor;
 mod flight;
 mod folder;
 mod holder;
@@ -44,6 +45,7 @@ use std::time::Duration;
 /// Longer than any useful wait, and short enough that adding it to the current time does not overflow.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
+pub use doctor::doctor;
 pub use holder::{Hold, Holder};
 pub use identity::FileIdentity;
 pub use list::{Holding, Taker, holds, release};
