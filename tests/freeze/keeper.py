@@ -1,7 +1,7 @@
 """A process with all kinds of shared memory. It prints a line for each that it gets: digests of all
 of it, by a library of Python, positions, and a counter.
 
-keeper.py [FILE]...    started by `dmafile take`, it also has the held files
+keeper.py [FILE]...    reads the files, too; started by `dmafile take`, it also has the held files
 """
 
 import ctypes
@@ -10,6 +10,7 @@ import hashlib
 import mmap
 import os
 import sys
+from pathlib import Path
 
 READ_ONLY = mmap.PROT_READ
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
@@ -78,6 +79,7 @@ def main() -> None:
             os.pread(plain, 10, 0).decode(),
             hashlib.sha256(os.pread(holes, (9 << 20) + 5, 0)).hexdigest()[:16],
             hashlib.sha256(own).hexdigest()[:16],
+            *(hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in sys.argv[1:]),
         ]
         print(count, child, *digests, *facts, flush=True)
         count += 1

@@ -54,13 +54,15 @@ def place() -> Iterator[Path]:
 class Keeper:
     """A running keeper.py, from outside: it is frozen, and runs again as another child."""
 
-    def __init__(self, place: Path, path: str, before: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, place: Path, path: str, before: tuple[str, ...] = (), files: tuple[str, ...] = ()
+    ) -> None:
         self.place, self.path = place, path
         self.pipe = place / "go"
         os.mkfifo(self.pipe)
         self.out = place / "out"
         # A session of its own, without a terminal.
-        command = [*before, sys.executable, "-E", "-S", str(HERE / "keeper.py")]
+        command = [*before, sys.executable, "-E", "-S", str(HERE / "keeper.py"), *files]
         with self.out.open("wb") as out, self.pipe.open("r+b", buffering=0) as go:
             self.process: subprocess.Popen[bytes] | None = subprocess.Popen(
                 command, stdin=go, stdout=out, stderr=out, start_new_session=True, cwd=place
@@ -234,6 +236,42 @@ def test_held_memory_is_not_in_the_images_and_comes_from_its_hold(taker: Keeper)
         assert taker.facts() == before
         assert inode_of(taker.pid, "weights.bin") == held and len(held) == 1
         taker.kill()
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_files_are_opened_by_the_path_of_held_memory(place: Path, path: str, folder: bool) -> None:
+    """`{}` is the path of a link in a private folder, which ends with the processes."""
+    model = place / "model"
+    model.mkdir()
+    for name in ("weights.bin", "config.json"):
+        (model / name).write_bytes(random.Random(7).randbytes(70_000))
+    names = ("weights.bin", "config.json") if folder else ("weights.bin",)
+    hold = [str(DMAFILE), "hold", *(str(model / name) for name in names)]
+    at = place / "socket"
+    holder = subprocess.Popen([*hold, "--name=m", f"--socket={at}"], stdout=subprocess.PIPE)
+    assert holder.stdout is not None and holder.stdout.readline()
+    files = tuple(f"{{}}/{name}" for name in names) if folder else ("{}",)
+    try:
+        before = (str(DMAFILE), "take", "m", f"--socket={at}", "--")
+        keeper = Keeper(place, path, before, files)
+        facts = keeper.facts()
+        keeper.freeze(f"--socket={at}")
+        words = Path(f"/proc/{keeper.pid}")
+        for _ in range(2):
+            eventually(lambda: not words.exists())
+            keeper.thaw()
+            assert keeper.facts() == facts
+            # It is in use until they have ended; then the next run removes it.
+            link = Path((words / "cmdline").read_bytes().split(b"\0")[-2].decode())
+            subprocess.run([DMAFILE, "load", "/etc/passwd", "--quiet", "--", "true", "{}"])
+            assert link.exists() and keeper.facts() == facts
+            keeper.kill()
+            subprocess.run([DMAFILE, "load", "/etc/passwd", "--quiet", "--", "true", "{}"])
+            assert not link.exists()
+        keeper.close()
+    finally:
+        holder.kill()
+        holder.wait()
 
 
 PYTHON = """

@@ -2,6 +2,7 @@
 //! themselves, while criu keeps them stopped.
 
 use crate::criu;
+use crate::folders;
 use crate::image::{Image, Message};
 use crate::manifest::{
     self, ALGORITHM, Held, ImageFile, MEMORY, Manifest, Memory, OpenMemory, Stored, Tree,
@@ -512,12 +513,24 @@ impl Dumped {
             let image = Image::parse(bytes).ok_or_else(|| bad(name))?;
             images.insert(name.as_str(), image);
         }
+        let (folders, locked) = folders::of(&memory::tree(self.pid));
+        if let Some(locks) = images.get_mut(LOCKS) {
+            // A thaw gives their descriptors to criu, with the locks.
+            locks.messages.retain(|lock| {
+                let of = |name| lock.number(name).map(|number| number as u32);
+                let at = of(field::LOCK_PROCESS).zip(of(field::LOCK_DESCRIPTOR));
+                at.is_none_or(|at| !locked.contains(&at))
+            });
+        }
         let mut open = Vec::new();
         let mut files = images.remove(FILES).ok_or_else(|| bad(FILES))?;
         if let Some(mut inodes) = images.remove(INODES) {
             let fates = lock(&common.fates);
             let ours = |number| fates.by_number.get(&number).copied().flatten();
-            let mappings = images.iter_mut().map(|(_, image)| image);
+            let mappings = images.iter_mut();
+            let mappings = mappings
+                .filter(|(name, _)| name.starts_with(MAPPINGS))
+                .map(|(_, image)| image);
             let rewritten = rewrite(&mut files, &mut inodes, mappings, ours);
             for (file, inode) in rewritten.map_err(|why| Error::new(WHAT, why))? {
                 if let Memory::Stored(index) = file.memory
@@ -545,6 +558,7 @@ impl Dumped {
             pid: self.pid,
             images: all,
             open,
+            folders,
         })
     }
 }
@@ -564,6 +578,8 @@ const FILES: &str = "files.img";
 const INODES: &str = "memfd.img";
 /// The beginning of the names of images with the mappings of a process.
 const MAPPINGS: &str = "mm-";
+/// The image with locks.
+const LOCKS: &str = "filelocks.img";
 /// The beginning of the names of images with the pages of memory that processes share.
 const SHARED: &str = "pagemap-shmem-";
 const PAGES: &str = "pages-";
@@ -626,7 +642,7 @@ impl Receiver<'_, '_> {
             self.running.push(self.scope.spawn(move || discard(&pipe)));
             return Ok(());
         }
-        if name == FILES || name == INODES || name.starts_with(MAPPINGS) {
+        if [FILES, INODES, LOCKS].contains(&name.as_str()) || name.starts_with(MAPPINGS) {
             self.kept
                 .push((name, self.scope.spawn(move || all_of(pipe))));
             return Ok(());
@@ -748,7 +764,8 @@ fn all_of(pipe: OwnedFd) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Numbers of fields in criu's messages (in its images/: fdinfo.proto, memfd.proto, fown.proto, mm.proto, vma.proto).
+/// Numbers of fields in criu's messages (in its images/: fdinfo.proto, file-lock.proto, memfd.proto, fown.proto, mm.proto,
+/// vma.proto).
 mod field {
     /// Of a file.
     pub const FILE_ID: u64 = 2;
@@ -776,6 +793,9 @@ mod field {
     pub const MAPPING_FILE: u64 = 4;
     pub const MAPPING_STATUS: u64 = 7;
     pub const MAPPING_FLAGS: u64 = 10;
+    /// Of a lock.
+    pub const LOCK_PROCESS: u64 = 3;
+    pub const LOCK_DESCRIPTOR: u64 = 4;
 }
 
 /// In the status of a mapping: its file is memory.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod criu;
+mod folders;
 mod freeze;
 mod image;
 mod manifest;

@@ -1,5 +1,6 @@
 //! What a folder of images contains, in JSON. A reader trusts none of it: a first line has the digest of the rest.
 
+use crate::folders::LinkFolder;
 use dmafile::internal::{Hasher, Verb};
 use dmafile::{Algorithm, Error, Result};
 use dmafile_hold::FileIdentity;
@@ -35,6 +36,7 @@ pub(crate) struct Tree {
     pub pid: u32,
     pub images: Vec<ImageFile>,
     pub open: Vec<OpenMemory>,
+    pub folders: Vec<LinkFolder>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -166,6 +168,9 @@ impl Manifest {
                     return Err(format!("{:?} is no name of an image", image.name));
                 }
             }
+            if let Some(folder) = tree.folders.iter().find(|folder| !folder.is_plain()) {
+                return Err(format!("{:?} is no folder of links", folder.path));
+            }
             for open in &tree.open {
                 let there = match open.memory {
                     Memory::Stored(number) => number < self.stored.len(),
@@ -208,6 +213,7 @@ mod tests {
                     flags: 2,
                     position: 9,
                 }],
+                folders: vec![folder("/tmp/dmafile-path-1", "model/weights")],
             }],
             stored: vec![Stored {
                 name: "own".to_string(),
@@ -233,5 +239,26 @@ mod tests {
         let mut other = manifest.clone();
         other.stored.clear();
         assert!(Manifest::parse(&other.to_text()).is_err());
+        for (path, link) in [
+            ("/tmp/other", "x"),
+            ("tmp/dmafile-path-1", "x"),
+            ("/tmp/../dmafile-path-1", "x"),
+            ("/tmp/dmafile-path-1", "/x"),
+            ("/tmp/dmafile-path-1", "../x"),
+            ("/tmp/dmafile-path-1", "x/y/z"),
+        ] {
+            let mut other = manifest.clone();
+            other.trees[0].folders = vec![folder(path, link)];
+            assert!(Manifest::parse(&other.to_text()).is_err(), "{path}, {link}");
+        }
+    }
+
+    fn folder(path: &str, link: &str) -> LinkFolder {
+        LinkFolder {
+            path: path.into(),
+            user: 0,
+            group: 0,
+            links: vec![(link.into(), "/proc/7/fd/3".into())],
+        }
     }
 }

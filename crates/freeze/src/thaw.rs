@@ -240,9 +240,12 @@ impl Thaw {
                     Memory::Stored(at) => stored[at].as_fd(),
                     Memory::Held(at) => memory[at].as_fd(),
                 };
-                Ok((file.key.clone(), opened(fd, file)?))
+                Ok((format!("/memfd:{}", file.key), opened(fd, file)?))
             };
-            let files = tree.open.iter().map(open).collect::<Result<Vec<_>>>()?;
+            let mut files = tree.open.iter().map(open).collect::<Result<Vec<_>>>()?;
+            for folder in &tree.folders {
+                files.push((folder.key(), folder.put(WHAT)?));
+            }
             let mut one = self.restore(number, tree.pid, &files)?;
             one.ready(&self.cancel)?;
             restoring.push(one);
@@ -349,7 +352,7 @@ impl Thaw {
             file::inherit(fd.as_fd()).map_err(|errno| Error::os(WHAT, errno))?;
             command
                 .arg("--inherit-fd")
-                .arg(format!("fd[{}]:/memfd:{key}", fd.as_raw_fd()));
+                .arg(format!("fd[{}]:{key}", fd.as_raw_fd()));
         }
         command.args(&self.options);
         Ok(Restoring {
