@@ -11,44 +11,26 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.freeze import criu
-from tests.vm.programs import TARGET, build, library
-from vm.host import ROOT, Unavailable
+from tests.vm.programs import TARGET, library
+from vm.host import ROOT
 
 HERE = Path(__file__).parent
 DMAFILE = TARGET / "debug" / "dmafile"
 SIZE = (24 << 20) + 12_345
 ROUNDS = int(os.environ.get("ROUNDS", "6"))
-PATIENCE = 120
+PATIENCE = int(os.environ.get("PATIENCE", "120"))
 """Seconds. Nothing here takes so long, even on a very slow machine."""
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="criu needs root"),
 ]
-
-
-@pytest.fixture(scope="module")
-def path() -> Iterator[str]:
-    """$PATH with criu."""
-    build()
-    try:
-        yield f"{criu.folder()}:{os.environ['PATH']}"
-    except Unavailable as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=TARGET) as name:
-        yield Path(name)
 
 
 class Keeper:
