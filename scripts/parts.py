@@ -102,6 +102,14 @@ PARTS = (
         (*CORE, "tests/freeze/"),
         (TOOLS, ROOT_USER),
     ),
+    Part(
+        "kexec",
+        "memory that outlives the kernel, in QEMU (and once 15 minutes for a kernel)",
+        2,
+        f"{PYTEST} -m slow tests/kexec",
+        ("crates/hold/", "crates/sys/", "crates/cli/", "tests/kexec/", "kernel/config/"),
+        (TOOLS, ROOT_USER),
+    ),
     Part("fuzz", "fuzz the readers", 3, "fuzz/run", ("fuzz/", "attacks/", *CORE), (CXX,)),
     Part("kernel-lint", "gcc, sparse, checkpatch", 4, "make -C kernel lint", ("kernel/",), (APT,)),
     Part(

@@ -2,13 +2,13 @@
 
 use crate::args::{HoldArgs, HoldsArgs, ReleaseArgs};
 use crate::load::PROGRESS;
-use crate::output::{progress_bar, write_json, write_stdout};
+use crate::output::{Text, progress_bar, write_json, write_stdout};
 use crate::signals::{interruptible, wake};
 use crate::text::columns;
 use crate::{Failure, Launcher};
 use dmafile::CancelToken;
 use dmafile::internal::one_line;
-use dmafile_hold::{HeldInfo, Holding};
+use dmafile_hold::{HeldInfo, Holding, not_handed_over};
 use indicatif::{BinaryBytes, HumanDuration};
 use serde_json::json;
 use std::fmt::Write;
@@ -49,6 +49,15 @@ pub(crate) fn run(args: &HoldArgs, launcher: &Launcher) -> Result<u8, Failure> {
         "seconds": begin.elapsed().as_secs_f64(),
         "files": files,
     }))?;
+    if args.notify {
+        for file in files {
+            if let Some(why) = not_handed_over(file) {
+                let path = one_line(&file.file.to_string_lossy());
+                let note = format!("dmafile: note: {path} is loaded again after a kexec: {why}\n");
+                Text::Stderr.print(&note)?;
+            }
+        }
+    }
     holder.wait();
     Ok(0)
 }

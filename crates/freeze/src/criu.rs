@@ -72,5 +72,10 @@ pub(crate) fn failed(what: Verb, work: &Path, status: impl Display) -> Error {
     } else {
         format!("criu says: {}", lines.join("; "))
     };
-    Error::new(what, why).at(log.display().to_string())
+    let error = Error::new(what, why).at(log.display().to_string());
+    // SO_PASSCRED, which TCP sockets do not have any more.
+    if lines.iter().any(|line| line.contains("Can't get 1:16 opt")) {
+        return error.with_remedy("Linux 6.16 and later need criu 4.2 for TCP sockets");
+    }
+    error
 }

@@ -1,6 +1,7 @@
 //! Whether held memory can outlive the kernel.
 
-use dmafile::{Check, Health};
+use crate::protocol::HeldInfo;
+use dmafile::{Check, Health, MemoryKind};
 use std::path::Path;
 
 /// The first systemd that carries its descriptor store through kexec.
@@ -13,10 +14,29 @@ const PLACES: [&str; 4] = [
     "/usr/lib/aarch64-linux-gnu/systemd",
 ];
 
+/// The node by which Linux hands memory over.
+const NODE: &str = "/dev/liveupdate";
+
+/// Why a held file is loaded again by the holder of the next kernel, on a machine whose kernel hands memory over to
+/// the next one; None if it is not.
+pub fn not_handed_over(info: &HeldInfo) -> Option<&'static str> {
+    if !Path::new(NODE).exists() {
+        return None;
+    }
+    if info.kind != MemoryKind::Memfd || info.pages.starts_with("huge") {
+        return Some("Linux hands over memfds, but not hugetlb pages and dma-bufs");
+    }
+    if !info.sealed {
+        return Some("it can be changed");
+    }
+    let why = "without --verify nobody could tell whether it is intact";
+    info.digest.is_none().then_some(why)
+}
+
 /// Checks of this machine about holds.
 pub fn doctor() -> Vec<Check> {
     vec![kexec(
-        Path::new("/dev/liveupdate").exists(),
+        Path::new(NODE).exists(),
         PLACES.iter().find_map(|place| systemd(Path::new(place))),
     )]
 }
@@ -29,7 +49,7 @@ fn kexec(hands_over: bool, systemd: Option<u32>) -> Check {
             Health::Absent,
             "no /dev/liveupdate: held memory ends with this kernel",
         )
-        .remedy("Linux 6.19 or later with CONFIG_LIVEUPDATE, started with kho=on");
+        .remedy("Linux 6.19 or later with CONFIG_LIVEUPDATE, started with kho=on liveupdate=on");
     }
     let (health, found) = match systemd {
         Some(version) if version >= OLDEST => (

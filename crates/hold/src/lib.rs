@@ -45,7 +45,7 @@ use std::time::Duration;
 /// Longer than any useful wait, and short enough that adding it to the current time does not overflow.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-pub use doctor::doctor;
+pub use doctor::{doctor, not_handed_over};
 pub use holder::{Hold, Holder};
 pub use identity::FileIdentity;
 pub use list::{Holding, Taker, holds, release};
