@@ -233,18 +233,18 @@ def test_a_server_goes_on_where_it_was(held: tuple[str, Path, int], place: Path,
     images = bytes_in(place / "images")
     print(f"{kind}: model {size}, not weights {private}, images {images}")
     assert images < 1.05 * private + 16 * MIB
-    evict(place)
-    running = []
+    running, reads = [], []
     try:
         for number in range(REPLICAS):
+            evict(place)
             begun = sectors_read(place)
             running.append(thawed(place, path, number, files))
             replica = Server(place / f"io-{number}", server.seen - 3)
             first = replica.ask()
-            read = (sectors_read(place) - begun) * 512
+            reads.append((sectors_read(place) - begun) * 512)
             assert [first, replica.ask(), replica.ask()] == want, number
-            if number == 0:
-                print(f"read by the first thaw and answer: {read} bytes")
+        # Other programs may have read from the disk, too.
+        print(f"read by a thaw and the first answer: {min(reads)} to {max(reads)} bytes")
         pids = replicas(process.pid)
         assert len(pids) == REPLICAS
         shares = [of_model(pid) for pid in (*pids, holder)]
