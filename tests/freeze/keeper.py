@@ -53,6 +53,14 @@ def main() -> None:
     shared = mmap.mmap(-1, 3 << 20)
     shared[:100] = os.urandom(100)
     views.append(shared)
+    huge = -1
+    if os.environ.get("HUGE"):
+        huge = os.memfd_create("huge", os.MFD_CLOEXEC | os.MFD_HUGETLB)
+        os.truncate(huge, 6 << 20)
+        views.append(mmap.mmap(huge, 6 << 20))
+        # The page in the middle is a hole.
+        views[-1][:1000] = os.urandom(1000)
+        views[-1][-5:] = b"begin"
     held = [os.environ.get(f"DMAFILE_{name}", "").split(",") for name in ("FD", "BYTES")]
     for number, size in zip(*held, strict=True):
         if number:
@@ -79,6 +87,7 @@ def main() -> None:
             os.pread(plain, 10, 0).decode(),
             hashlib.sha256(os.pread(holes, (9 << 20) + 5, 0)).hexdigest()[:16],
             hashlib.sha256(own).hexdigest()[:16],
+            *(os.fstat(huge).st_blksize for huge in [huge] if huge >= 0),
             *(hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in sys.argv[1:]),
         ]
         print(count, child, *digests, *facts, flush=True)

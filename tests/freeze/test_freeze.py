@@ -220,6 +220,29 @@ def test_held_memory_is_not_in_the_images_and_comes_from_its_hold(taker: Keeper)
         taker.kill()
 
 
+@pytest.fixture
+def huge_pages() -> Iterator[None]:
+    pool = Path("/proc/sys/vm/nr_hugepages")
+    before = pool.read_text()
+    pool.write_text(f"{int(before) + 6}")
+    if int(pool.read_text()) < int(before) + 6:
+        pytest.skip("there is no memory for huge pages")
+    yield
+    pool.write_text(before)
+
+
+@pytest.mark.usefixtures("huge_pages")
+def test_hugetlb_pages_stay_huge(place: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HUGE", "1")
+    keeper = Keeper(place, path)
+    before = keeper.facts()
+    assert before[-1] == str(2 << 20)
+    assert keeper.freeze()["objects"] == 7
+    keeper.thaw()
+    assert keeper.facts() == before
+    keeper.close()
+
+
 @pytest.mark.parametrize("folder", [False, True])
 def test_files_are_opened_by_the_path_of_held_memory(place: Path, path: str, folder: bool) -> None:
     """`{}` is the path of a link in a private folder, which ends with the processes."""
