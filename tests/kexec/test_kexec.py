@@ -120,16 +120,16 @@ def disk(root: Path, image: Path, folder: Path) -> tuple[Path, dict[str, str]]:
     (top / "check").write_text(CHECK.format(names=" ".join(HOLDS)))
     (top / "check").chmod(0o755)
     choose = random.Random(11)
-    with (top / "model").open("wb") as file:
+    with (top / "model").open("wb") as model:
         for _ in range(MODEL_MIB):
-            file.write(choose.randbytes(MIB))
-        file.write(b"odd")
+            model.write(choose.randbytes(MIB))
+        model.write(b"odd")
     (top / "small").write_bytes(choose.randbytes(3 * MIB + 5))
     # Holes before and after its bytes.
-    with (top / "sparse").open("wb") as file:
-        file.seek(20 * MIB)
-        file.write(choose.randbytes(5 * MIB))
-        file.truncate(40 * MIB)
+    with (top / "sparse").open("wb") as sparse:
+        sparse.seek(20 * MIB)
+        sparse.write(choose.randbytes(5 * MIB))
+        sparse.truncate(40 * MIB)
     digests = {}
     for name in ("model", "small", "sparse"):
         with (top / name).open("rb") as data:
