@@ -105,7 +105,7 @@ PARTS = (
     Part(
         "kexec",
         "memory that outlives the kernel, in QEMU (and once 15 minutes for a kernel)",
-        2,
+        5,
         f"{PYTEST} -m slow tests/kexec",
         ("crates/hold/", "crates/sys/", "crates/cli/", "tests/kexec/", "kernel/config/"),
         (TOOLS, ROOT_USER),
