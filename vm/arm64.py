@@ -40,10 +40,8 @@ for module in /modules/*; do
 done
 until [ -b /dev/nvme0n1 ]; do sleep 1; done
 mount -t ext4 /dev/nvme0n1 /mnt
-cd /mnt
-sh /script
+(cd /mnt && exec sh /script)
 echo "script ended with $?"
-cd /
 umount /mnt
 poweroff -f
 """
