@@ -38,7 +38,7 @@ ip link set lo up
 for module in /modules/*; do
 	[ ! -e "$module" ] || insmod $module
 done
-until [ -b /dev/nvme0n1 ]; do sleep 1; done
+until [ -b /dev/nvme0n1 ] && [ -b /dev/nvme1n1 ]; do sleep 1; done
 mount -t ext4 /dev/nvme0n1 /mnt
 (cd /mnt && exec sh /script)
 echo "script ended with $?"
@@ -147,24 +147,27 @@ def run(
     append: str = "",
     timeout: float = 1800,
 ) -> str:
-    """Runs a shell script of a guest in /mnt, on ext4, and returns what it printed.
+    """Runs a shell script of a guest in /mnt, on ext4, and returns what it printed. There is
+    another, empty disk, /dev/nvme1n1.
 
     Raises AssertionError if it failed, if the kernel complained, or if time is over.
     """
     need("qemu-system-arm", "command", "-v", "qemu-system-aarch64")
     need("cpio", "command", "-v", "cpio")
     need("e2fsprogs", "command", "-v", "mkfs.ext4")
-    disk = folder / "disk"
-    with disk.open("wb") as file:
-        file.truncate(DISK)
-    call(["mkfs.ext4", "-q", "-F", str(disk)])
+    disks = [folder / "disk", folder / "raw"]
+    for disk in disks:
+        with disk.open("wb") as file:
+            file.truncate(DISK)
+    call(["mkfs.ext4", "-q", "-F", str(disks[0])])
     packed = initramfs(kernel, files, script, folder)
     words = ["qemu-system-aarch64", "-M", "virt", "-cpu", "max", "-accel", "tcg,thread=single"]
     words += ["-smp", "2", "-m", "3G", "-nographic", "-no-reboot", "-nic", "none"]
     words += ["-kernel", str(kernel.image), "-initrd", str(packed)]
     words += ["-append", f"console=ttyAMA0 loglevel=5 panic=-1 oops=panic {append}"]
-    words += ["-drive", f"if=none,id=disk,file={disk},format=raw,cache=unsafe,discard=unmap"]
-    words += ["-device", "nvme,serial=disk,drive=disk"]
+    for disk in disks:
+        drive = f"if=none,id={disk.name},file={disk},format=raw,cache=unsafe,discard=unmap"
+        words += ["-drive", drive, "-device", f"nvme,serial={disk.name},drive={disk.name}"]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
     except subprocess.TimeoutExpired as late:
