@@ -223,6 +223,10 @@ def test_a_server_goes_on_where_it_was(held: tuple[str, Path, int], place: Path,
         capture_output=True,
         text=True,
     )
+    if "need criu 4.2 for TCP sockets" in done.stderr:
+        process.kill()
+        process.wait()
+        pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr
     frozen = json.loads(done.stdout)
     assert frozen["bytes_held"] == size and frozen["holds"] == ["weights"], frozen
