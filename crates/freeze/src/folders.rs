@@ -2,7 +2,7 @@
 //! has a lock on its folder, and the folder is removed when the lock is free; so a thaw makes it again.
 
 use dmafile::internal::Verb;
-use dmafile::internal::folder::{Folder, split};
+use dmafile::internal::folder::{Folder, split, user};
 use dmafile::{Error, Result};
 use dmafile_sys::{Errno, file, place, process, stat};
 use rustix::fs::{FlockOperation, flock, symlinkat};
@@ -78,23 +78,30 @@ impl LinkFolder {
 
     /// Makes it again, with its links, or opens it if another thaw has made it. Returns the descriptor that has the
     /// lock, which all thawed processes share.
+    ///
+    /// # Errors
+    /// EPERM if what has its name is of another user, or open to others: they could make the path lead elsewhere.
     pub fn put(&self, what: Verb) -> Result<OwnedFd> {
         let failed = |errno: Errno| Error::os(what, errno).at(self.path.display().to_string());
         let (parent, Some(name)) = split(&self.path) else {
             return Err(failed(Errno::INVAL));
         };
         let parent = Folder::open(parent).map_err(failed)?;
-        let folder = parent.make_or_open(name, 0o700).map_err(failed)?;
-        let is_new = folder.names().map_err(failed)?.is_empty();
-        if is_new {
-            for (link, target) in &self.links {
-                self.put_link(&folder, link, target).map_err(failed)?;
+        let folder = match parent.make(name, 0o700) {
+            Ok(made) => {
+                for (link, target) in &self.links {
+                    self.put_link(&made, link, target).map_err(failed)?;
+                }
+                self.own(&made).map_err(failed)?;
+                made
             }
-            self.own(&folder).map_err(failed)?;
-        }
-        let owner = folder.look().map_err(failed)?.owner;
-        if owner.0 != self.user {
-            return Err(failed(Errno::PERM).with_why("it belongs to another user"));
+            Err(Errno::EXIST) => parent.within(name).map_err(failed)?,
+            Err(errno) => return Err(failed(errno)),
+        };
+        let named = folder.look().map_err(failed)?;
+        // Another thaw may just have made it, and not have given it to the user yet.
+        if ![self.user, user()].contains(&named.owner.0) || named.mode & 0o077 != 0 {
+            return Err(failed(Errno::PERM).with_why("others could make it lead elsewhere"));
         }
         let fd = folder.listed().ok_or_else(|| failed(Errno::ACCESS))?;
         // EAGAIN: the process that was frozen runs on, and has it alone.
@@ -132,5 +139,51 @@ impl LinkFolder {
             && self.links.iter().all(|(link, _)| {
                 link.is_relative() && link.iter().count() <= 2 && link.iter().all(plain)
             })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{Mode, mkdir};
+
+    #[test]
+    fn what_others_could_change_is_not_taken_for_the_folder() {
+        let parent = tempfile::tempdir().unwrap();
+        let own = user();
+        let folder = |name: &str, user| LinkFolder {
+            path: parent.path().join(format!("{PREFIX}{name}")),
+            user,
+            group: stat::of(std::fs::File::open(parent.path()).unwrap())
+                .unwrap()
+                .owner
+                .1,
+            links: vec![
+                ("model/a".into(), "/proc/7/fd/3".into()),
+                ("b".into(), "/x".into()),
+            ],
+        };
+        let made = folder("made", own);
+        let lock = made.put(Verb::Thaw).unwrap();
+        let mut found = links(&made.path);
+        found.sort();
+        assert_eq!(found, [made.links[1].clone(), made.links[0].clone()]);
+        // Another thaw, at the same time.
+        made.put(Verb::Thaw).unwrap();
+        drop(lock);
+        let open = folder("open", own);
+        mkdir(&open.path, Mode::from_raw_mode(0o700)).unwrap();
+        for (mode, is_safe) in [(0o700, true), (0o755, false), (0o720, false)] {
+            rustix::fs::chmod(&open.path, Mode::from_raw_mode(mode)).unwrap();
+            let put = open.put(Verb::Thaw);
+            assert_eq!(put.is_ok(), is_safe, "{mode:o}");
+            assert!(put.is_ok() || put.unwrap_err().raw_os_error() == Some(1));
+        }
+        rustix::fs::chmod(&open.path, Mode::from_raw_mode(0o700)).unwrap();
+        // Only root can give it away.
+        if std::os::unix::fs::chown(&open.path, Some(own + 1), None).is_ok() {
+            assert_eq!(open.put(Verb::Thaw).unwrap_err().raw_os_error(), Some(1));
+        }
+        assert!(links(&open.path).is_empty());
     }
 }
