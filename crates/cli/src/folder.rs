@@ -6,7 +6,7 @@
 //! left.
 
 use crate::{Failure, Launcher};
-use dmafile::internal::folder::{Folder, random};
+use dmafile::internal::folder::{Folder, LINKS_PREFIX, random};
 use dmafile::internal::{one_line, sandbox};
 use rustix::fs::{AtFlags, FileType, FlockOperation, flock, fstat, readlink, statat, symlinkat};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
@@ -170,7 +170,7 @@ fn boot() -> String {
 }
 
 fn prefix(boot: &str) -> String {
-    format!("dmafile-path-{boot}-")
+    format!("{LINKS_PREFIX}{boot}-")
 }
 
 /// Creates a folder and locks it. EAGAIN, ENOENT if another process has taken it for one that was left.

@@ -7,24 +7,20 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::{pipe, unregister};
 use signal_hook::{SigId, flag};
+use std::io;
 use std::os::fd::OwnedFd;
 
 /// SIGINT and SIGTERM set the token; a second one ends the process immediately. A signal that was
 /// ignored when we were started (nohup, a background job of a script) stays ignored, for COMMAND
 /// as well.
 pub(crate) fn interruptible(token: &CancelToken) -> Result<Vec<SigId>, Failure> {
-    let ignored = ignored();
     let mut registered = Vec::new();
-    for signal in [SIGINT, SIGTERM] {
-        if ignored >> (signal - 1) & 1 == 1 {
-            continue;
-        }
+    for signal in handled() {
         for id in [
             flag::register_conditional_shutdown(signal, INTERRUPTED.into(), token.flag()),
             flag::register(signal, token.flag()),
         ] {
-            registered
-                .push(id.map_err(|error| Failure::os("cannot handle", "signals", &error, ""))?);
+            registered.push(id.map_err(cannot)?);
         }
     }
     Ok(registered)
@@ -32,32 +28,34 @@ pub(crate) fn interruptible(token: &CancelToken) -> Result<Vec<SigId>, Failure> 
 
 /// From now on SIGINT and SIGTERM go to these processes, instead of what `before` did, unless they are ignored.
 pub(crate) fn pass_on(roots: Roots, before: Vec<SigId>) -> Result<(), Failure> {
-    let failed = |error| Failure::os("cannot handle", "signals", &error, "");
-    let ignored = ignored();
-    let passed = [SIGINT, SIGTERM]
-        .into_iter()
-        .filter(|signal| ignored >> (signal - 1) & 1 == 0);
-    let mut signals = Signals::new(passed).map_err(failed)?;
+    let mut signals = Signals::new(handled()).map_err(cannot)?;
     for id in before {
         unregister(id);
     }
     let thread = std::thread::Builder::new().name("signals".to_string());
     let pass = move || signals.forever().for_each(|signal| roots.signal(signal));
-    thread.spawn(pass).map(drop).map_err(failed)
+    thread.spawn(pass).map(drop).map_err(cannot)
 }
 
 /// From now on SIGINT and SIGTERM write to this descriptor, unless they are ignored.
 pub(crate) fn wake(fd: &OwnedFd) -> Result<(), Failure> {
-    let ignored = ignored();
-    for signal in [SIGINT, SIGTERM] {
-        if ignored >> (signal - 1) & 1 == 1 {
-            continue;
-        }
+    for signal in handled() {
         fd.try_clone()
             .and_then(|fd| pipe::register(signal, fd))
-            .map_err(|error| Failure::os("cannot handle", "signals", &error, ""))?;
+            .map_err(cannot)?;
     }
     Ok(())
+}
+
+fn cannot(error: io::Error) -> Failure {
+    Failure::os("cannot handle", "signals", &error, "")
+}
+
+/// SIGINT and SIGTERM, unless they are ignored.
+fn handled() -> impl Iterator<Item = i32> {
+    let ignored = ignored();
+    let both = [SIGINT, SIGTERM].into_iter();
+    both.filter(move |signal| ignored >> (signal - 1) & 1 == 0)
 }
 
 /// One bit per signal, from `/proc/self/status`; none if that cannot be read.

@@ -11,6 +11,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+/// How the names of private folders begin that have links to memory: COMMAND opens it by them, and a thaw makes them
+/// again.
+pub const LINKS_PREFIX: &str = "dmafile-path-";
+
 /// A folder that is held open.
 #[derive(Debug)]
 pub struct Folder {

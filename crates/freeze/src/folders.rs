@@ -2,7 +2,7 @@
 //! has a lock on its folder, and the folder is removed when the lock is free; so a thaw makes it again.
 
 use dmafile::internal::Verb;
-use dmafile::internal::folder::{Folder, split, user};
+use dmafile::internal::folder::{Folder, LINKS_PREFIX, split, user};
 use dmafile::{Error, Result};
 use dmafile_sys::{Errno, file, place, process, stat};
 use rustix::fs::{FlockOperation, flock, symlinkat};
@@ -10,9 +10,6 @@ use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-
-/// How their names begin.
-const PREFIX: &str = "dmafile-path-";
 
 /// A folder, and the links in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +28,7 @@ pub(crate) fn of(processes: &[u32]) -> (Vec<LinkFolder>, Vec<(u32, u32)>) {
     for &pid in processes {
         for (fd, path) in process::links(&process::folder(pid)).unwrap_or_default() {
             let name = path.file_name().unwrap_or_default();
-            if !name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) {
+            if !name.as_encoded_bytes().starts_with(LINKS_PREFIX.as_bytes()) {
                 continue;
             }
             let open = process::folder(pid).join("fd").join(fd.to_string());
@@ -134,7 +131,7 @@ impl LinkFolder {
         let plain = |part: &OsStr| part != ".." && part != "." && !part.is_empty();
         let name = self.path.file_name().unwrap_or_default();
         self.path.is_absolute()
-            && name.as_encoded_bytes().starts_with(PREFIX.as_bytes())
+            && name.as_encoded_bytes().starts_with(LINKS_PREFIX.as_bytes())
             && self.path.iter().all(plain)
             && self.links.iter().all(|(link, _)| {
                 link.is_relative() && link.iter().count() <= 2 && link.iter().all(plain)
@@ -152,7 +149,7 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let own = user();
         let folder = |name: &str, user| LinkFolder {
-            path: parent.path().join(format!("{PREFIX}{name}")),
+            path: parent.path().join(format!("{LINKS_PREFIX}{name}")),
             user,
             group: stat::of(std::fs::File::open(parent.path()).unwrap())
                 .unwrap()

@@ -324,7 +324,7 @@ impl Freeze {
         listener
             .set_nonblocking(true)
             .map_err(|error| failed(error, &at))?;
-        run.write_hook(WHAT, "post-dump", listener.as_fd())?;
+        run.write_hook(WHAT, "post-dump")?;
         let mut command = criu::command("dump", run.path(), run.path());
         command.arg("--stream");
         command.arg("--tree").arg(self.pids[number].to_string());
@@ -392,7 +392,6 @@ fn make(folder: &Path) -> Result<()> {
 struct Dumped {
     pid: u32,
     run: RunFolder,
-    /// The sign that this process still lives.
     listener: UnixListener,
     child: Child,
     images: Mutex<Vec<ImageFile>>,
@@ -487,8 +486,8 @@ impl Dumped {
     /// Lets the processes end, or run on if that was asked for.
     fn end(mut self) -> Result<()> {
         let failed = |error| Error::os(WHAT, errno(error));
+        self.run.allow().map_err(failed)?;
         self.is_over = true;
-        self.run.answer(true).map_err(failed)?;
         let status = self.child.wait().map_err(failed)?;
         if status.success() {
             return Ok(());
@@ -567,7 +566,7 @@ impl Drop for Dumped {
     fn drop(&mut self) {
         if !self.is_over {
             // The processes run on once criu has ended.
-            let _ = self.run.answer(false);
+            self.run.give_up();
             let _ = self.child.wait();
         }
     }

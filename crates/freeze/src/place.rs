@@ -5,8 +5,9 @@ use dmafile::internal::folder::{Folder, random, split};
 use dmafile::{Error, Result};
 use dmafile_sys::{Errno, errno, place, stat};
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// A new folder, locked by this process. Dropping it removes it.
@@ -119,11 +120,14 @@ impl Unfinished {
 pub(crate) struct RunFolder {
     /// As criu can use it.
     path: PathBuf,
+    /// The sign for criu's script that this process lives, and has not given up.
+    life: Option<UnixStream>,
     _folder: Private,
 }
 
 impl RunFolder {
     pub fn new(what: Verb) -> Result<Self> {
+        let (life, _) = UnixStream::pair().map_err(|error| Error::os(what, errno(error)))?;
         let mut first = None;
         // The path of a socket must be short.
         for place in [Path::new("/run"), &std::env::temp_dir(), Path::new("/tmp")] {
@@ -134,6 +138,7 @@ impl RunFolder {
                 Ok(made) => {
                     return Ok(Self {
                         path: place.join(&made.name),
+                        life: Some(life),
                         _folder: made,
                     });
                 }
@@ -151,18 +156,21 @@ impl RunFolder {
         self.path().join("hook")
     }
 
-    /// Writes the script that criu runs when it has come to `action`. It may go on only if this process says so, and
-    /// gives up if it ends before: then frozen processes run on, and thawed ones are killed. The sign of its life is a descriptor, because its number can be used again.
-    pub fn write_hook(&self, what: Verb, action: &str, life: BorrowedFd<'_>) -> Result<()> {
+    /// Writes the script that criu runs when it has come to `action`. It may go on only if this process says so; if it
+    /// ends or gives up before, frozen processes run on, and thawed ones are killed. The sign of its life is a
+    /// descriptor, because its number can be used again.
+    pub fn write_hook(&self, what: Verb, action: &str) -> Result<()> {
         let failed = |errno: Errno| Error::os(what, errno).at(self.hook().display().to_string());
-        let inode = stat::of(life.as_fd()).map_err(failed)?.number;
+        let Some(life) = &self.life else {
+            return Err(failed(Errno::CANCELED));
+        };
+        let inode = stat::of(life).map_err(failed)?.number;
         let text = format!(
             "#!/bin/sh\n\
              [ \"$CRTOOLS_SCRIPT_ACTION\" = {action} ] || exit 0\n\
              cd '{}' && : >asked || exit 1\n\
              while [ \"$(readlink /proc/{}/fd/{})\" = 'socket:[{inode}]' ]; do\n\
              \t[ -e yes ] && exit 0\n\
-             \t[ -e no ] && exit 1\n\
              \tsleep 0.01\n\
              done\n\
              [ -e yes ]\n",
@@ -182,7 +190,13 @@ impl RunFolder {
         self.path().join("asked").exists()
     }
 
-    pub fn answer(&self, yes: bool) -> std::io::Result<()> {
-        std::fs::write(self.path().join(if yes { "yes" } else { "no" }), b"")
+    /// Lets criu go on.
+    pub fn allow(&self) -> std::io::Result<()> {
+        std::fs::write(self.path().join("yes"), b"")
+    }
+
+    /// Lets criu fail, unless it has been allowed to go on. This cannot fail: nothing is written.
+    pub fn give_up(&mut self) {
+        self.life = None;
     }
 }

@@ -19,7 +19,6 @@ use rustix::process::{
 };
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 use std::sync::Mutex;
@@ -116,8 +115,6 @@ struct Restoring {
     run: RunFolder,
     child: Child,
     is_over: bool,
-    /// The sign that this process still lives.
-    _life: UnixStream,
 }
 
 impl Restoring {
@@ -138,9 +135,9 @@ impl Restoring {
 
     /// Lets them run; returns the ID of the root.
     fn run(mut self) -> Result<u32> {
-        self.is_over = true;
         let failed = |error: std::io::Error| Error::os(WHAT, errno(error)).at("criu");
-        self.run.answer(true).map_err(failed)?;
+        self.run.allow().map_err(failed)?;
+        self.is_over = true;
         let status = self.child.wait().map_err(failed)?;
         if !status.success() {
             return Err(self.failed(&status));
@@ -165,7 +162,7 @@ impl Drop for Restoring {
             return;
         }
         // It kills what it has restored.
-        let _ = self.run.answer(false);
+        self.run.give_up();
         let _ = self.child.wait();
         // The root is a child of this process, so that nobody else could wait for its end.
         let root = i32::try_from(self.root()).ok().and_then(Pid::from_raw);
@@ -221,7 +218,8 @@ impl Thaw {
     /// # Errors
     /// ENOENT without criu or images; EOPNOTSUPP if criu is too old; EPERM if other users can change
     /// the images; EBADMSG if an image is damaged; ESTALE if what a hold has, or the file that would be loaded in its
-    /// place, is not what the processes had; what criu says, and the errors of [`Load::run`]. Nothing runs then, or has run.
+    /// place, is not what the processes had; what criu says, and the errors of [`Load::run`]. Nothing runs then, or has
+    /// run.
     pub fn run(self) -> Result<Thawed> {
         criu::version(WHAT)?;
         let folder = Folder::open(&self.from)
@@ -341,8 +339,7 @@ impl Thaw {
     fn restore(&self, number: usize, pid: u32, files: &[(String, OwnedFd)]) -> Result<Restoring> {
         let run = RunFolder::new(WHAT)?;
         let failed = |error: std::io::Error| Error::os(WHAT, errno(error)).at("criu");
-        let (life, _) = UnixStream::pair().map_err(failed)?;
-        run.write_hook(WHAT, "post-restore", life.as_fd())?;
+        run.write_hook(WHAT, "post-restore")?;
         let images = self.from.join(manifest::folder_of(number));
         let mut command = criu::command("restore", &images, run.path());
         command.arg("--action-script").arg(run.hook());
@@ -360,7 +357,6 @@ impl Thaw {
             child: command.spawn().map_err(failed)?,
             run,
             is_over: false,
-            _life: life,
         })
     }
 }

@@ -8,7 +8,7 @@ use super::set::{Member, Set};
 use super::systemd::Manager;
 use dmafile::internal::{Hasher, is_hidden};
 use dmafile::{Buffer, Error, Result, Verify};
-use dmafile_sys::{Errno, file, memfd};
+use dmafile_sys::{Errno, file, host, memfd};
 use rustix::fs::SealFlags;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -19,6 +19,11 @@ use std::path::{Path, PathBuf};
 const LONGEST: u64 = 16 << 20;
 /// The version of the table.
 const VERSION: u32 = 1;
+/// The seals of memory that nothing can change any more.
+const SEALS: SealFlags = SealFlags::WRITE
+    .union(SealFlags::SHRINK)
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
 
 /// Describes the descriptors.
 #[derive(Serialize, Deserialize)]
@@ -50,8 +55,7 @@ impl StoreTable {
 
 /// The ID of this boot of the kernel; empty if it cannot be read.
 fn boot() -> String {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    id.trim().to_string()
+    host::text("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
 
 fn name_of(name: &str, what: impl std::fmt::Display) -> String {
@@ -120,8 +124,7 @@ pub(super) fn keep(
     let fd = memfd::create("dmafile-table", false).map_err(failed)?;
     memfd::resize(fd.as_fd(), text.len() as u64).map_err(failed)?;
     file::pwrite_all(fd.as_fd(), &text, 0).map_err(failed)?;
-    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    memfd::seal(fd.as_fd(), seals).map_err(failed)?;
+    memfd::seal(fd.as_fd(), SEALS).map_err(failed)?;
     let members = set.members.iter().flat_map(Member::borrowed);
     for (number, fd) in members.enumerate() {
         manager.store(&name_of(&set.name, number), fd)?;
@@ -177,15 +180,7 @@ pub(super) fn find(name: &str, own: Vec<(String, OwnedFd)>, wanted: &HoldOptions
     let is_handed_over = table.boot != boot();
     for info in table.files {
         let fds: Option<Vec<OwnedFd>> = sorted.by_ref().take(info.descriptors).collect();
-        let fds = fds?;
-        if is_handed_over {
-            seal_again(&info, &fds)?;
-        }
-        let member = again(info, fds, wanted)?;
-        if is_handed_over && !is_intact(&member) {
-            return None;
-        }
-        members.push(member);
+        members.push(again(info, fds?, wanted, is_handed_over)?);
     }
     let set = Set {
         name: name.to_string(),
@@ -214,11 +209,10 @@ fn read(fd: BorrowedFd<'_>) -> Option<StoreTable> {
 /// Puts the seals back that a kernel has lost which handed the memory over. None if that is not possible.
 fn seal_again(info: &HeldInfo, fds: &[OwnedFd]) -> Option<()> {
     if info.sealed {
-        let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         for fd in fds {
             let has = memfd::seals(fd.as_fd()).ok()?;
-            if !has.contains(seals) {
-                memfd::seal(fd.as_fd(), seals).ok()?;
+            if !has.contains(SEALS) {
+                memfd::seal(fd.as_fd(), SEALS).ok()?;
             }
         }
     }
@@ -226,28 +220,25 @@ fn seal_again(info: &HeldInfo, fds: &[OwnedFd]) -> Option<()> {
 }
 
 /// Whether memory that was handed over has the digest of the file. Without one, nobody can tell.
-fn is_intact(member: &Member) -> bool {
-    let info = &member.info;
-    let known = info.digest.as_ref();
-    let known = known.and_then(|known| Some((known, known.algorithm.parse().ok()?)));
-    let (Some((known, algorithm)), true) = (known, info.sealed) else {
+fn is_intact(info: &HeldInfo, buffer: &Buffer) -> bool {
+    let (Some(known), true) = (&info.digest, info.sealed) else {
         return false;
     };
-    let fds = member.borrowed().map(file::dup).collect::<Result<_, _>>();
-    let buffer =
-        fds.map(|fds| Buffer::of_peer(fds, &info.kind, (info.offset, info.bytes), info.sealed));
-    let Ok(Ok(buffer)) = buffer else {
+    let (Ok(algorithm), Some(bytes)) = (known.algorithm.parse(), buffer.as_slice()) else {
         return false;
     };
-    buffer.as_slice().is_some_and(|bytes| {
-        let mut hasher = Hasher::new(algorithm, info.bytes);
-        hasher.update(bytes);
-        hasher.hex() == known.digest
-    })
+    let mut hasher = Hasher::new(algorithm, info.bytes);
+    hasher.update(bytes);
+    hasher.hex() == known.digest
 }
 
 /// A kept file, if it is the one that was loaded, and its memory matches the table.
-fn again(info: HeldInfo, fds: Vec<OwnedFd>, wanted: &HoldOptions) -> Option<Member> {
+fn again(
+    info: HeldInfo,
+    fds: Vec<OwnedFd>,
+    wanted: &HoldOptions,
+    is_handed_over: bool,
+) -> Option<Member> {
     let same = FileIdentity::at(&info.file) == Ok(info.identity);
     let kind = info.kind == wanted.kind.memory();
     let digest = match (&wanted.verify, &info.digest) {
@@ -264,8 +255,14 @@ fn again(info: HeldInfo, fds: Vec<OwnedFd>, wanted: &HoldOptions) -> Option<Memb
     if !same || !kind || !digest || fds.len() != info.descriptors {
         return None;
     }
+    if is_handed_over {
+        seal_again(&info, &fds)?;
+    }
     let (range, sealed) = ((info.offset, info.bytes), info.sealed);
     let buffer = Buffer::of_peer(fds, &info.kind, range, sealed).ok()?;
+    if is_handed_over && !is_intact(&info, &buffer) {
+        return None;
+    }
     Member::of(info, &buffer).ok()
 }
 
