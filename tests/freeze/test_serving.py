@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.freeze.test_freeze import DMAFILE, HERE, bytes_in, eventually
+from tests.freeze.test_freeze import DMAFILE, HERE, bytes_in, eventually, inode_of
 from vm.host import ROOT
 
 MIB = 1 << 20
@@ -251,6 +251,10 @@ def test_a_server_goes_on_where_it_was(held: tuple[str, Path, int], place: Path,
         print(f"read by a thaw and the first answer: {min(reads)} to {max(reads)} bytes")
         pids = replicas(process.pid)
         assert len(pids) == REPLICAS
+        # It is the holder's memory, not memory that one of them has loaded.
+        files = Path(f"/proc/{holder}/fd").iterdir()
+        [inode] = {f.stat().st_ino for f in files if "/memfd:model." in str(f.readlink())}
+        assert all(inode_of(pid, "model.") == {str(inode)} for pid in pids)
         shares = [of_model(pid) for pid in (*pids, holder)]
         own = max(share["Private_Dirty:"] + share["Private_Clean:"] for share in shares)
         total = sum(share["Pss:"] for share in shares)
