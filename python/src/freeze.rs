@@ -1,8 +1,7 @@
 //! Processes whose memory comes from a hold, frozen to a folder and thawed from it.
 
-use crate::job::{Job, Work, as_dict};
+use crate::job::{Job, as_dict, work};
 use crate::recorder::seconds;
-use dmafile::{CancelToken, Error, Progress};
 use dmafile_freeze::{Freeze, Frozen, Thaw};
 use pyo3::prelude::*;
 use std::ffi::OsString;
@@ -10,29 +9,8 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
-impl Work for Freeze {
-    type Outcome = Frozen;
-
-    fn watched(self, token: CancelToken, _: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.cancel(token)
-    }
-
-    fn run(self) -> Result<Frozen, Error> {
-        Self::run(self)
-    }
-}
-
-impl Work for Thaw {
-    type Outcome = dmafile_freeze::Thawed;
-
-    fn watched(self, token: CancelToken, _: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.cancel(token)
-    }
-
-    fn run(self) -> Result<dmafile_freeze::Thawed, Error> {
-        Self::run(self)
-    }
-}
+work!(Freeze => Frozen, quiet);
+work!(Thaw => dmafile_freeze::Thawed, quiet);
 
 /// Freezes processes to the folder `to`; returns what is in it.
 #[pyfunction]

@@ -2,7 +2,7 @@
 
 use crate::buffer::Buffer;
 use crate::error::{Keywords, raise, usage};
-use crate::job::{Job, Work, as_dict};
+use crate::job::{Job, Work, as_dict, work};
 use crate::recorder::seconds;
 use crate::request::{self, SOURCE};
 use dmafile::{CancelToken, Error, Progress};
@@ -28,29 +28,8 @@ impl Work for Hold {
     }
 }
 
-impl Work for Shared {
-    type Outcome = dmafile_hold::Held;
-
-    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.cancel(token).progress(tell)
-    }
-
-    fn run(self) -> Result<dmafile_hold::Held, Error> {
-        Self::run(self)
-    }
-}
-
-impl Work for Take {
-    type Outcome = dmafile_hold::Held;
-
-    fn watched(self, token: CancelToken, _: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.cancel(token)
-    }
-
-    fn run(self) -> Result<dmafile_hold::Held, Error> {
-        Self::run(self)
-    }
-}
+work!(Shared => dmafile_hold::Held);
+work!(Take => dmafile_hold::Held, quiet);
 
 /// Files that this process holds, and that a thread serves until `stop` or the deletion of this object.
 ///

@@ -38,29 +38,37 @@ pub(crate) trait Work: Send + 'static {
     fn run(self) -> Result<Self::Outcome, Error>;
 }
 
-impl Work for Load {
-    type Outcome = Loaded;
+/// Makes work of a builder with `run`, `cancel`, and, unless it is quiet, `progress`.
+macro_rules! work {
+    ($work:ty => $outcome:ty) => {
+        $crate::job::work!($work => $outcome, |work, tell| work.progress(tell));
+    };
+    ($work:ty => $outcome:ty, quiet) => {
+        $crate::job::work!($work => $outcome, |work, _| work);
+    };
+    ($work:ty => $outcome:ty, |$builder:ident, $tell:pat_param| $with:expr) => {
+        impl $crate::job::Work for $work {
+            type Outcome = $outcome;
 
-    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.cancel(token).progress(tell)
-    }
+            fn watched(
+                self,
+                token: dmafile::CancelToken,
+                $tell: impl Fn(dmafile::Progress) + Send + Sync + 'static,
+            ) -> Self {
+                let $builder = self.cancel(token);
+                $with
+            }
 
-    fn run(self) -> Result<Loaded, Error> {
-        Self::run(self)
-    }
+            fn run(self) -> Result<$outcome, dmafile::Error> {
+                Self::run(self)
+            }
+        }
+    };
 }
+pub(crate) use work;
 
-impl Work for Save<'static> {
-    type Outcome = SaveReport;
-
-    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.cancel(token).progress(tell)
-    }
-
-    fn run(self) -> Result<SaveReport, Error> {
-        Self::run(self)
-    }
-}
+work!(Load => Loaded);
+work!(Save<'static> => SaveReport);
 
 /// Signals the end of the work when dropped, and calls `then`: also after a panic, and if its thread
 /// could not be started.

@@ -2,38 +2,17 @@
 
 use crate::buffer::Buffer;
 use crate::error::{Keywords, raise, usage};
-use crate::job::{Job, Source, Work, as_dict};
+use crate::job::{Job, Source, as_dict, work};
 use crate::request::{self, SOURCE};
-use dmafile::{CancelToken, Error, Progress, Verify};
+use dmafile::Verify;
 use dmafile_record::{LoadedSnapshot, Snapshot, SnapshotLoad, SnapshotReport};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-impl Work for Snapshot {
-    type Outcome = SnapshotReport;
-
-    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.cancel(token).progress(tell)
-    }
-
-    fn run(self) -> Result<SnapshotReport, Error> {
-        Self::run(self)
-    }
-}
-
-impl Work for SnapshotLoad {
-    type Outcome = LoadedSnapshot;
-
-    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.cancel(token).progress(tell)
-    }
-
-    fn run(self) -> Result<LoadedSnapshot, Error> {
-        Self::run(self)
-    }
-}
+work!(Snapshot => SnapshotReport);
+work!(SnapshotLoad => LoadedSnapshot);
 
 /// Saves sources to the folder `path`: the name of each, what it is, and its number of bytes. `options`
 /// apply to each source.
