@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vm import debian, small
+from vm import debian, machine, small
 from vm.debian import Apt
 from vm.host import alone, cache, call, need, replacing
-from vm.machine import COMPLAINTS, excerpt, tail
 
 IMAGES = {"4k": "linux-image-6.12-arm64", "16k": "linux-image-6.12-arm64-16k"}
 """By the size of their base pages. Debian has none with 64 KiB."""
@@ -168,13 +167,7 @@ def run(
     for disk in disks:
         drive = f"if=none,id={disk.name},file={disk},format=raw,cache=unsafe,discard=unmap"
         words += ["-drive", drive, "-device", f"nvme,serial={disk.name},drive={disk.name}"]
-    try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
-    except subprocess.TimeoutExpired as late:
-        raise AssertionError(f"no end after {timeout:g} s:\n{tail(late.stdout or b'')}") from None
-    complaint = COMPLAINTS.search(done.stdout)
-    assert not complaint, excerpt(done.stdout, complaint.start())
-    text = done.stdout.decode(errors="replace")
+    text = machine.to_end(words, timeout)
     status = STATUS.search(text)
-    assert status and status[1] == "0", tail(done.stdout + done.stderr)
+    assert status and status[1] == "0", machine.tail(text.encode())
     return text

@@ -483,6 +483,19 @@ def boot(words: Sequence[str], share: Path, log: Path, wanted: Wanted) -> bool:
     return in_time
 
 
+def to_end(words: Sequence[str], timeout: float) -> str:
+    """Runs QEMU with a console on its standard output until the machine is off; returns what was
+    printed. Raises AssertionError if the kernel complained, or if time is over.
+    """
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
+    except subprocess.TimeoutExpired as late:
+        raise AssertionError(f"no end after {timeout:g} s:\n{tail(late.stdout or b'')}") from None
+    complaint = COMPLAINTS.search(done.stdout)
+    assert not complaint, excerpt(done.stdout, complaint.start())
+    return (done.stdout + done.stderr).decode(errors="replace")
+
+
 BOOTS = 3
 """How often a machine with --parallel is started at most."""
 

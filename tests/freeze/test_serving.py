@@ -252,8 +252,9 @@ def test_a_server_goes_on_where_it_was(held: tuple[str, Path, int], place: Path,
         pids = replicas(process.pid)
         assert len(pids) == REPLICAS
         # It is the holder's memory, not memory that one of them has loaded.
-        files = Path(f"/proc/{holder}/fd").iterdir()
-        [inode] = {f.stat().st_ino for f in files if "/memfd:model." in str(f.readlink())}
+        links = Path(f"/proc/{holder}/fd").iterdir()
+        models = [link for link in links if "/memfd:model." in str(link.readlink())]
+        [inode] = {model.stat().st_ino for model in models}
         assert all(inode_of(pid, "model.") == {str(inode)} for pid in pids)
         shares = [of_model(pid) for pid in (*pids, holder)]
         own = max(share["Private_Dirty:"] + share["Private_Clean:"] for share in shares)

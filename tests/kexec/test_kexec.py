@@ -10,16 +10,14 @@ import json
 import os
 import random
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.vm.programs import TARGET, build
-from vm import debian, small
+from vm import debian, machine, small
 from vm.fixtures import missing
 from vm.host import ROOT, Unavailable, alone, cache, call, need, replacing
-from vm.machine import COMPLAINTS, excerpt, tail
 
 MIB = 1 << 20
 MODEL_MIB = int(os.environ.get("MODEL_MIB", "256"))
@@ -156,17 +154,11 @@ def test_the_next_kernel_serves_what_was_held(root: Path, tmp_path: Path) -> Non
     words += ["-drive", f"if=none,id=disk,file={made},format=raw,cache=unsafe"]
     words += ["-device", "nvme,serial=disk,drive=disk", "-kernel", str(image), "-append"]
     parameters = "root=/dev/nvme0n1 rw init=/usr/lib/systemd/systemd systemd.show_status=0"
-    machine = "console=ttyS0 loglevel=4 panic=-1 hugepages=8"
-    words.append(f"{parameters} {machine} kho=on liveupdate=on")
-    try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT)
-    except subprocess.TimeoutExpired as late:
-        raise AssertionError(f"no end:\n{tail(late.stdout or b'')}") from None
-    complaint = COMPLAINTS.search(done.stdout)
-    assert not complaint, excerpt(done.stdout, complaint.start())
-    text = done.stdout.decode(errors="replace")
+    console = "console=ttyS0 loglevel=4 panic=-1 hugepages=8"
+    words.append(f"{parameters} {console} kho=on liveupdate=on")
+    text = machine.to_end(words, TIMEOUT)
     lines = [line.partition("check: ")[2] for line in text.splitlines() if "check: {" in line]
-    assert len(lines) == 2 * len(HOLDS), tail(done.stdout + done.stderr)
+    assert len(lines) == 2 * len(HOLDS), machine.tail(text.encode())
     assert text.count("doctor: systemd") == 2, text
     all_checks = [json.loads(line) for line in lines]
     for kernel, checks in enumerate((all_checks[: len(HOLDS)], all_checks[len(HOLDS) :])):
