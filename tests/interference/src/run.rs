@@ -434,6 +434,8 @@ impl Actions<'_> {
             Action::Fork => self.session.fork(task)?,
             Action::Second => self.second()?,
             Action::Release => self.release()?,
+            // A holder removes its folder at the end.
+            Action::Spy if !world.work().exists() => return Ok(Acted::Nothing),
             Action::Spy => self.spy = Some(Spy::new(&world.work())?),
         }
         Ok(Acted::Done)
