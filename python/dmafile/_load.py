@@ -73,7 +73,7 @@ def load(
             filled).
         pages: Page size: `auto` (default), `base`, `thp`, `huge`.
         method: Method that moves the bytes: `auto` (default), `uring`, `threads`, `bounce`,
-            `module`, `copy-file-range`, `heap-read`, `premap`.
+            `module`, `copy-file-range`, `heap-read`, `premap`, `fetch`.
         io: Bypass or use the page cache: `auto` (default), `direct`, `buffered`.
         allocation: When memory is allocated: `auto` (default), `ahead`, `in-read`, `before`.
             `ahead` (one chunk ahead of the reads), `in-read` (by the reads themselves), `before`
@@ -84,10 +84,11 @@ def load(
         chunk: Largest chunk of memory that is allocated before it is read into, at least a block;
             default: 128 MiB.
         block: Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct
-            I/O; default: 4 MiB for direct I/O, 1 MiB through the page cache, 512 KiB for `bounce`.
+            I/O; default: 4 MiB for direct I/O, 1 MiB through the page cache, 512 KiB for `bounce`,
+            8 MiB for objects.
         queue_depth: Operations in flight, 1 to 4096; default: 8 for direct I/O, 1 to 8 by the
-            number of CPUs through the page cache. At most 64 threads, where each does one operation
-            after another.
+            number of CPUs through the page cache, 16 for objects. At most 64 threads, where each
+            does one operation after another.
         verify: Compute a checksum, and compare it with HEX if given; default: none. `crc32c`,
             `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the load fails
             (EBADMSG) if the digest differs. `hub` compares each file with the digest that is its

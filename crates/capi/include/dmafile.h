@@ -230,7 +230,7 @@ struct dmafile_options {
     const char *pages;
     /**
      * Method that moves the bytes: "auto" (default), "uring", "threads", "bounce", "module",
-     * "copy-file-range", "heap-read", "premap".
+     * "copy-file-range", "heap-read", "premap", "fetch".
      */
     const char *method;
     /**
@@ -263,12 +263,12 @@ struct dmafile_options {
     uint64_t chunk;
     /**
      * Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O; default: 4
-     * MiB for direct I/O, 1 MiB through the page cache, 512 KiB for "bounce".
+     * MiB for direct I/O, 1 MiB through the page cache, 512 KiB for "bounce", 8 MiB for objects.
      */
     uint64_t block;
     /**
      * Operations in flight, 1 to 4096; default: 8 for direct I/O, 1 to 8 by the number of CPUs through the
-     * page cache. At most 64 threads, where each does one operation after another.
+     * page cache, 16 for objects. At most 64 threads, where each does one operation after another.
      */
     uint32_t queue_depth;
     /**

@@ -38,7 +38,7 @@ pub struct Options {
     /// Page size: "auto" (default), "base", "thp", "huge".
     pub pages: *const c_char,
     /// Method that moves the bytes: "auto" (default), "uring", "threads", "bounce", "module",
-    /// "copy-file-range", "heap-read", "premap".
+    /// "copy-file-range", "heap-read", "premap", "fetch".
     pub method: *const c_char,
     /// Bypass or use the page cache: "auto" (default), "direct", "buffered".
     pub io: *const c_char,
@@ -57,10 +57,10 @@ pub struct Options {
     /// Largest chunk of memory that is allocated before it is read into, at least a block; default: 128 MiB.
     pub chunk: u64,
     /// Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O; default: 4
-    /// MiB for direct I/O, 1 MiB through the page cache, 512 KiB for "bounce".
+    /// MiB for direct I/O, 1 MiB through the page cache, 512 KiB for "bounce", 8 MiB for objects.
     pub block: u64,
     /// Operations in flight, 1 to 4096; default: 8 for direct I/O, 1 to 8 by the number of CPUs through the
-    /// page cache. At most 64 threads, where each does one operation after another.
+    /// page cache, 16 for objects. At most 64 threads, where each does one operation after another.
     pub queue_depth: u32,
     /// DMAFILE_NO_CHECK_MEMORY, or 0.
     pub flags: u32,

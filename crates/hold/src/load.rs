@@ -250,7 +250,7 @@ impl HoldOptions {
                 });
             }
             let mut loaded = load.run_to_seal()?;
-            if FileIdentity::of(source.buffered(0).0) != Ok(identity) {
+            if source.buffered(0).map(|(fd, _)| FileIdentity::of(fd)) != Ok(Ok(identity)) {
                 return Err(changed("cannot hold", &path));
             }
             before.fetch_add(identity.size, Ordering::Relaxed);

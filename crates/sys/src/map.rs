@@ -559,6 +559,16 @@ impl<'m> Region<'m> {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), start, from.len()) }
     }
 
+    /// Calls `write` with `len` bytes at `at`, which it may write to. Only one thread of this process may use these bytes
+    /// meanwhile, as one that has taken an extent does.
+    pub fn lend<T>(&self, at: u64, len: u64, write: impl FnOnce(&mut [u8]) -> T) -> T {
+        let start = self.span(at, len);
+        // SAFETY: inside the region, initialised (by the kernel, at the latest when it is touched) and writable while a
+        // transfer runs; no other thread uses these bytes. Another process that has the memory may see or change them:
+        // what `write` reads back is of no consequence.
+        write(unsafe { std::slice::from_raw_parts_mut(start, len as usize) })
+    }
+
     /// As [`Region::copy_in`], for memory where an access might raise SIGBUS: the kernel accesses the pages
     /// (process_vm_writev(2) on this process). EFAULT if a page is gone and cannot be replaced; bytes before it
     /// have then been written.

@@ -43,6 +43,7 @@ calls! {
     MEMFD_CREATE memfd_create = SYS_memfd_create;
     PIPE2 pipe2 = SYS_pipe2;
     PROCESS_VM_READV process_vm_readv = SYS_process_vm_readv;
+    PROCESS_VM_WRITEV process_vm_writev = SYS_process_vm_writev;
     READLINKAT readlinkat = SYS_readlinkat;
     RECVMSG recvmsg = SYS_recvmsg;
     RENAMEAT renameat = SYS_renameat;

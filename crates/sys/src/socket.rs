@@ -1,5 +1,6 @@
 //! Unix sockets: send descriptors and a few bytes (SCM_RIGHTS, unix(7)), and identify the other end.
 
+use super::map::Region;
 use super::{Errno, last_errno, retry};
 use rustix::fs::Mode;
 use rustix::net::{
@@ -54,6 +55,29 @@ pub fn receive(
         (0, _) => Err(Errno::CONNRESET),
         (got, _) if got < wanted => Err(Errno::PROTO),
         (_, received) => Ok(received),
+    }
+}
+
+/// Receives at most `len` bytes of a stream to an offset of memory (recv(2)); returns their number, 0 if the other end
+/// has closed. EFAULT if the memory is gone, EAGAIN after the socket's timeout.
+pub fn receive_at(
+    socket: BorrowedFd<'_>,
+    into: &Region<'_>,
+    at: u64,
+    len: u64,
+) -> Result<u64, Errno> {
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    let start = into.span(at, len as u64).cast();
+    loop {
+        // SAFETY: inside the region; the kernel checks the pages itself.
+        let got = unsafe { libc::recv(socket.as_raw_fd(), start, len, 0) };
+        match u64::try_from(got) {
+            Ok(got) => return Ok(got),
+            Err(_) => match last_errno() {
+                Errno::INTR => continue,
+                errno => return Err(errno),
+            },
+        }
     }
 }
 

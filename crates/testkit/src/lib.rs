@@ -175,7 +175,7 @@ fn first_word(text: &[u8]) -> String {
     word
 }
 
-/// Every method that fills any kind of memory on any kernel: `module` and `heap-read` only fill their own
+/// Every method that loads files into any kind of memory on any kernel: `fetch` loads objects, `module` and `heap-read` only fill their own
 /// dma-bufs, and `copy-file-range` and `premap` need patched kernels.
 pub fn methods() -> impl Iterator<Item = Method> {
     let few = [
@@ -183,6 +183,7 @@ pub fn methods() -> impl Iterator<Item = Method> {
         Method::HeapRead,
         Method::CopyFileRange,
         Method::Premap,
+        Method::Fetch,
     ];
     let any = move |method: &Method| !few.contains(method);
     Method::ALL.iter().copied().filter(any)

@@ -16,7 +16,7 @@ pub struct File {
     pub path: PathBuf,
     /// Its size when it was opened.
     pub size: u64,
-    /// Its file system.
+    /// Its file system; of an object, what it is stored in.
     pub file_system: String,
     /// Alignment of direct reads in offset, length and memory.
     pub align: u64,
@@ -26,6 +26,8 @@ pub struct File {
     pub direct_refused: Option<String>,
     /// True if reads through the page cache can drop the pages that they bring in (`RWF_DONTCACHE`).
     pub drops_behind: bool,
+    /// True if it is an object instead of a file ([`RemoteObject`](crate::RemoteObject)).
+    pub object: bool,
     /// True if its file system keeps it in memory: the page cache is the file.
     pub in_memory: bool,
     /// The block device that it is or is stored on, as named in `/dev`; `None` if there is none.
@@ -61,6 +63,7 @@ impl File {
             align_told: source.align_is_told(),
             direct_refused,
             drops_behind: source.drops_behind(),
+            object: source.is_objects(),
             in_memory: source.in_memory(),
             translated: device.as_ref().is_some_and(BlockDevice::is_translated),
             device: device.map(|device| device.name().to_string()),

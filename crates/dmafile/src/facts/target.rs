@@ -112,7 +112,9 @@ impl MemoryTarget {
             Kind::Fd { fd, number, at } => {
                 let found = probe_fd(fd.as_fd(), *number, *at, source)?;
                 (target.existing, target.dma_buf) = (Some(found.0), found.1);
-                target.copies = file::copies_range(source.buffered(0).0, fd.as_fd());
+                target.copies = source
+                    .buffered(0)
+                    .is_ok_and(|(from, _)| file::copies_range(from, fd.as_fd()));
             }
             Kind::Heap(name) => {
                 let place = target.kind.to_string();
@@ -148,6 +150,7 @@ impl MemoryTarget {
 /// whole file, and allow the method.
 fn may_fuse(request: &Request, source: &Source) -> bool {
     request.is_whole()
+        && !source.is_objects()
         && source.files().len() == 1
         && matches!(request.method, Method::Auto | Method::HeapRead)
         && matches!(request.allocation, Allocation::Auto | Allocation::Ahead)

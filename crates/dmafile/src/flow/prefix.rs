@@ -22,7 +22,8 @@ impl Prefix {
     /// The bytes of `[at, end)` are in place.
     pub(crate) fn add(&self, at: u64, end: u64) {
         let mut state = self.lock();
-        state.beyond.insert(at, end);
+        let known = state.beyond.entry(at).or_insert(end);
+        *known = end.max(*known);
         while let Some((&start, &end)) = state.beyond.first_key_value() {
             if start > state.upto {
                 break;

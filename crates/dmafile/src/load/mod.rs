@@ -9,7 +9,7 @@ use crate::message::{Names, Opt};
 use crate::options::{Allocation, Io, Kind, Method, OptionValue, Pages};
 use crate::plan::Plan;
 use crate::request::{Common, Request, Selection, common_setters};
-use crate::source::Source;
+use crate::source::{RemoteObject, Source};
 use crate::verify::Verify;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ type LoadPlanFn = Box<dyn FnOnce(&Plan) + Send>;
 enum LoadOrigin {
     Path(PathBuf),
     Open(Arc<Source>),
+    Object(Arc<dyn RemoteObject>),
 }
 
 impl LoadOrigin {
@@ -29,6 +30,10 @@ impl LoadOrigin {
         match self {
             Self::Path(path) => Source::open(path).map(Arc::new),
             Self::Open(source) => Ok(Arc::clone(source)),
+            Self::Object(object) => {
+                let path = PathBuf::from(object.name());
+                Source::of_objects(&path, vec![Arc::clone(object)]).map(Arc::new)
+            }
         }
     }
 }
@@ -64,6 +69,11 @@ impl Load {
     /// Loads the whole file at `path` into a memfd; the plan chooses everything else.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self::with_origin(LoadOrigin::Path(path.into()))
+    }
+
+    /// As [`Load::new`], for an object instead of a file.
+    pub fn of_object(object: Arc<dyn RemoteObject>) -> Self {
+        Self::with_origin(LoadOrigin::Object(object))
     }
 
     /// A load of files that are already open.

@@ -12,7 +12,7 @@ use crate::sys::{Errno, file, retry};
 /// Reads an extent completely through the page cache.
 pub(super) fn read_buffered(job: &ReadJob<'_>, mut extent: IoExtent) -> Result<(), Stop> {
     loop {
-        let (fd, offset) = job.source.buffered(extent.file);
+        let (fd, offset) = job.buffered(extent.file)?;
         let read = if job.plan.tuning.drop_behind {
             file::pread_dropping
         } else {

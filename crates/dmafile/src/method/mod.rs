@@ -5,6 +5,7 @@
 
 mod bounce;
 mod copy_file_range;
+mod fetch;
 mod fill;
 mod heap_read;
 mod module;
@@ -49,6 +50,12 @@ impl<'a> ReadJob<'a> {
         input.map_err(|why| Error::new("no direct I/O", why).at(self.source.place(at)))
     }
 
+    /// As [`ReadJob::input`], through the page cache.
+    fn buffered(&self, at: u64) -> Result<(BorrowedFd<'a>, u64), Error> {
+        let input = self.source.buffered(at);
+        input.map_err(|why| Error::new("cannot read", why).at(self.source.place(at)))
+    }
+
     /// The descriptor of the buffer, for methods that write to it.
     fn target(&self) -> Result<BorrowedFd<'a>, Error> {
         self.descriptor
@@ -88,6 +95,7 @@ pub(crate) fn run(job: &ReadJob<'_>) -> Result<(), Stop> {
         Method::Bounce => bounce::run(job),
         Method::Module => module::run(job),
         Method::CopyFileRange => copy_file_range::run(job),
+        Method::Fetch => fetch::run(job, job.plan.workers(job.pass.attempt)),
         Method::HeapRead => {
             let why = "a heap reads into buffers that it makes";
             Err(Stop::Refused(Error::new("cannot read this way", why)))

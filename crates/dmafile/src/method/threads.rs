@@ -42,7 +42,7 @@ fn copy(job: &ReadJob<'_>, extent: &IoExtent) -> Result<bool, Stop> {
             break;
         }
         // Any error, usually EAGAIN, only means that the bytes must be read by another method.
-        let (fd, offset) = job.source.buffered(left.file);
+        let (fd, offset) = job.buffered(left.file)?;
         let got = job
             .touch(|| file::pread_cached(fd, &job.region, left.at, left.len, offset))?
             .unwrap_or(0);

@@ -11,7 +11,7 @@ use crate::load::Load;
 use crate::message::{Opt, message};
 use crate::options::Kind;
 use crate::request::Selection;
-use crate::source::{Shard, Source};
+use crate::source::{RemoteObject, Shard, Source};
 use crate::sys::Errno;
 use crate::sys::file;
 use serde::Serialize;
@@ -104,6 +104,24 @@ impl Model {
         Self::read(Source::open_all(first, files)?, &found)
     }
 
+    /// Opens the objects of one model, in this order; `path` names the model in errors.
+    ///
+    /// # Errors
+    /// As [`Model::open_files`]; those of readers.
+    pub fn open_objects(
+        path: impl AsRef<Path>,
+        objects: Vec<Arc<dyn RemoteObject>>,
+    ) -> Result<Self> {
+        let path = path.as_ref();
+        if objects.is_empty() {
+            let why = "the list of objects is empty";
+            return Err(Error::new(Verb::Load, why).with_errno(Errno::INVAL));
+        }
+        let names = objects.iter().map(|object| PathBuf::from(object.name()));
+        let found = shards::ShardFiles::plain(names.collect());
+        Self::read(Source::of_objects(path, objects)?, &found)
+    }
+
     /// A model whose files are in memory, each completely in a separate memfd: the name and the buffer of each
     /// file, in the order of the model's files, and its tensors that do not count ([`Model::superseded`]). `path`
     /// names the model in errors.
@@ -153,8 +171,7 @@ impl Model {
                     .at(file.display().to_string())
                     .with_remedy("download all of its files again")
             };
-            let (fd, _) = source.buffered(start);
-            let mut reader = BufReader::new(HeaderReader { fd, at: 0 });
+            let mut reader = HeaderReader::new(&source, start, size);
             let table = Table::read(&mut reader, size)
                 .map_err(|error| error.at(file.display().to_string()))?;
             headers += table.data;
@@ -363,14 +380,9 @@ impl Model {
         if into.is_empty() {
             return Ok(());
         }
-        let (fd, start) = self.source.buffered(start);
-        crate::sys::file::pread_all(fd, into, start).map_err(|errno| {
-            let file = &self.shards()[tensor.shard].file;
-            Error::os("cannot read", errno).at(format!(
-                "{}, byte {start}, tensor {}",
-                file.display(),
-                quoted(&tensor.name)
-            ))
+        self.source.read_at(start, into).map_err(|error| {
+            let place = format!("{}, tensor {}", error.place(), quoted(&tensor.name));
+            error.at(place)
         })
     }
 
@@ -408,15 +420,47 @@ struct Description<'m> {
     tensors: &'m [&'m Tensor],
 }
 
-/// Reads a file from its start without moving its position.
+/// Reads a file or an object from its start, as far as its header goes.
 struct HeaderReader<'a> {
-    fd: std::os::fd::BorrowedFd<'a>,
+    source: &'a Source,
+    start: u64,
+    size: u64,
     at: u64,
+}
+
+/// How much is read at once: of an object, most headers in one request.
+const FILE_BLOCK: usize = 8 << 10;
+const OBJECT_BLOCK: usize = 1 << 20;
+
+impl<'a> HeaderReader<'a> {
+    /// Of the file at `start` of a source, which has `size` bytes.
+    fn new(source: &'a Source, start: u64, size: u64) -> BufReader<Self> {
+        let block = if source.is_objects() {
+            OBJECT_BLOCK
+        } else {
+            FILE_BLOCK
+        };
+        let reader = Self {
+            source,
+            start,
+            size,
+            at: 0,
+        };
+        BufReader::with_capacity(block, reader)
+    }
 }
 
 impl Read for HeaderReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        let got = crate::sys::file::read_at(self.fd, into, self.at)?;
+        let got = match self.source.buffered(self.start) {
+            Ok((fd, _)) => crate::sys::file::read_at(fd, into, self.at)?,
+            Err(_) => {
+                let got = (into.len() as u64).min(self.size - self.at) as usize;
+                self.source
+                    .read_at(self.start + self.at, &mut into[..got])?;
+                got
+            }
+        };
         self.at += got as u64;
         Ok(got)
     }

@@ -198,6 +198,8 @@ pub enum Method {
     /// io_uring reads into memory that is DMA-mapped for the disk once, mainly dma-bufs, on kernels
     /// that support it.
     Premap,
+    /// Readers of an object ([`RemoteObject`](crate::RemoteObject)) receive parts of it where they belong.
+    Fetch,
 }
 
 words_of!(Method);
@@ -308,7 +310,8 @@ mod tests {
     #[test]
     fn texts_in_the_list_agree_with_the_constants() {
         use crate::plan::{
-            BOUNCE_BLOCK, BUFFERED_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, MOST_COPIERS, MOST_THREADS,
+            BOUNCE_BLOCK, BUFFERED_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, FETCH_BLOCK, FETCH_DEPTH,
+            MOST_COPIERS, MOST_THREADS,
         };
         let text = |of, option, what: fn(&OptionInfo) -> &'static str| {
             what(
@@ -323,18 +326,25 @@ mod tests {
             text(load, Opt::Chunk, |info| info.default),
             mib(DEFAULT_CHUNK)
         );
-        for (of, most) in [(load, MOST_COPIERS), (save, MOST_THREADS)] {
+        let objects = (
+            format!(", {} for objects", mib(FETCH_BLOCK)),
+            format!(", {FETCH_DEPTH} for objects"),
+        );
+        let none = (String::new(), String::new());
+        let all = [(load, MOST_COPIERS, objects), (save, MOST_THREADS, none)];
+        for (of, most, (block_of_objects, depth_of_objects)) in all {
             assert_eq!(
                 text(of, Opt::Block, |info| info.default),
                 format!(
-                    "{} for direct I/O, {} through the page cache, {} KiB for `bounce`",
+                    "{} for direct I/O, {} through the page cache, {} KiB for `bounce`{block_of_objects}",
                     mib(DIRECT_BLOCK),
                     mib(BUFFERED_BLOCK),
                     BOUNCE_BLOCK >> 10
                 )
             );
             let depth = format!(
-                "{DIRECT_DEPTH} for direct I/O, 1 to {most} by the number of CPUs through the page cache"
+                "{DIRECT_DEPTH} for direct I/O, 1 to {most} by the number of CPUs through the page \
+                 cache{depth_of_objects}"
             );
             assert_eq!(text(of, Opt::QueueDepth, |info| info.default), depth);
             let (low, high) = BLOCK_RANGE.into_inner();

@@ -158,11 +158,14 @@ options! {
          before the first read).";
     Chunk Load Tuning, Bytes(*BLOCK_RANGE.start(), LARGEST), "BYTES", "128 MiB":
         "Largest chunk of memory that is allocated before it is read into, at least a block", "";
-    Block Any Tuning, BLOCK, "BYTES",
+    Block Load Tuning, BLOCK, "BYTES",
+        "4 MiB for direct I/O, 1 MiB through the page cache, 512 KiB for `bounce`, 8 MiB for objects":
+        "Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O", "";
+    Block Save Tuning, BLOCK, "BYTES",
         "4 MiB for direct I/O, 1 MiB through the page cache, 512 KiB for `bounce`":
         "Size of one operation, 4 KiB to 64 MiB, a multiple of the file's alignment for direct I/O", "";
     QueueDepth Load Tuning, DEPTH, "OPERATIONS",
-        "8 for direct I/O, 1 to 8 by the number of CPUs through the page cache":
+        "8 for direct I/O, 1 to 8 by the number of CPUs through the page cache, 16 for objects":
         "Operations in flight, 1 to 4096", "At most 64 threads, where each does one operation after another.";
     QueueDepth Save Tuning, DEPTH, "OPERATIONS",
         "8 for direct I/O, 1 to 4 by the number of CPUs through the page cache":

@@ -55,6 +55,11 @@ pub(super) fn allocation(
             Allocation::InRead,
             "the kernel allocates pages as it writes them, without zeroing",
         )
+    } else if first.method == Method::Fetch {
+        (
+            Allocation::Ahead,
+            "memory is allocated faster than bytes arrive",
+        )
     } else if first.direct {
         (
             Allocation::Ahead,
@@ -82,7 +87,7 @@ fn needs_pages(file: &File, first: Attempt) -> bool {
 
 /// Maximum number of threads that allocate ahead: as many as CPUs, without those that copies need.
 pub(super) fn allocators(host: &Host, first: Attempt, alone: bool, capacity: u64) -> usize {
-    let copiers = if first.direct || alone {
+    let copiers = if first.direct || alone || first.method == Method::Fetch {
         0
     } else {
         copiers(host.cpus)

@@ -70,6 +70,9 @@ pub(super) fn choose(
         ..
     } = wanted;
     let (asked, io) = (request.method, request.io);
+    if file.object {
+        return fetch(request, target, host);
+    }
     let landing = landing(target, file, start);
     let by_blocks = match &landing {
         Err(why) if io != Io::Buffered && file.direct_refused.is_none() => Some(why),
@@ -125,6 +128,7 @@ pub(super) fn choose(
         Need::Blocks if !attempt.direct => {
             Err("reads through the page cache need no bounce ring".into())
         }
+        Need::Object => Err("it receives objects, and this is a file".into()),
         Need::ModuleMemory | Need::ReadingHeap | Need::CopyingKernel | Need::Blocks => Ok(()),
     };
     let order = methods::order(Verb::Load, (asked, io), memory);
@@ -144,6 +148,34 @@ pub(super) fn choose(
     }
     let not_mapped = left_out.iter().find(premap).map(|one| one.1.clone());
     Ok((kept, not_mapped))
+}
+
+/// The only method for an object.
+fn fetch(
+    request: &Request,
+    target: &MemoryTarget,
+    host: &Host,
+) -> Result<(Vec<Attempt>, Option<Message>)> {
+    let (asked, io) = (request.method, request.io);
+    if matches!(asked, Method::Auto | Method::Fetch) && io != Io::Direct {
+        return Ok((vec![methods::FETCH], None));
+    }
+    let attempt = match asked {
+        Method::Auto | Method::Fetch => Attempt::new(Method::Fetch, true, false),
+        other => Attempt::new(other, io != Io::Buffered, false),
+    };
+    let left_out = (
+        attempt,
+        "an object is received, not read from a disk".into(),
+    );
+    let ends = format!("to {}", target.kind);
+    Err(methods::none_left(
+        Verb::Load,
+        asked,
+        &[left_out],
+        &ends,
+        host,
+    ))
 }
 
 /// Checks that the memory can be DMA-mapped for the disk once; the error says why not.

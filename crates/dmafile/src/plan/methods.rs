@@ -15,7 +15,9 @@ const PREMAP: Attempt = Attempt::new(Method::Premap, true, true);
 /// Bytes are copied to or from blocks: those of a ring are registered, those of a pool of threads are not.
 const BOUNCE_REGISTERED: Attempt = Attempt::new(Method::Bounce, true, true);
 const BOUNCE: Attempt = Attempt::new(Method::Bounce, true, false);
-/// Works with everything.
+/// The only one for objects.
+pub(crate) const FETCH: Attempt = Attempt::new(Method::Fetch, false, false);
+/// Works with every file.
 pub(crate) const BUFFERED: Attempt = Attempt::new(Method::Threads, false, false);
 
 /// What the memory is, as far as it matters for the order.
@@ -100,6 +102,7 @@ pub(crate) fn order(verb: Verb, (asked, io): (Method, Io), memory: MemoryFacts) 
             vec![Attempt::new(Method::Bounce, false, false)]
         }
         (Method::Bounce, _) => blocks(),
+        (Method::Fetch, _) => vec![FETCH],
         (Method::Module | Method::CopyFileRange | Method::HeapRead, _) => call(asked),
     }
 }
@@ -125,6 +128,8 @@ pub(crate) enum Need {
     CopyingKernel,
     /// A reason to pass through blocks.
     Blocks,
+    /// An object instead of a file.
+    Object,
 }
 
 impl Attempt {
@@ -139,6 +144,7 @@ impl Attempt {
             Method::Module => &[Need::ModuleMemory],
             Method::HeapRead => &[Need::ReadingHeap],
             Method::CopyFileRange => &[Need::CopyingKernel],
+            Method::Fetch => &[Need::Object],
             Method::Auto => &[],
         };
         self.direct
@@ -293,6 +299,10 @@ pub(crate) fn describe(
             "the kernel copies from the page cache into the buffer's own pages",
             "the kernel copies to the page cache",
         ),
+        (Method::Fetch, ..) => (
+            "parts are received where they belong, one connection each",
+            "",
+        ),
         (Method::Auto, ..) => ("", ""),
     };
     let how = if verb == Verb::Load { load } else { save };
@@ -327,7 +337,7 @@ mod tests {
     /// unmet need.
     #[test]
     fn only_methods_whose_needs_are_met_are_kept() {
-        const NEEDS: [Need; 9] = [
+        const NEEDS: [Need; 10] = [
             Need::DirectFile,
             Need::Uring,
             Need::Addresses,
@@ -337,6 +347,7 @@ mod tests {
             Need::ReadingHeap,
             Need::CopyingKernel,
             Need::Blocks,
+            Need::Object,
         ];
         for memory in memories() {
             for verb in [Verb::Load, Verb::Save] {
@@ -371,12 +382,12 @@ mod tests {
     #[test]
     fn each_method_needs_what_it_uses() {
         use Need::{
-            Addresses, Blocks, CopyingKernel, DirectFile, ModuleMemory, Premapping, ReadingHeap,
-            RegistrablePages, Uring,
+            Addresses, Blocks, CopyingKernel, DirectFile, ModuleMemory, Object, Premapping,
+            ReadingHeap, RegistrablePages, Uring,
         };
         let direct = |method| Attempt::new(method, true, false);
         let buffered = |method| Attempt::new(method, false, false);
-        let all: [(Attempt, &[Need]); 12] = [
+        let all: [(Attempt, &[Need]); 13] = [
             (
                 URING_REGISTERED,
                 &[DirectFile, Uring, Addresses, RegistrablePages],
@@ -392,6 +403,7 @@ mod tests {
             (buffered(Method::Module), &[ModuleMemory]),
             (direct(Method::HeapRead), &[DirectFile, ReadingHeap]),
             (buffered(Method::CopyFileRange), &[CopyingKernel]),
+            (FETCH, &[Object]),
         ];
         for (attempt, needs) in all {
             assert_eq!(attempt.needs().collect::<Vec<_>>(), needs, "{attempt}");

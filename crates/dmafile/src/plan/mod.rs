@@ -18,6 +18,8 @@ pub(crate) use tuning::{
     BOUNCE_BLOCK, BUFFERED_BLOCK, COPY_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, LARGEST_RING, LoadTuning,
     asked_threads,
 };
+#[cfg(test)]
+pub(crate) use tuning::{FETCH_BLOCK, FETCH_DEPTH};
 pub(crate) use types::MOST_WORKERS;
 pub use types::{Attempt, Placement, Plan, Sizes};
 

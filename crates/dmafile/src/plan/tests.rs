@@ -45,6 +45,7 @@ fn file(size: u64) -> File {
         align_told: true,
         direct_refused: None,
         drops_behind: false,
+        object: false,
         in_memory: false,
         device: Some("nvme0n1".to_string()),
         translated: false,
@@ -1365,5 +1366,26 @@ fn a_plan_has_only_the_sizes_that_will_be_used() {
     ] {
         let plan = plan_for(&asked, &file(GIB), &host(), cached).unwrap();
         assert_eq!(sizes(&plan), want, "{asked:?}, cached: {cached}");
+    }
+}
+
+#[test]
+fn an_object_is_fetched_by_many_readers_into_memory_that_is_allocated_meanwhile() {
+    let object = File {
+        object: true,
+        align: 1,
+        direct_refused: Some("it is an object".to_string()),
+        ..file(GIB)
+    };
+    for kind in [Kind::Memfd, Kind::Anon, Kind::Udmabuf] {
+        let asked = Asked {
+            kind,
+            ..Asked::default()
+        };
+        let plan = plan_for(&asked, &object, &host(), false).unwrap();
+        assert_eq!(methods_of(&plan), ["fetch buffered"]);
+        assert_eq!(plan.allocation, Allocation::Ahead);
+        assert_eq!(plan.sizes.block, Some(super::FETCH_BLOCK));
+        assert_eq!(plan.sizes.queue_depth, Some(super::FETCH_DEPTH));
     }
 }

@@ -26,6 +26,10 @@ pub(crate) const COPY_BLOCK: u64 = 64 << 20;
 pub(crate) const LARGEST_RING: u64 = 64 << 20;
 /// Reads through the page cache: a block that stays in the CPU's cache while it is copied.
 pub(crate) const BUFFERED_BLOCK: u64 = 1 << 20;
+/// Objects: a request costs a round trip, and stores count requests. A store gives each connection only a part of
+/// its speed.
+pub(crate) const FETCH_BLOCK: u64 = 8 << 20;
+pub(crate) const FETCH_DEPTH: u32 = 16;
 
 /// Parameters of all methods; a [`Plan`](super::Plan) shows those that the first one uses. Sizes are
 /// in bytes.
@@ -63,7 +67,11 @@ impl LoadTuning {
         let first = methods[0];
         let alone = drop_behind(request, file, host, first, wanted, log);
         let block = block(request, file, methods, alone)?;
-        let mut queue_depth = request.queue_depth.unwrap_or(DIRECT_DEPTH);
+        let usual = match first.method {
+            Method::Fetch => FETCH_DEPTH,
+            _ => DIRECT_DEPTH,
+        };
+        let mut queue_depth = request.queue_depth.unwrap_or(usual);
         let most = u32::try_from(LARGEST_RING / block)
             .unwrap_or(u32::MAX)
             .max(1);
@@ -171,6 +179,7 @@ fn block(request: &Request, file: &File, methods: &[Attempt], alone: Option<u64>
     let block = request.block.or(alone).unwrap_or(match first.method {
         Method::Bounce => BOUNCE_BLOCK.next_multiple_of(file.align),
         Method::CopyFileRange => COPY_BLOCK,
+        Method::Fetch => FETCH_BLOCK,
         _ if first.direct => DIRECT_BLOCK.next_multiple_of(file.align),
         _ => BUFFERED_BLOCK,
     });

@@ -259,15 +259,15 @@ impl Plan {
         match attempt.method {
             Method::Uring | Method::Premap | Method::Module => self.tuning.queue_depth,
             Method::Bounce if attempt.registered => self.tuning.queue_depth,
-            Method::Threads | Method::Bounce => self.workers(attempt) as u32,
+            Method::Threads | Method::Bounce | Method::Fetch => self.workers(attempt) as u32,
             _ => 1,
         }
     }
 
-    /// Number of threads that read at once with the method `threads`.
+    /// Number of threads that read at once with the methods `threads` and `fetch`.
     pub(crate) fn workers(&self, attempt: Attempt) -> usize {
         let tuning = self.tuning;
-        match attempt.direct {
+        match attempt.direct || attempt.method == Method::Fetch {
             true => tuning.queue_depth.min(MOST_WORKERS) as usize,
             false if self.bytes <= tuning.block || tuning.drop_behind => 1,
             false => tuning.threads,

@@ -326,7 +326,7 @@ impl<'m> Opened<'m> {
             Body::Memory(memory) if memory.dma_buf.is_some() => None,
             Body::Memory(memory) => Stored::of(memory.fd.as_fd(), self.start, self.bytes),
             Body::File(source) => {
-                let (fd, at) = source.buffered(self.start);
+                let (fd, at) = source.buffered(self.start).expect(IS_FILE);
                 Stored::of(fd, at, self.bytes)
             }
             Body::Stream(stream) => Stored::of_stream(stream.fd.as_fd(), self.bytes),
@@ -404,7 +404,7 @@ impl<'m> Opened<'m> {
                 return Ok(());
             }
             Body::File(source) => {
-                let (fd, offset) = source.buffered(at);
+                let (fd, offset) = source.buffered(at).expect(IS_FILE);
                 read(fd, offset)
             }
             Body::Parts(parts) => return parts.copy_out(at, into),
@@ -444,7 +444,7 @@ impl<'m> Opened<'m> {
                 if self.read_direct(source, block, at, len)? {
                     return Ok(len);
                 }
-                let (fd, offset) = source.buffered(at);
+                let (fd, offset) = source.buffered(at).expect(IS_FILE);
                 self.read(fd, block, (at, offset), len)
             }
         }
@@ -774,6 +774,9 @@ fn of_memory(
     Ok((Body::Memory(memory), Some(stat.size), kind))
 }
 
+/// A source that is saved was opened by its path.
+const IS_FILE: &str = "it is a file";
+
 fn of_file(path: &Path) -> Result<(Body<'static>, Option<u64>, OriginKind)> {
     let source = match Source::open(path) {
         Ok(source) => source,
@@ -785,7 +788,7 @@ fn of_file(path: &Path) -> Result<(Body<'static>, Option<u64>, OriginKind)> {
     };
     let size = source.size();
     if source.in_memory() {
-        let (fd, _) = source.buffered(0);
+        let (fd, _) = source.buffered(0).expect(IS_FILE);
         let dup = file::dup(fd).map_err(|errno| Error::os("cannot stat", errno))?;
         let dup = Arc::new(dup);
         let stat = file::stat(dup.as_fd()).map_err(|errno| Error::os("cannot stat", errno))?;

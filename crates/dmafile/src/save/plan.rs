@@ -273,6 +273,7 @@ fn choose(
         Need::CopyingKernel if !memory.copies => {
             Err("this kernel does not copy from such memory to a file".into())
         }
+        Need::Object => Err("it receives objects".into()),
         Need::ModuleMemory | Need::CopyingKernel | Need::ReadingHeap | Need::Blocks => Ok(()),
     };
     let order = methods::order(Verb::Save, (asked, io), memory);

@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 /// An open file.
-pub(crate) struct Input {
+pub(crate) struct FileInput {
     path: PathBuf,
     buffered: OwnedFd,
     direct: Result<OwnedFd, String>,
     stat: Stat,
     align: u64,
-    /// Offsets of pages that [`Input::peek`] did not find, and so brought into the page cache.
+    /// Offsets of pages that [`FileInput::peek`] did not find, and so brought into the page cache.
     missed: Mutex<Vec<u64>>,
 }
 
@@ -90,7 +90,7 @@ fn refusal(why: &str, errno: Errno, remedy: &str) -> Error {
         .with_remedy(remedy)
 }
 
-impl Input {
+impl FileInput {
     /// Opens a regular file or a block device, with and without `O_DIRECT`; `both` says why not with it.
     ///
     /// Refuses anything without contents of a known size: directories, FIFOs, sockets, character
@@ -234,7 +234,7 @@ impl Input {
     /// The current size.
     pub(crate) fn size_now(&self) -> Result<u64> {
         let stat = file::stat(self.buffered.as_fd())
-            .map_err(|errno| Error::os("cannot stat", errno).at(self.place(0)))?;
+            .map_err(|errno| Error::os("cannot stat", errno).at(self.path.display().to_string()))?;
         Ok(stat.size)
     }
 
@@ -274,14 +274,6 @@ impl Input {
         file::drops_behind(self.buffered(), self.size())
     }
 
-    /// `path` or `path at byte N`, for error messages.
-    pub(crate) fn place(&self, offset: u64) -> String {
-        match offset {
-            0 => self.path.display().to_string(),
-            _ => format!("{} at byte {offset}", self.path.display()),
-        }
-    }
-
     /// The ranges of `[start, end)` that have data; the others are holes and need not be read.
     ///
     /// Holes shorter than `small` count as data: reading zeros is cheaper than splitting a read.
@@ -302,7 +294,7 @@ impl Input {
     /// for users whom `cachestat` refuses. A miss brings the page in, and if the disk is fast or this
     /// thread waits for its CPU, it may arrive before the kernel looks again: so a hit counts only if
     /// nothing was read from a disk. Two offsets, because not every kernel and file system counts these
-    /// reads. Pages that a miss brought in are dropped by [`Input::forget_misses`].
+    /// reads. Pages that a miss brought in are dropped by [`FileInput::forget_misses`].
     pub(crate) fn peek(&self, offsets: [u64; 2]) -> bool {
         let mut byte = [0_u8];
         let region = crate::sys::map::Region::of_slice(&mut byte);
@@ -332,7 +324,7 @@ impl Input {
         sync::lock(&self.missed)
     }
 
-    /// Prevents misses of [`Input::peek`] from reading ahead.
+    /// Prevents misses of [`FileInput::peek`] from reading ahead.
     pub(crate) fn no_readahead(&self) {
         cache::no_readahead(self.buffered());
     }
@@ -356,7 +348,7 @@ mod tests {
         }
         file.set_len(8 << 20).unwrap();
         file.sync_all().unwrap();
-        let source = Input::open(&path, &Ok(())).unwrap();
+        let source = FileInput::open(&path, &Ok(())).unwrap();
         let small = 4096;
         let whole = source.data(0, 8 << 20, small);
         assert_eq!(
@@ -371,7 +363,7 @@ mod tests {
 
     #[test]
     fn descriptors_are_blocking() {
-        let source = Input::open(&std::env::current_exe().unwrap(), &Ok(())).unwrap();
+        let source = FileInput::open(&std::env::current_exe().unwrap(), &Ok(())).unwrap();
         let fds = [Ok(source.buffered()), source.direct()];
         for fd in fds.into_iter().flatten() {
             let flags = rustix::fs::fcntl_getfl(fd).unwrap();
@@ -382,7 +374,7 @@ mod tests {
     #[test]
     fn files_without_fixed_contents_are_refused() {
         let refused = |path: &str| {
-            Input::open(Path::new(path), &Ok(()))
+            FileInput::open(Path::new(path), &Ok(()))
                 .err()
                 .unwrap()
                 .to_string()

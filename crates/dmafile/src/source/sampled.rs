@@ -53,7 +53,7 @@ mod tests {
         assert!(!sampled.peek(0, LEN - 1));
         // Unlike the sample reads, these reads wait for the disk.
         for at in [0, LEN - 1] {
-            let (fd, at) = source.buffered(at);
+            let (fd, at) = source.buffered(at).unwrap();
             crate::sys::file::pread_all(fd, &mut [0], at).unwrap();
         }
         assert_ne!(source.resident(0, LEN), Ok(0), "no pages came in");

@@ -1,0 +1,261 @@
+//! What is loaded but is not a file: an object in a store, or anything else that can be read by offset.
+
+use super::place;
+use crate::error::{Error, Result, Verb};
+use crate::sys::map::Region;
+use crate::sys::{Errno, sandbox, socket};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Bytes that are not in a file, and do not change: an object in a store, for example. A load opens several readers
+/// of it ([`Load::queue_depth`](crate::Load::queue_depth)), each on a thread of its own, which receive parts of it
+/// where they belong in the buffer.
+///
+/// ```
+/// use dmafile::{Load, ObjectReader, ReadBuf, RemoteObject};
+/// use std::io;
+/// use std::sync::Arc;
+///
+/// struct Zeros(u64);
+///
+/// impl RemoteObject for Zeros {
+///     fn name(&self) -> String {
+///         "zeros".to_string()
+///     }
+///     fn size(&self) -> u64 {
+///         self.0
+///     }
+///     fn reader(&self) -> io::Result<Box<dyn ObjectReader + '_>> {
+///         Ok(Box::new(ZeroReader))
+///     }
+/// }
+///
+/// struct ZeroReader;
+///
+/// impl ObjectReader for ZeroReader {
+///     fn read(&mut self, _offset: u64, into: &mut ReadBuf<'_>) -> io::Result<()> {
+///         while into.remaining() > 0 {
+///             into.fill(1 << 20, |memory| {
+///                 memory.fill(0);
+///                 Ok(memory.len())
+///             })?;
+///         }
+///         Ok(())
+///     }
+/// }
+///
+/// let loaded = Load::of_object(Arc::new(Zeros(1 << 20))).run()?;
+/// assert_eq!(loaded.buffer.len(), 1 << 20);
+/// # Ok::<(), dmafile::Error>(())
+/// ```
+pub trait RemoteObject: Send + Sync {
+    /// Its name in messages and reports: a URL without secrets, for example.
+    fn name(&self) -> String;
+
+    /// Its size in bytes.
+    fn size(&self) -> u64;
+
+    /// What it is stored in, in one word, where a file has its file system.
+    fn store(&self) -> String {
+        "object".to_string()
+    }
+
+    /// Opens a reader. Called on the thread that will use it, before its first read.
+    ///
+    /// # Errors
+    /// They end the load.
+    fn reader(&self) -> io::Result<Box<dyn ObjectReader + '_>>;
+}
+
+/// An object that a load reads.
+pub(crate) struct ObjectInput {
+    pub(crate) object: Arc<dyn RemoteObject>,
+    pub(crate) path: PathBuf,
+    pub(crate) size: u64,
+}
+
+impl ObjectInput {
+    /// # Errors
+    /// ENODATA if it is empty.
+    pub(crate) fn of(object: Arc<dyn RemoteObject>) -> Result<Self> {
+        let (name, size) = (object.name(), object.size());
+        if size == 0 {
+            return Err(Error::new(Verb::Load, "is empty")
+                .with_errno(Errno::NODATA)
+                .at(name)
+                .with_remedy("a buffer needs at least one byte"));
+        }
+        let path = PathBuf::from(name);
+        Ok(Self { object, path, size })
+    }
+
+    /// Reads `into.len()` bytes from `at` on, with a reader of its own.
+    pub(crate) fn read_at(&self, at: u64, into: &mut [u8]) -> Result<()> {
+        let place = || place(&self.path, at);
+        let mut buf = ReadBuf::new(into);
+        let read = self
+            .object
+            .reader()
+            .and_then(|mut reader| reader.read(at, &mut buf));
+        read.map_err(|error| failed(error, place))?;
+        match buf.remaining() {
+            0 => Ok(()),
+            bytes => Err(too_short(bytes, place())),
+        }
+    }
+}
+
+/// One of several readers of an object.
+pub trait ObjectReader {
+    /// Fills all of `into` with the object's bytes from `offset` on. What can be tried again is tried again in here.
+    /// It should return soon after [`ReadBuf::check`] returns an error.
+    ///
+    /// # Errors
+    /// They end the load, and so does returning before `into` is full.
+    fn read(&mut self, offset: u64, into: &mut ReadBuf<'_>) -> io::Result<()>;
+}
+
+/// Where bytes of an object belong. It is filled from its start.
+pub struct ReadBuf<'a> {
+    region: Region<'a>,
+    filled: u64,
+    /// Memory that its owner may truncate: the kernel writes to it, instead of this process, which a signal would end.
+    may_fault: bool,
+    /// Stands in for such memory.
+    block: Vec<u8>,
+    /// Called with the number of bytes that have been added.
+    added: &'a dyn Fn(u64),
+    stopped: &'a dyn Fn() -> io::Result<()>,
+}
+
+/// The largest part of memory that may fault which is filled at once.
+const BLOCK: usize = 256 << 10;
+
+impl<'a> ReadBuf<'a> {
+    /// A buffer over a slice, for reading apart from a load.
+    pub fn new(memory: &'a mut [u8]) -> Self {
+        Self::of(Region::of_slice(memory), false, &|_| (), &|| Ok(()))
+    }
+
+    pub(crate) fn of(
+        region: Region<'a>,
+        may_fault: bool,
+        added: &'a dyn Fn(u64),
+        stopped: &'a dyn Fn() -> io::Result<()>,
+    ) -> Self {
+        Self {
+            region,
+            filled: 0,
+            may_fault,
+            block: Vec::new(),
+            added,
+            stopped,
+        }
+    }
+
+    /// The number of bytes that it has received.
+    pub fn filled(&self) -> u64 {
+        self.filled
+    }
+
+    /// The number of bytes that it lacks.
+    pub fn remaining(&self) -> u64 {
+        self.region.len() - self.filled
+    }
+
+    /// Checks whether the load still needs these bytes. To be called at least ten times a second while waiting.
+    ///
+    /// # Errors
+    /// The load has been cancelled, or another reader has failed.
+    pub fn check(&self) -> io::Result<()> {
+        (self.stopped)()
+    }
+
+    /// Receives bytes from a socket, at most `most`, in one call of recv(2) that copies them where they belong. Returns
+    /// how many; 0 if the peer has closed the connection.
+    ///
+    /// # Errors
+    /// Those of recv(2); EFAULT if the memory has been truncated.
+    pub fn receive(&mut self, socket: BorrowedFd<'_>, most: u64) -> io::Result<u64> {
+        let most = most.min(self.remaining());
+        let got = socket::receive_at(socket, &self.region, self.filled, most)?;
+        self.add(got);
+        Ok(got)
+    }
+
+    /// Calls `fill` with memory for the next bytes, at most `most` and at least one if it is not full. `fill` returns
+    /// how many it has written to the start. What the memory has before is undefined.
+    ///
+    /// # Errors
+    /// Those of `fill`; EFAULT if the memory has been truncated.
+    ///
+    /// # Panics
+    /// If `fill` returns more than it was given.
+    pub fn fill(
+        &mut self,
+        most: usize,
+        fill: impl FnOnce(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let most = most.min(usize::try_from(self.remaining()).unwrap_or(usize::MAX));
+        let got = if self.may_fault {
+            let most = most.min(BLOCK);
+            if self.block.len() < most {
+                self.block.resize(most, 0);
+            }
+            let got = fill(&mut self.block[..most])?;
+            let copied = self.region.try_copy_in(self.filled, &self.block[..got]);
+            copied.map_err(cannot_write)?;
+            got
+        } else {
+            let got = self.region.lend(self.filled, most as u64, fill)?;
+            assert!(got <= most, "{got} bytes were written into {most}");
+            got
+        };
+        self.add(got as u64);
+        Ok(got)
+    }
+
+    fn add(&mut self, bytes: u64) {
+        self.filled += bytes;
+        if bytes > 0 {
+            (self.added)(bytes);
+        }
+    }
+}
+
+fn cannot_write(errno: Errno) -> Error {
+    let error = Error::os("cannot write to the buffer", errno);
+    match errno {
+        Errno::FAULT => error
+            .with_why("its owner truncated it while it was being filled")
+            .with_remedy("seal it against that (F_SEAL_SHRINK)"),
+        _ => error.of_calls(&[sandbox::PROCESS_VM_WRITEV]),
+    }
+}
+
+/// An error of a reader; `place` names the object.
+pub(crate) fn failed(error: io::Error, place: impl FnOnce() -> String) -> Error {
+    if let Some(own) = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<Error>())
+    {
+        return own.clone();
+    }
+    let failed = match error.raw_os_error() {
+        Some(errno) => Error::os("cannot read", Errno::from_raw_os_error(errno)).with_remedy(""),
+        None => Error::new("cannot read", error.to_string()),
+    };
+    failed.at(place())
+}
+
+/// The error of a reader that returned before it had filled its buffer, which lacks `bytes`.
+pub(crate) fn too_short(bytes: u64, place: String) -> Error {
+    Error::new(
+        Verb::Load,
+        format!("its reader returned {bytes} bytes too few"),
+    )
+    .with_errno(Errno::NODATA)
+    .at(place)
+}
