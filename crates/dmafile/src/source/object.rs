@@ -139,6 +139,11 @@ impl<'a> ReadBuf<'a> {
         Self::of(Region::of_slice(memory), false, &|_| (), &|| Ok(()))
     }
 
+    /// As [`ReadBuf::new`]; `stopped` is what [`ReadBuf::check`] calls.
+    pub fn checked(memory: &'a mut [u8], stopped: &'a dyn Fn() -> io::Result<()>) -> Self {
+        Self::of(Region::of_slice(memory), false, &|_| (), stopped)
+    }
+
     pub(crate) fn of(
         region: Region<'a>,
         may_fault: bool,

@@ -1,0 +1,437 @@
+//! One connection: a blocking socket, with TLS or without.
+
+use super::head::{BodyLength, Head, LONGEST, bad};
+use dmafile::ReadBuf;
+use rustls::{ClientConfig, ClientConnection};
+use rustls_pki_types::ServerName;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often a wait looks whether its result is still needed.
+const TICK: Duration = Duration::from_millis(100);
+/// After this time without a byte the peer counts as gone.
+pub(crate) const SILENCE: Duration = Duration::from_secs(30);
+/// Received at once from a connection with TLS: many records.
+const CIPHERED: usize = 128 << 10;
+/// The largest part of a body that is decrypted before progress is told.
+const PART: usize = 256 << 10;
+/// The longest body that is read into memory of its own.
+const MOST_TEXT: u64 = 16 << 20;
+
+/// Fails when what is waited for is not needed any more.
+pub(crate) type Check<'a> = &'a dyn Fn() -> io::Result<()>;
+
+pub(crate) struct Connection {
+    stream: Stream,
+    /// Received beyond a head, and not used yet.
+    early: Vec<u8>,
+    used: usize,
+}
+
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<ClientConnection>, BufReader<TcpStream>),
+}
+
+/// The time at which a wait began.
+struct Patience(Instant);
+
+impl Patience {
+    fn new() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Looks whether a call that returned this error is to be repeated.
+    fn wait(&self, error: io::Error, check: Check<'_>) -> io::Result<()> {
+        match error.kind() {
+            ErrorKind::Interrupted => Ok(()),
+            ErrorKind::WouldBlock | ErrorKind::TimedOut if self.0.elapsed() < SILENCE => check(),
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                let seconds = SILENCE.as_secs();
+                let why = format!("nothing has arrived for {seconds} seconds");
+                Err(io::Error::new(ErrorKind::TimedOut, why))
+            }
+            _ => Err(error),
+        }
+    }
+}
+
+/// Reads or writes until it does not have to wait.
+fn patiently<T>(check: Check<'_>, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let patience = Patience::new();
+    loop {
+        match call() {
+            Ok(done) => return Ok(done),
+            Err(error) => patience.wait(error, check)?,
+        }
+    }
+}
+
+impl Connection {
+    /// Connects to an address.
+    pub(crate) fn open(address: SocketAddr, patience: Duration) -> io::Result<Self> {
+        let socket = TcpStream::connect_timeout(&address, patience)?;
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(TICK))?;
+        socket.set_write_timeout(Some(TICK))?;
+        Ok(Self {
+            stream: Stream::Plain(socket),
+            early: Vec::new(),
+            used: 0,
+        })
+    }
+
+    /// Begins TLS, with a server of this name.
+    pub(crate) fn begin_tls(
+        self,
+        config: &Arc<ClientConfig>,
+        name: ServerName<'static>,
+        check: Check<'_>,
+    ) -> io::Result<Self> {
+        let Stream::Plain(mut socket) = self.stream else {
+            unreachable!("it has begun once");
+        };
+        if !self.early.is_empty() {
+            return Err(bad("the proxy sent more than its answer"));
+        }
+        let tls = ClientConnection::new(Arc::clone(config), name);
+        let mut tls = tls.map_err(io::Error::other)?;
+        while tls.is_handshaking() {
+            while tls.wants_write() {
+                patiently(check, || tls.write_tls(&mut socket))?;
+            }
+            if tls.wants_read() {
+                if patiently(check, || tls.read_tls(&mut socket))? == 0 {
+                    return Err(ErrorKind::UnexpectedEof.into());
+                }
+                if let Err(error) = tls.process_new_packets() {
+                    // The alert says why.
+                    let _ = tls.write_tls(&mut socket);
+                    return Err(refused(&error));
+                }
+            }
+        }
+        let socket = BufReader::with_capacity(CIPHERED, socket);
+        Ok(Self {
+            stream: Stream::Tls(Box::new(tls), socket),
+            ..self
+        })
+    }
+
+    /// The version of TLS; None without.
+    pub(crate) fn tls_version(&self) -> Option<String> {
+        match &self.stream {
+            Stream::Plain(_) => None,
+            Stream::Tls(tls, _) => tls.protocol_version().map(|version| format!("{version:?}")),
+        }
+    }
+
+    /// True if nothing has arrived since the last answer: neither its end nor bytes that nobody asked for.
+    pub(crate) fn is_idle(&mut self) -> bool {
+        if self.used < self.early.len() {
+            return false;
+        }
+        let nonblocking = |socket: &TcpStream, set| socket.set_nonblocking(set).is_ok();
+        match &mut self.stream {
+            Stream::Plain(socket) => {
+                let is_set = nonblocking(socket, true);
+                let peeked = socket.peek(&mut [0]);
+                let is_idle = peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+                is_set && nonblocking(socket, false) && is_idle
+            }
+            Stream::Tls(tls, socket) => {
+                let is_set = nonblocking(socket.get_ref(), true);
+                // Tickets for the next session may come at any time.
+                let is_idle = loop {
+                    match tls.process_new_packets() {
+                        Ok(state) if state.plaintext_bytes_to_read() == 0 => {}
+                        Ok(_) | Err(_) => break false,
+                    }
+                    match tls.read_tls(socket) {
+                        Ok(0) => break false,
+                        Ok(_) => {}
+                        Err(error) => break error.kind() == ErrorKind::WouldBlock,
+                    }
+                };
+                is_set && nonblocking(socket.get_ref(), false) && is_idle
+            }
+        }
+    }
+
+    /// Sends all of these bytes.
+    pub(crate) fn send(&mut self, mut bytes: &[u8], check: Check<'_>) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let sent = match &mut self.stream {
+                Stream::Plain(socket) => patiently(check, || socket.write(bytes))?,
+                Stream::Tls(tls, socket) => {
+                    let taken = tls.writer().write(bytes)?;
+                    while tls.wants_write() {
+                        patiently(check, || tls.write_tls(socket.get_mut()))?;
+                    }
+                    taken
+                }
+            };
+            if sent == 0 {
+                return Err(ErrorKind::WriteZero.into());
+            }
+            bytes = &bytes[sent..];
+        }
+        Ok(())
+    }
+
+    /// Receives at most `into.len()` bytes, 0 at the end of the connection.
+    fn receive(&mut self, into: &mut [u8], check: Check<'_>) -> io::Result<usize> {
+        if self.used < self.early.len() {
+            let mut rest = &self.early[self.used..];
+            let got = rest.read(into)?;
+            self.used += got;
+            return Ok(got);
+        }
+        match &mut self.stream {
+            Stream::Plain(socket) => patiently(check, || socket.read(into)),
+            Stream::Tls(tls, socket) => decrypt(tls, socket, into, check),
+        }
+    }
+
+    /// Receives the head of an answer; those that only announce another one are skipped. An error of kind
+    /// `ConnectionAborted` if the peer has closed before the first byte, as it may do with an idle connection.
+    pub(crate) fn receive_head(&mut self, check: Check<'_>) -> io::Result<Head> {
+        let mut bytes = self.early.split_off(self.used);
+        self.early.clear();
+        self.used = 0;
+        loop {
+            if let Some((head, length)) = Head::parse(&bytes)? {
+                bytes.drain(..length);
+                if (100..200).contains(&head.status) && head.status != 101 {
+                    continue;
+                }
+                self.early = bytes;
+                return Ok(head);
+            }
+            let (old, most) = (bytes.len(), LONGEST.min(4096));
+            bytes.resize(old + most, 0);
+            let got = self.receive(&mut bytes[old..], check);
+            let got = match got {
+                Err(error) if old == 0 && is_gone(&error) => {
+                    return Err(io::Error::new(ErrorKind::ConnectionAborted, error));
+                }
+                got => got?,
+            };
+            bytes.truncate(old + got);
+            if got == 0 {
+                let kind = match old {
+                    0 => ErrorKind::ConnectionAborted,
+                    _ => ErrorKind::UnexpectedEof,
+                };
+                return Err(kind.into());
+            }
+        }
+    }
+
+    /// Receives `length` bytes of a body where they belong.
+    pub(crate) fn receive_into(&mut self, into: &mut ReadBuf<'_>, length: u64) -> io::Result<()> {
+        let end = into.filled() + length;
+        while into.filled() < end {
+            let left = end - into.filled();
+            if self.used < self.early.len() {
+                let rest = &self.early[self.used..];
+                let most = rest.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                self.used += into.fill(most, |memory| {
+                    let length = memory.len();
+                    memory.copy_from_slice(&rest[..length]);
+                    Ok(length)
+                })?;
+                continue;
+            }
+            let got = match &mut self.stream {
+                Stream::Plain(socket) => {
+                    let patience = Patience::new();
+                    loop {
+                        match into.receive(socket.as_fd(), left) {
+                            Ok(got) => break got,
+                            Err(error) => patience.wait(error, &|| into.check())?,
+                        }
+                    }
+                }
+                Stream::Tls(tls, socket) => {
+                    // Not while the memory is lent: what is waited for may not be needed any more.
+                    fill_buffer(tls, socket, &|| into.check())?;
+                    let most = PART.min(usize::try_from(left).unwrap_or(usize::MAX));
+                    into.fill(most, |memory| take_decrypted(tls, socket, memory))? as u64
+                }
+            };
+            if got == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives a short body into memory of its own.
+    pub(crate) fn receive_text(
+        &mut self,
+        length: BodyLength,
+        check: Check<'_>,
+    ) -> io::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        match length {
+            BodyLength::Bytes(bytes) => self.append(&mut text, bytes, check)?,
+            BodyLength::UntilClosed => {
+                let mut part = vec![0; 64 << 10];
+                loop {
+                    let got = self.receive(&mut part, check)?;
+                    text.extend(&part[..got]);
+                    if text.len() as u64 > MOST_TEXT {
+                        return Err(too_long());
+                    }
+                    if got == 0 {
+                        break;
+                    }
+                }
+            }
+            BodyLength::Chunked => loop {
+                let size = self.chunk_size(check)?;
+                if size == 0 {
+                    // Fields may follow, up to an empty line.
+                    while !self.line(check)?.is_empty() {}
+                    break;
+                }
+                self.append(&mut text, size, check)?;
+                if !self.line(check)?.is_empty() {
+                    return Err(bad("a chunk is longer than it says"));
+                }
+            },
+        }
+        Ok(text)
+    }
+
+    fn append(&mut self, text: &mut Vec<u8>, bytes: u64, check: Check<'_>) -> io::Result<()> {
+        let old = text.len();
+        if old as u64 + bytes > MOST_TEXT {
+            return Err(too_long());
+        }
+        text.resize(old + bytes as usize, 0);
+        let mut at = old;
+        while at < text.len() {
+            match self.receive(&mut text[at..], check)? {
+                0 => return Err(ErrorKind::UnexpectedEof.into()),
+                got => at += got,
+            }
+        }
+        Ok(())
+    }
+
+    fn chunk_size(&mut self, check: Check<'_>) -> io::Result<u64> {
+        let line = self.line(check)?;
+        let digits = line.split(|&byte| byte == b';').next().unwrap_or_default();
+        let digits = std::str::from_utf8(digits).unwrap_or_default().trim();
+        let is_hex = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        match u64::from_str_radix(digits, 16) {
+            Ok(size) if is_hex => Ok(size),
+            _ => Err(bad("the size of a chunk is not a number")),
+        }
+    }
+
+    /// A line of a chunked body, without its end.
+    fn line(&mut self, check: Check<'_>) -> io::Result<Vec<u8>> {
+        let mut line = Vec::new();
+        loop {
+            let mut byte = [0];
+            if self.receive(&mut byte, check)? == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            match byte[0] {
+                b'\n' => {
+                    line.pop_if(|last| *last == b'\r');
+                    return Ok(line);
+                }
+                _ if line.len() > 4096 => return Err(bad("a line of a chunk is too long")),
+                other => line.push(other),
+            }
+        }
+    }
+}
+
+fn too_long() -> io::Error {
+    bad(format!("it has more than {MOST_TEXT} bytes"))
+}
+
+/// Errors that say that the peer is gone.
+pub(crate) fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::BrokenPipe
+            | ErrorKind::NotConnected
+            | ErrorKind::UnexpectedEof
+    )
+}
+
+/// A handshake or a record that is refused; nothing makes it better.
+fn refused(error: &rustls::Error) -> io::Error {
+    let why = match error {
+        rustls::Error::InvalidCertificate(why) => format!("the certificate is not valid: {why}"),
+        other => other.to_string(),
+    };
+    io::Error::new(ErrorKind::PermissionDenied, why)
+}
+
+/// Waits until there is something to decrypt, or decrypted.
+fn fill_buffer(
+    tls: &mut ClientConnection,
+    socket: &mut BufReader<TcpStream>,
+    check: Check<'_>,
+) -> io::Result<()> {
+    // What has been decrypted is taken first.
+    if tls.wants_read() && socket.buffer().is_empty() {
+        patiently(check, || socket.fill_buf().map(|_| ()))?;
+    }
+    Ok(())
+}
+
+/// Takes what has been decrypted, and decrypts what has been received for as long as there is room; 0 at the end of the
+/// connection. Does not wait if [`fill_buffer`] has.
+fn take_decrypted(
+    tls: &mut ClientConnection,
+    socket: &mut BufReader<TcpStream>,
+    into: &mut [u8],
+) -> io::Result<usize> {
+    let mut done = 0;
+    let mut ended = false;
+    while done < into.len() {
+        match tls.reader().read(&mut into[done..]) {
+            Ok(0) => break,
+            Ok(got) => {
+                done += got;
+                continue;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        if ended || (done > 0 && socket.buffer().is_empty()) {
+            break;
+        }
+        ended = tls.read_tls(socket)? == 0;
+        tls.process_new_packets().map_err(|error| refused(&error))?;
+        if ended && done == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok(done)
+}
+
+fn decrypt(
+    tls: &mut ClientConnection,
+    socket: &mut BufReader<TcpStream>,
+    into: &mut [u8],
+    check: Check<'_>,
+) -> io::Result<usize> {
+    patiently(check, || {
+        fill_buffer(tls, socket, check)?;
+        take_decrypted(tls, socket, into)
+    })
+}

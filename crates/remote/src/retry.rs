@@ -1,0 +1,190 @@
+//! When something is tried again, and when not any more.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+/// How often one part is tried.
+pub(crate) const TRIES: u32 = 10;
+/// How often a server is tried that has never answered.
+pub(crate) const TRIES_TO_REACH: u32 = 4;
+/// The first pause is up to this long, each later one up to twice as long, up to the last one.
+const FIRST: Duration = Duration::from_millis(100);
+const LAST: Duration = Duration::from_secs(20);
+/// The longest time that a server may ask to wait for.
+const LONGEST: Duration = Duration::from_secs(300);
+/// Requests beyond those that are needed: a share of them, and some.
+const EXTRA_SHARE: u64 = 5;
+const EXTRA: u64 = 10;
+
+/// What an object's requests may cost in total, so that a failing store is not asked more and more.
+#[derive(Debug, Default)]
+pub(crate) struct Budget {
+    needed: AtomicU64,
+    extra: AtomicU64,
+}
+
+impl Budget {
+    pub(crate) fn needs_one(&self) {
+        self.needed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// True if one more may be made.
+    pub(crate) fn allows_extra(&self) -> bool {
+        let most = EXTRA + self.needed.load(Ordering::Relaxed) / EXTRA_SHARE;
+        self.extra.fetch_add(1, Ordering::Relaxed) < most
+    }
+}
+
+/// The pause before try `number`, from 1: random, so that clients do not come back together; at least as long as the
+/// server says. None if that is too long.
+pub(crate) fn pause(number: u32, after: Option<Duration>) -> Option<Duration> {
+    let most = FIRST.saturating_mul(1 << number.min(16)).min(LAST);
+    // A new hasher has random keys.
+    let random = RandomState::new().hash_one(number);
+    let own = most.mul_f64((random >> 11) as f64 / (1_u64 << 53) as f64);
+    let pause = after.unwrap_or_default().max(own);
+    (pause <= LONGEST).then_some(pause)
+}
+
+/// Sleeps, for as long as `check` agrees.
+pub(crate) fn sleep(time: Duration, check: &dyn Fn() -> io::Result<()>) -> io::Result<()> {
+    let end = Instant::now() + time;
+    loop {
+        check()?;
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        std::thread::sleep(left.min(Duration::from_millis(50)));
+    }
+}
+
+/// The value of `Retry-After`: seconds, or a date.
+pub(crate) fn after(text: &str) -> Option<Duration> {
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let then = httpdate::parse_http_date(text).ok()?;
+    Some(then.duration_since(SystemTime::now()).unwrap_or_default())
+}
+
+/// How fast connections are, to find one that is much slower than the others: stores have servers that are.
+#[derive(Debug, Default)]
+pub(crate) struct Speeds(Mutex<VecDeque<f64>>);
+
+/// So long a connection is slow before it is replaced.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// It is slow if it has this share of the median speed.
+const SLOW: f64 = 1.0 / 8.0;
+/// The number of measurements that count, and how many are needed.
+const MOST: usize = 64;
+const LEAST: usize = 8;
+
+/// One connection's speed.
+pub(crate) struct Speed<'a> {
+    all: &'a Speeds,
+    since: Instant,
+    bytes: u64,
+}
+
+impl Speeds {
+    pub(crate) fn begin(&self) -> Speed<'_> {
+        Speed {
+            all: self,
+            since: Instant::now(),
+            bytes: 0,
+        }
+    }
+
+    fn add(&self, speed: f64) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() == MOST {
+            all.pop_front();
+        }
+        all.push_back(speed);
+    }
+
+    fn median(&self) -> Option<f64> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sorted: Vec<f64> = all.iter().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        (sorted.len() >= LEAST).then(|| sorted[sorted.len() / 2])
+    }
+}
+
+impl Speed<'_> {
+    /// Counts bytes that have arrived; true if the connection has been slow for so long that another one is worth it.
+    pub(crate) fn is_slow(&mut self, bytes: u64) -> bool {
+        self.bytes += bytes;
+        let time = self.since.elapsed();
+        if time < PATIENCE {
+            return false;
+        }
+        let own = self.bytes as f64 / time.as_secs_f64();
+        let is_slow = self.all.median().is_some_and(|median| own < median * SLOW);
+        if !is_slow {
+            self.all.add(own);
+            (self.since, self.bytes) = (Instant::now(), 0);
+        }
+        is_slow
+    }
+
+    /// The connection has delivered all that it was asked for.
+    pub(crate) fn end(self) {
+        let time = self.since.elapsed().as_secs_f64();
+        if self.bytes > 0 && time > 0.0 {
+            self.all.add(self.bytes as f64 / time);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_obey_the_server() {
+        let long = |number| (0..200).filter_map(|_| pause(number, None)).max().unwrap();
+        assert!(long(1) <= Duration::from_millis(200));
+        assert!(long(30) <= LAST && long(30) > Duration::from_secs(10));
+        let asked = pause(1, Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(asked, Duration::from_secs(60));
+        assert_eq!(pause(1, Some(Duration::from_secs(86_400))), None);
+    }
+
+    #[test]
+    fn a_time_to_wait_is_seconds_or_a_date() {
+        assert_eq!(after("7"), Some(Duration::from_secs(7)));
+        assert_eq!(after("Wed, 21 Oct 2015 07:28:00 GMT"), Some(Duration::ZERO));
+        let date = httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(100));
+        assert!((90..=100).contains(&after(&date).unwrap().as_secs()));
+        assert_eq!(after("soon"), None);
+    }
+
+    #[test]
+    fn a_budget_ends() {
+        let budget = Budget::default();
+        (0..100).for_each(|_| budget.needs_one());
+        let extra = (0..1000).filter(|_| budget.allows_extra()).count();
+        assert_eq!(extra, 30);
+    }
+
+    #[test]
+    fn only_a_connection_that_is_much_slower_than_others_is_slow() {
+        let speeds = Speeds::default();
+        let old = |bytes| Speed {
+            all: &speeds,
+            since: Instant::now() - PATIENCE,
+            bytes,
+        };
+        assert!(!old(1).is_slow(1), "nothing is known of the others");
+        (0..20).for_each(|_| speeds.add(1e6));
+        assert!(old(1_000_000).is_slow(0));
+        assert!(!old(2_000_000).is_slow(0));
+        assert!(!speeds.begin().is_slow(1), "it has just begun");
+    }
+}
