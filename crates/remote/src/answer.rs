@@ -56,8 +56,6 @@ pub(crate) enum Answered {
     Range(u64, Version),
     /// The object has no bytes.
     Empty,
-    /// Ask there.
-    Moved(String),
     /// Ask again, after this time if the server says so.
     Again(String, Option<Duration>),
     /// The credentials are not accepted, or not any more.
@@ -75,17 +73,7 @@ pub(crate) enum Answered {
 pub(crate) fn judge(head: &Head, (start, end): (u64, u64), known: Option<&Version>) -> Answered {
     match head.status {
         206 => {}
-        200 => {
-            return Answered::Wrong(
-                "the server does not support ranges (it answers with status 200)".to_string(),
-            );
-        }
-        301 | 302 | 303 | 307 | 308 => {
-            return match head.field("location") {
-                Some(place) => Answered::Moved(place.to_string()),
-                None => Answered::Wrong(format!("status {} without a location", head.status)),
-            };
-        }
+        200 => return whole(head, (start, end), known),
         401 | 403 => return Answered::Denied(head.status),
         404 | 410 => return Answered::Missing(head.status),
         412 => return Answered::Changed("the server says so (status 412)".to_string()),
@@ -145,6 +133,25 @@ pub(crate) fn judge(head: &Head, (start, end): (u64, u64), known: Option<&Versio
             wrong("the answer does not say how long it is")
         }
         Err(error) => Answered::Wrong(error.to_string()),
+    }
+}
+
+/// Judges an answer that has the whole object, which is as good if that is what was asked for.
+fn whole(head: &Head, (start, end): (u64, u64), known: Option<&Version>) -> Answered {
+    let plain = head
+        .field("content-encoding")
+        .is_none_or(|coding| coding.eq_ignore_ascii_case("identity"));
+    match head.body() {
+        Ok(BodyLength::Bytes(0)) if start == 0 => Answered::Empty,
+        Ok(BodyLength::Bytes(size)) if plain && start == 0 && size <= end => {
+            match known.and_then(|known| known.differs(head, size)) {
+                Some(why) => Answered::Changed(why),
+                None => Answered::Range(size, Version::of(head, size)),
+            }
+        }
+        _ => Answered::Wrong(
+            "the server does not support ranges (it answers with status 200)".to_string(),
+        ),
     }
 }
 
@@ -254,7 +261,10 @@ mod tests {
     fn each_status_has_its_meaning() {
         let of = |status, fields| judge(&head(status, fields), (10, 20), Some(&version()));
         assert!(matches!(of(200, GOOD), Answered::Wrong(_)));
-        assert_eq!(of(302, "Location: /x"), Answered::Moved("/x".to_string()));
+        let all = judge(&head(200, "Content-Length: 20"), (0, 20), None);
+        assert!(matches!(all, Answered::Range(20, _)));
+        let more = judge(&head(200, "Content-Length: 21"), (0, 20), None);
+        assert!(matches!(more, Answered::Wrong(_)));
         assert!(matches!(of(302, "X: y"), Answered::Wrong(_)));
         assert_eq!(of(403, "X: y"), Answered::Denied(403));
         assert_eq!(of(404, "X: y"), Answered::Missing(404));

@@ -1,38 +1,286 @@
-//! Loads from object stores and web servers, straight into memory that devices can share.
+//! Loads from object stores, hubs and web servers, straight into memory that devices can share.
 //!
-//! [`open`] turns a URL into a [`RemoteObject`](dmafile::RemoteObject). A load of it receives each part where it
-//! belongs, over several connections, while later memory is being allocated.
+//! [`Remote`] turns a URL into a [`RemoteObject`](dmafile::RemoteObject), or a folder of them into a
+//! [`Model`](dmafile::Model). A load receives each part where it belongs, over several connections, while later memory is
+//! being allocated.
 //!
 //! ```no_run
 //! use dmafile::Load;
+//! use dmafile_remote::Remote;
 //!
-//! let object = dmafile_remote::open("https://host/model.safetensors", &Default::default())?;
+//! let remote = Remote::default();
+//! let object = remote.open("https://host/model.safetensors")?;
 //! let loaded = Load::of_object(object).run()?;
+//! let model = remote.open_model("hf://Qwen/Qwen3-0.6B")?;
+//! let loaded = model.load().run()?;
 //! # Ok::<(), dmafile::Error>(())
 //! ```
 //!
-//! An object that is replaced during a load is never mixed: every request names the version that the first one saw
-//! (`If-Match`). What fails on the way is tried again from the byte that was reached.
+//! | URL | what it names |
+//! |---|---|
+//! | `https://HOST/PATH`, `http://HOST/PATH` | a file on a web server that supports ranges |
+//! | `hf://OWNER/NAME[@REVISION][/FILE]` | a model of the Hugging Face Hub, or a file of it |
+//! | `s3://BUCKET/KEY`, `gs://BUCKET/KEY`, `az://CONTAINER/KEY` | an object; with a slash at the end, a folder |
+//!
+//! Credentials come from the environment, as other programs use them. An object that is replaced during a load is never
+//! mixed: every request names the version that the first one saw (`If-Match`). What fails on the way is tried again from
+//! the byte that was reached.
 
 #![forbid(unsafe_code)]
 
 mod answer;
+mod bucket;
 mod http;
+mod hub;
 mod object;
+mod origin;
+mod place;
 mod retry;
 
-pub use object::{HttpObject, OpenOptions, open};
+use bucket::Bucket;
+use dmafile::internal::Verb;
+use dmafile::{CancelToken, Error, Model, ModelFolder, RemoteObject, Result};
+use http::{Client, basic};
+use hub::Hub;
+use object::HttpObject;
+use origin::{Origin, Web};
+use place::{Dialect, Place, without_secrets};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
-/// Returns `true` for what [`open`] accepts: a URL with one of its schemes.
-pub fn is_url(text: &str) -> bool {
-    SCHEMES.iter().any(|scheme| {
-        let rest = text.get(..scheme.len());
-        rest.is_some_and(|start| start.eq_ignore_ascii_case(scheme))
-            && text[scheme.len()..].starts_with("://")
-    })
+pub use place::is_url;
+
+/// How URLs are opened.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// Loads an object that has neither an ETag nor a time of its last change, so that a load may mix two versions of
+    /// it.
+    pub unpinned: bool,
+    /// A file with the certificates of authorities that count, in place of the system's.
+    pub certificates: Option<PathBuf>,
+    /// Cancels opening.
+    pub cancel: CancelToken,
 }
 
-const SCHEMES: [&str; 2] = ["https", "http"];
+/// Opens URLs. What it opens shares connections.
+#[derive(Debug, Default)]
+pub struct Remote {
+    options: OpenOptions,
+    client: OnceLock<Arc<Client>>,
+    /// For S3, whose certificates may be others (`AWS_CA_BUNDLE`).
+    client_of_s3: OnceLock<Arc<Client>>,
+}
+
+impl Remote {
+    /// With these options.
+    pub fn new(options: OpenOptions) -> Self {
+        Self {
+            options,
+            ..Self::default()
+        }
+    }
+
+    /// Opens an object.
+    ///
+    /// # Errors
+    /// Kind `Usage` for what is no URL; ENOENT if the object does not exist, EACCES if it may not be read, ENODATA if it
+    /// is empty, EISDIR for a folder, EPROTO for a server whose answers cannot be used, EOPNOTSUPP for one that names no
+    /// version of it, ETIMEDOUT and others if it cannot be reached.
+    pub fn open(&self, url: &str) -> Result<Arc<dyn RemoteObject>> {
+        let place = Place::parse(url)?;
+        if place.is_folder() {
+            let folder = Error::new(Verb::Load, "names a folder");
+            return Err(folder
+                .with_errno(rustix::io::Errno::ISDIR)
+                .at(without_secrets(url))
+                .with_remedy("name an object in it, or open it as a model"));
+        }
+        let (folder, name) = self.folder(&place)?;
+        folder.open(&name)
+    }
+
+    /// Opens a model: the only one in a folder, or the one that an index, the first file of a split GGUF, or another file
+    /// stands for.
+    ///
+    /// # Errors
+    /// As [`Remote::open`] and [`Model::open`].
+    pub fn open_model(&self, url: &str) -> Result<Model> {
+        let place = Place::parse(url)?;
+        let (folder, name) = self.folder(&place)?;
+        let name = Some(&*name).filter(|_| !place.is_folder());
+        Model::open_remote(&folder, name)
+    }
+
+    /// The folder that a place is or is in, and its name there.
+    fn folder(&self, place: &Place) -> Result<(Folder<'_>, String)> {
+        let client = match place {
+            Place::Bucket {
+                dialect: Dialect::S3,
+                ..
+            } => self.client_of_s3.get_or_init(|| {
+                let bundle = std::env::var_os("AWS_CA_BUNDLE").filter(|file| !file.is_empty());
+                let own = self.options.certificates.clone();
+                Arc::new(Client::from_env(own.or(bundle.map(PathBuf::from))))
+            }),
+            _ => self
+                .client
+                .get_or_init(|| Arc::new(Client::from_env(self.options.certificates.clone()))),
+        };
+        let split = |path: &str| match path.rsplit_once('/') {
+            Some((before, name)) => (format!("{before}/"), name.to_string()),
+            None => (String::new(), path.to_string()),
+        };
+        let (kind, path) = match place {
+            Place::Web(parsed) => {
+                let authorization = basic(parsed);
+                let mut url = parsed.clone();
+                url.set_fragment(None);
+                // They are sent in a field.
+                let _ = url.set_username("").and_then(|()| url.set_password(None));
+                (FolderKind::Web(url, authorization), parsed.path())
+            }
+            Place::Hub {
+                repository,
+                revision,
+                path,
+            } => {
+                let check = || self.check();
+                let hub = Hub::open(client, repository, revision, &check)?;
+                (FolderKind::Hub(hub), &**path)
+            }
+            Place::Bucket {
+                dialect,
+                bucket,
+                key,
+            } => (
+                FolderKind::Bucket(Bucket::open(client, *dialect, bucket)?),
+                &**key,
+            ),
+        };
+        let (prefix, name) = split(path);
+        let folder = Folder {
+            remote: self,
+            client: Arc::clone(client),
+            kind,
+            prefix,
+            names: OnceLock::new(),
+        };
+        Ok((folder, name))
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.options.cancel.is_cancelled() {
+            return Err(Error::cancelled(Verb::Load, "").into());
+        }
+        Ok(())
+    }
+}
+
+/// Returns `true` if a URL stands for more than one object: a folder, an index, or the first file of a split GGUF.
+pub fn is_collection(url: &str) -> bool {
+    let Ok(place) = Place::parse(url) else {
+        return false;
+    };
+    let path = match &place {
+        Place::Web(url) => url.path().to_string(),
+        Place::Hub { path, .. } => path.clone(),
+        Place::Bucket { key, .. } => key.clone(),
+    };
+    place.is_folder() || Model::is_collection(path.trim_start_matches('/'))
+}
+
+/// Where objects are, next to each other.
+struct Folder<'r> {
+    remote: &'r Remote,
+    client: Arc<Client>,
+    kind: FolderKind,
+    /// Empty, or with a slash at the end.
+    prefix: String,
+    names: OnceLock<Vec<String>>,
+}
+
+enum FolderKind {
+    /// One object: nobody says what is next to it.
+    Web(url::Url, Option<String>),
+    Hub(Hub),
+    Bucket(Bucket),
+}
+
+impl ModelFolder for Folder<'_> {
+    fn name(&self) -> String {
+        let name = match &self.kind {
+            FolderKind::Web(url, _) => {
+                without_secrets(url.join(".").as_ref().unwrap_or(url).as_str())
+            }
+            FolderKind::Hub(hub) => hub.name_of(&self.prefix),
+            FolderKind::Bucket(bucket) => bucket.name_of(&self.prefix),
+        };
+        name.trim_end_matches('/').to_string()
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        if let Some(known) = self.names.get() {
+            return Ok(known.clone());
+        }
+        let names = match &self.kind {
+            FolderKind::Web(..) => {
+                let why = "a web server does not say what is in a folder";
+                return Err(Error::new(Verb::Load, why)
+                    .with_errno(rustix::io::Errno::OPNOTSUPP)
+                    .at(self.name())
+                    .with_remedy("name a file, or the index of a model"));
+            }
+            FolderKind::Hub(hub) => {
+                let own = hub
+                    .names
+                    .iter()
+                    .filter_map(|name| name.strip_prefix(&self.prefix));
+                own.filter(|name| !name.contains('/'))
+                    .map(str::to_string)
+                    .collect()
+            }
+            FolderKind::Bucket(bucket) => bucket.names(&self.prefix)?,
+        };
+        Ok(self.names.get_or_init(|| names).clone())
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn RemoteObject>> {
+        let path = format!("{}{name}", self.prefix);
+        let (shown, origin): (String, Box<dyn Origin>) = match &self.kind {
+            FolderKind::Web(url, authorization) => {
+                // Files next to the one that was named have its query, which may be a signature.
+                let mut own = url.clone();
+                if url.path() != path
+                    && let Ok(mut path) = own.path_segments_mut()
+                {
+                    path.pop().push(name);
+                }
+                let scheme = own.scheme().to_string();
+                let shown = without_secrets(own.as_str());
+                (
+                    shown,
+                    Box::new(Web::new(own, authorization.clone(), &scheme)),
+                )
+            }
+            FolderKind::Hub(hub) => (hub.name_of(&path), Box::new(hub.file(&path))),
+            FolderKind::Bucket(bucket) => (bucket.name_of(&path), Box::new(bucket.key(&path)?)),
+        };
+        let object = HttpObject::open(&self.client, shown, origin, &self.remote.options)?;
+        Ok(Arc::new(object))
+    }
+}
+
+impl Place {
+    fn is_folder(&self) -> bool {
+        let path = match self {
+            Self::Web(_) => return false,
+            Self::Hub { path, .. } => path,
+            Self::Bucket { key, .. } => key,
+        };
+        path.is_empty() || path.ends_with('/')
+    }
+}
 
 /// What the fuzz targets call.
 #[cfg(fuzzing)]

@@ -1,68 +1,35 @@
 //! An object behind a URL.
 
+use crate::OpenOptions;
 use crate::answer::{Answered, Version, judge};
-use crate::http::{Answer, Check, Client, Request, basic, is_gone};
+use crate::http::{Answer, Check, Client, is_gone};
+use crate::origin::Origin;
 use crate::retry::{self, Budget, Speeds, TRIES, TRIES_TO_REACH};
 use dmafile::internal::Verb;
-use dmafile::{CancelToken, Error, ObjectReader, ReadBuf, RemoteObject, Result};
+use dmafile::{Error, ObjectReader, ReadBuf, RemoteObject, Result};
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::io;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use url::Url;
 
 /// How much the first request asks for, which also says how large the object is: most headers of models.
 const FIRST: u64 = 256 << 10;
 /// The most bytes between two looks at the speed of a connection.
 const PIECE: u64 = 256 << 10;
-const MOST_REDIRECTS: usize = 5;
 
-/// How URLs are opened.
-#[derive(Clone, Debug, Default)]
-pub struct OpenOptions {
-    /// Loads an object that has neither an ETag nor a time of its last change, so that a load may mix two versions of
-    /// it.
-    pub unpinned: bool,
-    /// A file with the certificates of authorities that count, in place of the system's.
-    pub certificates: Option<PathBuf>,
-    /// Cancels opening.
-    pub cancel: CancelToken,
-}
-
-/// Opens the object behind a URL.
-///
-/// # Errors
-/// Kind `Usage` for what is no URL; ENOENT if the object does not exist, EACCES if it may not be read, ENODATA if it is
-/// empty, EPROTO for a server whose answers cannot be used, ETIMEDOUT and others if it cannot be reached.
-pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn RemoteObject>> {
-    let client = Arc::new(Client::from_env(options.certificates.clone()));
-    Ok(Arc::new(HttpObject::open(client, url, options)?))
-}
-
-/// An object on a web server.
-pub struct HttpObject {
+/// An object behind a URL.
+pub(crate) struct HttpObject {
     client: Arc<Client>,
     name: String,
-    link: Link,
-    /// Where it was found after redirections.
-    found: Mutex<Option<Url>>,
+    origin: Box<dyn Origin>,
     version: Version,
     /// Its first bytes.
     first: Vec<u8>,
     budget: Budget,
     speeds: Speeds,
     readers: AtomicUsize,
-}
-
-/// Where an object is, and what requests for it need.
-#[derive(Clone, Debug)]
-pub(crate) struct Link {
-    pub url: Url,
-    /// The field `Authorization`, for the URL's own server only.
-    pub authorization: Option<String>,
 }
 
 /// Why a request has to be made again, or must not.
@@ -83,22 +50,17 @@ impl From<Error> for Trouble {
 }
 
 impl HttpObject {
-    fn open(client: Arc<Client>, text: &str, options: &OpenOptions) -> Result<Self> {
-        let mut url = Url::parse(text).map_err(|error| {
-            Error::usage(
-                "URL",
-                format!("'{}' is not valid: {error}", without_secrets(text)),
-            )
-        })?;
-        url.set_fragment(None);
-        let authorization = basic(&url);
-        // They are sent in a field.
-        let _ = url.set_username("").and_then(|()| url.set_password(None));
+    /// Asks for its first bytes, which says what it is.
+    pub(crate) fn open(
+        client: &Arc<Client>,
+        name: String,
+        origin: Box<dyn Origin>,
+        options: &OpenOptions,
+    ) -> Result<Self> {
         let mut object = Self {
-            client,
-            name: without_secrets(url.as_str()),
-            link: Link { url, authorization },
-            found: Mutex::default(),
+            client: Arc::clone(client),
+            name,
+            origin,
             version: Version::default(),
             first: Vec::new(),
             budget: Budget::default(),
@@ -130,25 +92,8 @@ impl HttpObject {
             .at(&self.name)
     }
 
-    /// An error of the network.
     fn unreachable(&self, error: &io::Error) -> Error {
-        if let Some(own) = error
-            .get_ref()
-            .and_then(|inner| inner.downcast_ref::<Error>())
-        {
-            return own.clone();
-        }
-        let errno = error.raw_os_error().map(Errno::from_raw_os_error);
-        let errno = errno.unwrap_or(match error.kind() {
-            io::ErrorKind::ConnectionRefused => Errno::CONNREFUSED,
-            io::ErrorKind::TimedOut => Errno::TIMEDOUT,
-            io::ErrorKind::InvalidData | io::ErrorKind::PermissionDenied => Errno::PROTO,
-            io::ErrorKind::HostUnreachable => Errno::HOSTUNREACH,
-            io::ErrorKind::NetworkUnreachable => Errno::NETUNREACH,
-            _ if is_gone(error) => Errno::CONNRESET,
-            _ => Errno::IO,
-        });
-        self.error(error.to_string(), errno)
+        unreachable(&self.name, error)
     }
 
     /// Tries something until it is done, or there is no point any more; `reached` says how many bytes have arrived.
@@ -231,82 +176,39 @@ impl HttpObject {
             answered: true,
             after,
         };
-        let found = self
-            .found
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let was_found = found.is_some();
-        let mut url = found.unwrap_or_else(|| self.link.url.clone());
-        for _ in 0..=MOST_REDIRECTS {
-            let mut fields = vec![("Range", format!("bytes={start}-{}", end - 1))];
-            if let Some(authorization) = &self.link.authorization
-                && same_server(&url, &self.link.url)
-            {
-                fields.push(("Authorization", authorization.clone()));
+        let condition = known.and_then(Version::condition);
+        let answer = self
+            .origin
+            .ask(&self.client, (start, end), condition, check);
+        let answer = answer.map_err(|error| self.trouble(error))?;
+        match judge(&answer.head, (start, end), known) {
+            Answered::Range(length, version) => Ok((answer, length, version)),
+            Answered::Again(why, after) => Err(again(why, after)),
+            // The place where it was found may have been for a short time.
+            Answered::Denied(status) | Answered::Missing(status) if self.origin.renew() => {
+                Err(again(format!("status {status}"), None))
             }
-            fields.extend(known.and_then(Version::condition));
-            let request = Request {
-                method: "GET",
-                url: &url,
-                fields,
-                body: &[],
-            };
-            let answer = self.client.send(&request, check);
-            let answer = answer.map_err(|error| self.trouble(error))?;
-            match judge(&answer.head, (start, end), known) {
-                Answered::Range(length, version) => {
-                    let moved = (url != self.link.url).then_some(url);
-                    *self.found.lock().unwrap_or_else(PoisonError::into_inner) = moved;
-                    return Ok((answer, length, version));
-                }
-                Answered::Moved(place) => {
-                    url = self.redirected(&url, &place)?;
-                }
-                Answered::Again(why, after) => return Err(again(why, after)),
-                // The place where it was found may have been for a short time.
-                Answered::Denied(status) | Answered::Missing(status) if was_found => {
-                    *self.found.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                    return Err(again(format!("status {status}"), None));
-                }
-                Answered::Denied(status) => {
-                    let why = format!("the server does not allow it (status {status})");
-                    return Err(self.error(why, Errno::ACCESS).into());
-                }
-                Answered::Missing(status) => {
-                    let why = format!("there is no such object (status {status})");
-                    return Err(self.error(why, Errno::NOENT).into());
-                }
-                Answered::Changed(why) => {
-                    let why = format!("it was replaced during the load: {why}");
-                    let remedy = "load it again when nothing writes to it";
-                    return Err(self.error(why, Errno::STALE).with_remedy(remedy).into());
-                }
-                Answered::Empty => {
-                    let remedy = "a buffer needs at least one byte";
-                    return Err(self
-                        .error("is empty", Errno::NODATA)
-                        .with_remedy(remedy)
-                        .into());
-                }
-                Answered::Wrong(why) => return Err(self.error(why, Errno::PROTO).into()),
+            Answered::Denied(status) => {
+                let why = format!("the server does not allow it (status {status})");
+                Err(self.error(why, Errno::ACCESS).into())
             }
-        }
-        let why = format!("it was redirected more than {MOST_REDIRECTS} times");
-        Err(self.error(why, Errno::LOOP).with_remedy("").into())
-    }
-
-    fn redirected(&self, from: &Url, place: &str) -> Result<Url> {
-        let refuse = |why: String| self.error(why, Errno::PROTO);
-        let to = from.join(place);
-        let mut to = to.map_err(|error| refuse(format!("it is redirected to no URL: {error}")))?;
-        to.set_fragment(None);
-        match (from.scheme(), to.scheme()) {
-            ("https", "https") | ("http", "http" | "https") => Ok(to),
-            (_, other) => Err(refuse(format!(
-                "it is redirected from {} to {other}",
-                from.scheme()
-            ))),
+            Answered::Missing(status) => {
+                let why = format!("there is no such object (status {status})");
+                Err(self.error(why, Errno::NOENT).into())
+            }
+            Answered::Changed(why) => {
+                let why = format!("it was replaced during the load: {why}");
+                let remedy = "load it again when nothing writes to it";
+                Err(self.error(why, Errno::STALE).with_remedy(remedy).into())
+            }
+            Answered::Empty => {
+                let remedy = "a buffer needs at least one byte";
+                Err(self
+                    .error("is empty", Errno::NODATA)
+                    .with_remedy(remedy)
+                    .into())
+            }
+            Answered::Wrong(why) => Err(self.error(why, Errno::PROTO).into()),
         }
     }
 
@@ -351,27 +253,27 @@ impl HttpObject {
     }
 }
 
-/// True if a secret for one URL may be sent to the other.
-fn same_server(one: &Url, other: &Url) -> bool {
-    let server = |url: &Url| {
-        (
-            url.scheme().to_string(),
-            url.host_str().map(str::to_string),
-            url.port_or_known_default(),
-        )
-    };
-    server(one) == server(other)
-}
-
-/// A URL as it may be shown: without a user, a password, and the query, which may be a signature.
-pub(crate) fn without_secrets(text: &str) -> String {
-    let text = text.split(['?', '#']).next().unwrap_or_default();
-    let Some((scheme, rest)) = text.split_once("://") else {
-        return text.to_string();
-    };
-    let host = rest.find('/').unwrap_or(rest.len());
-    let begin = rest[..host].rfind('@').map_or(0, |at| at + 1);
-    format!("{scheme}://{}", &rest[begin..])
+/// An error of the network, or of what is asked.
+pub(crate) fn unreachable(name: &str, error: &io::Error) -> Error {
+    if let Some(own) = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<Error>())
+    {
+        return own.clone();
+    }
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    let errno = errno.unwrap_or(match error.kind() {
+        io::ErrorKind::ConnectionRefused => Errno::CONNREFUSED,
+        io::ErrorKind::TimedOut => Errno::TIMEDOUT,
+        io::ErrorKind::InvalidData | io::ErrorKind::PermissionDenied => Errno::PROTO,
+        io::ErrorKind::HostUnreachable => Errno::HOSTUNREACH,
+        io::ErrorKind::NetworkUnreachable => Errno::NETUNREACH,
+        _ if is_gone(error) => Errno::CONNRESET,
+        _ => Errno::IO,
+    });
+    Error::new("cannot fetch", error.to_string())
+        .with_errno(errno)
+        .at(name)
 }
 
 impl RemoteObject for HttpObject {
@@ -384,7 +286,7 @@ impl RemoteObject for HttpObject {
     }
 
     fn store(&self) -> String {
-        self.link.url.scheme().to_string()
+        self.origin.store()
     }
 
     fn reader(&self) -> io::Result<Box<dyn ObjectReader + '_>> {

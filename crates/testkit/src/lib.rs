@@ -2,6 +2,7 @@
 
 pub mod models;
 pub mod page_cache;
+pub mod server;
 
 use dmafile::{Buffer, Method};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};

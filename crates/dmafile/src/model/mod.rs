@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 pub use digests::Digests;
 pub use pattern::Pattern;
-pub use shards::is_hidden;
+pub use shards::{ModelFolder, is_hidden};
 
 /// Size in bytes below which [`Model::read_part`] is faster than a load, which must be planned first.
 pub const SMALL_READ: u64 = 256 << 10;
@@ -102,6 +102,21 @@ impl Model {
         };
         let found = shards::ShardFiles::plain(files.to_vec());
         Self::read(Source::open_all(first, files)?, &found)
+    }
+
+    /// Opens a model in a folder that is not on this machine: the only one, as [`Model::open`] does, or the one that
+    /// `name` stands for.
+    ///
+    /// # Errors
+    /// As [`Model::open`]; those of the folder and of readers.
+    pub fn open_remote(folder: &dyn ModelFolder, name: Option<&str>) -> Result<Self> {
+        let found = shards::find_remote(folder, name)?;
+        let objects = shards::open_all(folder, &found)?;
+        let path = match name {
+            None => PathBuf::from(folder.name()),
+            Some(name) => Path::new(&folder.name()).join(name),
+        };
+        Self::read(Source::of_objects(&path, objects)?, &found)
     }
 
     /// Opens the objects of one model, in this order; `path` names the model in errors.

@@ -3,15 +3,19 @@
 use crate::error::{Error, Result, Verb};
 use crate::format::{Format, MAX_HEADER, Table, Value, quoted};
 use crate::model::Model;
+use crate::source::{RemoteObject, Source};
+use crate::sync;
 use crate::sys::{Errno, errno, file};
 use rustix::fs::FileType;
 use serde::Deserialize;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The suffix of an index of shards.
 const INDEX: &str = ".safetensors.index.json";
@@ -49,37 +53,154 @@ pub(super) fn is_collection(path: &Path) -> bool {
         })
 }
 
+/// Where the files of a model are, if not in a folder of this machine: a prefix in an object store, for example.
+pub trait ModelFolder: Sync {
+    /// Its name in messages, without secrets.
+    fn name(&self) -> String;
+
+    /// The names of the objects in it, without those in folders below.
+    ///
+    /// # Errors
+    /// They are those of opening the model.
+    fn names(&self) -> Result<Vec<String>>;
+
+    /// Opens the object with this name. Called from several threads.
+    ///
+    /// # Errors
+    /// They are those of opening the model; ENOENT if there is no such object.
+    fn open(&self, name: &str) -> Result<Arc<dyn RemoteObject>>;
+}
+
+/// A folder of either kind.
+enum Folder<'f> {
+    Here,
+    Remote(&'f dyn ModelFolder),
+}
+
+impl Folder<'_> {
+    /// The names and paths of what is in it, sorted, without what is hidden.
+    fn entries(&self, folder: &Path) -> Result<Vec<(String, PathBuf)>> {
+        let failed =
+            |error| Error::os("cannot open", errno(error)).at(folder.display().to_string());
+        let mut entries = Vec::new();
+        let mut add = |path: PathBuf| {
+            let name = path.file_name().unwrap_or_default();
+            if !is_hidden(name) {
+                // File names need not be UTF-8.
+                entries.push((name.to_string_lossy().into_owned(), path));
+            }
+        };
+        match self {
+            Self::Here => {
+                for entry in fs::read_dir(folder).map_err(failed)? {
+                    add(entry.map_err(failed)?.path());
+                }
+            }
+            Self::Remote(remote) => {
+                let names = remote.names()?;
+                names.iter().for_each(|name| add(folder.join(name)));
+            }
+        }
+        entries.sort();
+        Ok(entries)
+    }
+
+    fn has(&self, path: &Path) -> bool {
+        match self {
+            Self::Here => path.exists(),
+            Self::Remote(remote) => {
+                let names = remote.names().unwrap_or_default();
+                name_of(path).is_some_and(|name| names.iter().any(|one| one == name))
+            }
+        }
+    }
+
+    /// The text of an index; longer ones than the limit are cut after it.
+    fn text(&self, path: &Path) -> Result<Vec<u8>> {
+        let place = path.display().to_string();
+        match self {
+            Self::Here => index_text(path, &place),
+            Self::Remote(remote) => {
+                let object = remote.open(name_of(path).unwrap_or_default())?;
+                let source = Source::of_objects(path, vec![object])?;
+                let mut text = vec![0; source.size().min(MAX_HEADER + 1) as usize];
+                source.read_at(0, &mut text)?;
+                Ok(text)
+            }
+        }
+    }
+}
+
 /// Finds the files of a model.
 pub(super) fn find(path: &Path) -> Result<ShardFiles> {
     if path.is_dir() {
-        return in_folder(path);
+        return in_folder(path, &Folder::Here);
     }
+    by_name(path, &Folder::Here)
+}
+
+/// The same in a folder that is not on this machine: what a name in it stands for, or the only model in it.
+pub(super) fn find_remote(folder: &dyn ModelFolder, name: Option<&str>) -> Result<ShardFiles> {
+    let place = PathBuf::from(folder.name());
+    match name {
+        None => in_folder(&place, &Folder::Remote(folder)),
+        Some(name) => by_name(&place.join(name), &Folder::Remote(folder)),
+    }
+}
+
+/// How many objects are opened at the same time.
+const OPENERS: usize = 8;
+
+/// Opens the objects of a model.
+pub(super) fn open_all(
+    folder: &dyn ModelFolder,
+    found: &ShardFiles,
+) -> Result<Vec<Arc<dyn RemoteObject>>> {
+    let names: Vec<&str> = found
+        .files
+        .iter()
+        .filter_map(|file| name_of(file))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let open = || {
+        let mut own = Vec::new();
+        while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+            own.push((*name, folder.open(name)?));
+        }
+        Ok(own)
+    };
+    let opened = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..names.len().min(OPENERS))
+            .map_while(|_| std::thread::Builder::new().spawn_scoped(scope, open).ok())
+            .collect();
+        let own: Result<Vec<_>> = open();
+        let others = others.into_iter().map(sync::join);
+        others.chain([own]).collect::<Result<Vec<_>>>()
+    })?;
+    let mut opened: HashMap<&str, _> = opened.into_iter().flatten().collect();
+    Ok(names
+        .iter()
+        .filter_map(|name| opened.remove(name))
+        .collect())
+}
+
+fn by_name(path: &Path, folder: &Folder<'_>) -> Result<ShardFiles> {
     let Some(name) = name_of(path) else {
         return Ok(ShardFiles::plain(vec![path.to_path_buf()]));
     };
     if name.ends_with(INDEX) {
-        return by_index(path);
+        return by_index(path, folder);
     }
     match Split::of(name, GGUF) {
-        Some(split) if split.number == 1 => Ok(ShardFiles::plain(split.files(path))),
+        Some(split) if split.number == 1 => Ok(ShardFiles::plain(split.files(path, folder))),
         _ => Ok(ShardFiles::plain(vec![path.to_path_buf()])),
     }
 }
 
 /// The model of a folder: its index, or all of its safetensors files, or its only GGUF model.
-fn in_folder(folder: &Path) -> Result<ShardFiles> {
-    let place = || folder.display().to_string();
-    let failed = |error| Error::os("cannot open", errno(error)).at(place());
-    let mut entries = Vec::new();
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let name = path.file_name().unwrap_or_default();
-        if !is_hidden(name) {
-            // File names need not be UTF-8.
-            entries.push((name.to_string_lossy().into_owned(), path));
-        }
-    }
-    entries.sort();
+fn in_folder(path: &Path, folder: &Folder<'_>) -> Result<ShardFiles> {
+    let place = || path.display().to_string();
+    let entries = folder.entries(path)?;
     let ending = |end: &str| -> Vec<&(String, PathBuf)> {
         let ends = |(name, _): &&(String, PathBuf)| name.ends_with(end);
         entries.iter().filter(ends).collect()
@@ -98,7 +219,7 @@ fn in_folder(folder: &Path) -> Result<ShardFiles> {
     let indexes = ending(INDEX);
     match &indexes[..] {
         [] => {}
-        [index] => return by_index(&index.1),
+        [index] => return by_index(&index.1, folder),
         _ => return Err(several("models", &indexes)),
     }
     let tensors = ending(SAFETENSORS);
@@ -125,7 +246,7 @@ fn in_folder(folder: &Path) -> Result<ShardFiles> {
                 .at(place())
                 .with_remedy("name a file in it"),
         ),
-        [one] => find(&one.1),
+        [one] => by_name(&one.1, folder),
         _ => Err(several("GGUF models", &firsts)),
     }
 }
@@ -160,24 +281,31 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-fn by_index(path: &Path) -> Result<ShardFiles> {
-    let place = path.display().to_string();
-    let unsound = |why: String| {
-        Error::new("not a valid index of shards", why)
-            .with_errno(Errno::BADMSG)
-            .at(&place)
-    };
+fn unsound(place: &str, why: String) -> Error {
+    Error::new("not a valid index of shards", why)
+        .with_errno(Errno::BADMSG)
+        .at(place)
+}
+
+fn index_text(path: &Path, place: &str) -> Result<Vec<u8>> {
     // Non-blocking, because it may be a FIFO.
-    let fd = file::open(path, false).map_err(|errno| Error::os("cannot open", errno).at(&place))?;
+    let fd = file::open(path, false).map_err(|errno| Error::os("cannot open", errno).at(place))?;
     let stat = file::stat(fd.as_fd());
     if !stat.is_ok_and(|stat| stat.kind == FileType::RegularFile) {
-        return Err(unsound("it is not a regular file".to_string()));
+        return Err(unsound(place, "it is not a regular file".to_string()));
     }
     let mut text = Vec::new();
     fs::File::from(fd)
         .take(MAX_HEADER + 1)
         .read_to_end(&mut text)
-        .map_err(|error| Error::os("cannot read", errno(error)).at(&place))?;
+        .map_err(|error| Error::os("cannot read", errno(error)).at(place))?;
+    Ok(text)
+}
+
+fn by_index(path: &Path, folder: &Folder<'_>) -> Result<ShardFiles> {
+    let place = path.display().to_string();
+    let unsound = |why| unsound(&place, why);
+    let text = folder.text(path)?;
     if text.len() as u64 > MAX_HEADER {
         return Err(unsound(format!("it is longer than {MAX_HEADER} bytes")));
     }
@@ -188,7 +316,7 @@ fn by_index(path: &Path) -> Result<ShardFiles> {
     if names.is_empty() {
         return Err(unsound("it names no file".to_string()));
     }
-    let folder = path.parent().unwrap_or(Path::new(""));
+    let beside = path.parent().unwrap_or(Path::new(""));
     let mut files = Vec::new();
     for name in names {
         // An index must not refer to files in other folders.
@@ -201,7 +329,7 @@ fn by_index(path: &Path) -> Result<ShardFiles> {
                 quoted(name)
             )));
         }
-        files.push(folder.join(name));
+        files.push(beside.join(name));
     }
     Ok(ShardFiles {
         files,
@@ -301,13 +429,13 @@ impl<'p> Split<'p> {
     }
 
     /// The paths of all of them, up to the first that does not exist.
-    fn files(&self, path: &Path) -> Vec<PathBuf> {
+    fn files(&self, path: &Path, folder: &Folder<'_>) -> Vec<PathBuf> {
         let mut files = Vec::new();
         for number in 1..=self.count {
             let name = format!("{}-{number:05}-of-{:05}{GGUF}", self.stem, self.count);
             files.push(path.with_file_name(name));
             // Opening it reports the error.
-            if !files.last().is_some_and(|file| file.exists()) {
+            if !files.last().is_some_and(|file| folder.has(file)) {
                 break;
             }
         }

@@ -58,6 +58,13 @@ impl Head {
         Ok(Some((head, length)))
     }
 
+    /// All fields.
+    pub(crate) fn fields(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.fields
+            .iter()
+            .map(|field| (field.0.as_str(), field.1.as_str()))
+    }
+
     /// The value of a field; None without one, and for one that occurs several times with different values.
     pub(crate) fn field(&self, name: &str) -> Option<&str> {
         let mut values = self.fields.iter();

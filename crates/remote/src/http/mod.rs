@@ -88,6 +88,12 @@ impl Endpoint {
     }
 }
 
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Client")
+    }
+}
+
 /// What the requests of a process share: settings, and connections that are open.
 pub(crate) struct Client {
     proxies: Proxies,

@@ -1,12 +1,9 @@
 //! A web server for tests: it serves objects by ranges, and fails on demand.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
-
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -72,10 +69,12 @@ impl Asked {
     }
 }
 
+/// The bytes of an object, and its ETag.
+type Object = (Arc<Vec<u8>>, String);
 type Decide = Box<dyn Fn(&Asked) -> Fault + Send + Sync>;
 
 struct Inner {
-    objects: Mutex<HashMap<String, (Arc<Vec<u8>>, String)>>,
+    objects: Mutex<HashMap<String, Object>>,
     decide: Mutex<Decide>,
     asked: Mutex<Vec<Asked>>,
     number: AtomicUsize,
@@ -93,7 +92,8 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn new() -> Self {
+    /// A server without TLS.
+    pub fn plain() -> Self {
         Self::start(None, "127.0.0.1")
     }
 
@@ -377,9 +377,4 @@ fn reset(raw: &TcpStream) -> std::io::Result<bool> {
     let linger = rustix::net::sockopt::set_socket_linger(raw, Some(Duration::ZERO));
     linger?;
     Ok(false)
-}
-
-/// Where the authority's certificate is.
-pub fn path_of(file: &tempfile::NamedTempFile) -> PathBuf {
-    file.path().to_path_buf()
 }

@@ -1,0 +1,310 @@
+//! Buckets of object stores.
+//!
+//! `object_store` knows their credentials and signs requests; it gets the answers of this crate's client, except those
+//! to requests for bytes: their bodies go where they belong.
+
+use crate::http::{Answer, Check, Client, Request};
+use crate::origin::{Condition, Origin};
+use crate::place::Dialect;
+use bytes::Bytes;
+use dmafile::{Error, Result};
+use http_body_util::BodyExt;
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+};
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::path::Path;
+use object_store::{ClientOptions, GetOptions, GetRange, ObjectStore, RetryConfig};
+use rustix::io::Errno;
+use std::cell::Cell;
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use url::Url;
+
+/// A bucket, or what corresponds to one.
+#[derive(Clone)]
+pub(crate) struct Bucket {
+    store: Arc<dyn ObjectStore>,
+    dialect: Dialect,
+    name: String,
+}
+
+/// An object in it.
+pub(crate) struct Key {
+    bucket: Bucket,
+    path: Path,
+}
+
+impl Bucket {
+    /// With the settings and credentials of the environment.
+    pub(crate) fn open(client: &Arc<Client>, dialect: Dialect, bucket: &str) -> Result<Self> {
+        let connector = Connector(Arc::clone(client));
+        let retries = RetryConfig {
+            max_retries: 3,
+            retry_timeout: Duration::from_secs(20),
+            ..RetryConfig::default()
+        };
+        let store: object_store::Result<Arc<dyn ObjectStore>> = match dialect {
+            Dialect::S3 => AmazonS3Builder::from_env()
+                .with_bucket_name(bucket)
+                .with_http_connector(connector)
+                .with_retry(retries)
+                .build()
+                .map(|store| Arc::new(store) as _),
+            Dialect::Gcs => GoogleCloudStorageBuilder::from_env()
+                .with_bucket_name(bucket)
+                .with_http_connector(connector)
+                .with_retry(retries)
+                .build()
+                .map(|store| Arc::new(store) as _),
+            Dialect::Azure => MicrosoftAzureBuilder::from_env()
+                .with_container_name(bucket)
+                .with_http_connector(connector)
+                .with_retry(retries)
+                .build()
+                .map(|store| Arc::new(store) as _),
+        };
+        let name = format!("{}://{bucket}", dialect.scheme());
+        let store = store.map_err(|error| refused(&error, dialect).at(&name))?;
+        Ok(Self {
+            store,
+            dialect,
+            name,
+        })
+    }
+
+    /// The names of the objects directly below a prefix, which ends with a slash or is empty.
+    pub(crate) fn names(&self, prefix: &str) -> Result<Vec<String>> {
+        let place = || format!("{}/{prefix}", self.name);
+        let path = parse(prefix).map_err(|error| error.at(place()))?;
+        let listed = run(async {
+            let all = self.store.list_with_delimiter(Some(&path)).await?;
+            Ok::<_, object_store::Error>(all.objects)
+        });
+        let listed = listed.map_err(|error| refused(&error, self.dialect).at(place()))?;
+        let names = listed
+            .iter()
+            .filter_map(|object| object.location.filename());
+        Ok(names.map(str::to_string).collect())
+    }
+
+    pub(crate) fn key(&self, key: &str) -> Result<Key> {
+        let path = parse(key).map_err(|error| error.at(format!("{}/{key}", self.name)))?;
+        Ok(Key {
+            bucket: self.clone(),
+            path,
+        })
+    }
+
+    /// The name of a key in messages.
+    pub(crate) fn name_of(&self, key: &str) -> String {
+        format!("{}/{key}", self.name)
+    }
+}
+
+impl Dialect {
+    fn scheme(self) -> &'static str {
+        match self {
+            Self::S3 => "s3",
+            Self::Gcs => "gs",
+            Self::Azure => "az",
+        }
+    }
+
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::S3 if set("AWS_PROFILE") && !set("AWS_ACCESS_KEY_ID") => {
+                "profiles are not read: eval \"$(aws configure export-credentials --format env)\""
+            }
+            Self::S3 => {
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket"
+            }
+            Self::Gcs => {
+                "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
+            }
+            Self::Azure => {
+                "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_SKIP_SIGNATURE=true for a \
+                 public container"
+            }
+        }
+    }
+}
+
+fn set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty())
+}
+
+fn parse(key: &str) -> Result<Path> {
+    Path::parse(key)
+        .map_err(|error| Error::usage("URL", format!("its key cannot be used: {error}")))
+}
+
+/// An error of `object_store`. Their texts may be several lines.
+fn refused(error: &object_store::Error, dialect: Dialect) -> Error {
+    use object_store::Error as E;
+    let mut why = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        if let Some(own) = inner.downcast_ref::<io::Error>().and_then(own_error) {
+            return own;
+        }
+        let text = inner.to_string();
+        if !why.contains(&text) {
+            why = format!("{why}: {text}");
+        }
+        source = inner.source();
+    }
+    let why = crate::place::without_secrets(&why.replace(['\n', '\r'], " "));
+    let errno = match error {
+        E::NotFound { .. } => Errno::NOENT,
+        E::PermissionDenied { .. } | E::Unauthenticated { .. } => Errno::ACCESS,
+        E::InvalidPath { .. } => Errno::INVAL,
+        _ => Errno::IO,
+    };
+    Error::new("cannot fetch", why)
+        .with_errno(errno)
+        .with_remedy(dialect.remedy())
+}
+
+fn own_error(error: &io::Error) -> Option<Error> {
+    error.get_ref()?.downcast_ref::<Error>().cloned()
+}
+
+impl Origin for Key {
+    fn store(&self) -> String {
+        self.bucket.dialect.scheme().to_string()
+    }
+
+    fn ask(
+        &self,
+        client: &Client,
+        (start, end): (u64, u64),
+        condition: Condition,
+        check: Check<'_>,
+    ) -> io::Result<Answer> {
+        let mut options = GetOptions {
+            range: Some(GetRange::Bounded(start..end)),
+            ..GetOptions::default()
+        };
+        match condition {
+            Some(("If-Match", etag)) => options.if_match = Some(etag),
+            Some((_, date)) => {
+                let then = httpdate::parse_http_date(&date).map_err(io::Error::other)?;
+                options.if_unmodified_since = Some(then.into());
+            }
+            None => {}
+        }
+        ASKED.set(Asked::Armed);
+        let got = run(self.bucket.store.get_opts(&self.path, options));
+        match (ASKED.take(), got) {
+            (Asked::Signed(parts), _) => send(client, &parts, &[], check),
+            (Asked::Nothing | Asked::Armed, Err(error)) => {
+                let error = refused(&error, self.bucket.dialect);
+                Err(error.at(self.bucket.name_of(self.path.as_ref())).into())
+            }
+            (Asked::Nothing | Asked::Armed, Ok(_)) => {
+                Err(io::Error::other("nothing was asked for"))
+            }
+        }
+    }
+
+    fn renew(&self) -> bool {
+        false
+    }
+}
+
+/// The request for bytes that this thread is about to make: it is signed here, and sent outside.
+#[derive(Default)]
+enum Asked {
+    #[default]
+    Nothing,
+    Armed,
+    Signed(Box<::http::request::Parts>),
+}
+
+thread_local! {
+    static ASKED: Cell<Asked> = const { Cell::new(Asked::Nothing) };
+}
+
+/// Runs a future of `object_store` on this thread.
+fn run<T>(future: impl Future<Output = T>) -> T {
+    // Without I/O of its own it has neither threads nor descriptors.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build();
+    runtime.expect("it needs nothing").block_on(future)
+}
+
+#[derive(Clone, Debug)]
+struct Connector(Arc<Client>);
+
+impl HttpConnector for Connector {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+#[async_trait::async_trait]
+impl HttpService for Connector {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let (parts, body) = request.into_parts();
+        if parts.headers.contains_key("range") && matches!(ASKED.take(), Asked::Armed) {
+            ASKED.set(Asked::Signed(Box::new(parts)));
+            return Err(HttpError::new(
+                HttpErrorKind::Unknown,
+                io::Error::other("it is sent later"),
+            ));
+        }
+        let body = body.collect().await?.to_bytes();
+        let check = || Ok(());
+        let text =
+            send(&self.0, &parts, &body, &check).and_then(|answer| answer.text(&self.0, &check));
+        let (head, text) = text.map_err(|error| HttpError::new(kind(&error), error))?;
+        let mut response = ::http::Response::builder().status(head.status);
+        for (name, value) in head.fields() {
+            response = response.header(name, value);
+        }
+        let response = response.body(Bytes::from(text).into());
+        response.map_err(|error| HttpError::new(HttpErrorKind::Decode, error))
+    }
+}
+
+fn send(
+    client: &Client,
+    parts: &::http::request::Parts,
+    body: &[u8],
+    check: Check<'_>,
+) -> io::Result<Answer> {
+    let url = Url::parse(&parts.uri.to_string());
+    let url = url.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    // The client has its own.
+    let own = ["host", "content-length", "accept-encoding", "user-agent"];
+    let fields = parts.headers.iter();
+    let fields = fields.filter(|field| !own.contains(&field.0.as_str()));
+    let fields = fields.map(|(name, value)| {
+        (
+            name.as_str(),
+            String::from_utf8_lossy(value.as_bytes()).into_owned(),
+        )
+    });
+    let request = Request {
+        method: parts.method.as_str(),
+        url: &url,
+        fields: fields.collect(),
+        body,
+    };
+    client.send(&request, check)
+}
+
+fn kind(error: &io::Error) -> HttpErrorKind {
+    match error.kind() {
+        io::ErrorKind::TimedOut => HttpErrorKind::Timeout,
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => HttpErrorKind::Connect,
+        io::ErrorKind::InvalidData => HttpErrorKind::Decode,
+        _ => HttpErrorKind::Interrupted,
+    }
+}

@@ -1,0 +1,144 @@
+//! Who is asked for the bytes of an object, and how.
+
+use crate::http::{Answer, Check, Client, Request};
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use url::Url;
+
+/// A field that makes a request fail if the object is another one by now.
+pub(crate) type Condition = Option<(&'static str, String)>;
+
+/// What knows how to ask for an object.
+pub(crate) trait Origin: Send + Sync {
+    /// What it is stored in, in one word.
+    fn store(&self) -> String;
+
+    /// Asks for the bytes `[start, end)`; returns the answer that is no redirection.
+    ///
+    /// # Errors
+    /// Those of the network; [`dmafile::Error`] inside for what is final.
+    fn ask(
+        &self,
+        client: &Client,
+        range: (u64, u64),
+        condition: Condition,
+        check: Check<'_>,
+    ) -> io::Result<Answer>;
+
+    /// Forgets what may have expired, after the credentials or the place were not accepted; true if there was such.
+    fn renew(&self) -> bool;
+}
+
+/// A URL that is asked for directly.
+pub(crate) struct Web {
+    url: Url,
+    /// The field `Authorization`, for the URL's own server only.
+    authorization: Option<String>,
+    store: String,
+    /// Where it was found after redirections.
+    found: Mutex<Option<Url>>,
+}
+
+const MOST_REDIRECTS: usize = 5;
+
+impl Web {
+    pub(crate) fn new(url: Url, authorization: Option<String>, store: &str) -> Self {
+        Self {
+            url,
+            authorization,
+            store: store.to_string(),
+            found: Mutex::default(),
+        }
+    }
+
+    fn found(&self) -> MutexGuard<'_, Option<Url>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Origin for Web {
+    fn store(&self) -> String {
+        self.store.clone()
+    }
+
+    fn ask(
+        &self,
+        client: &Client,
+        (start, end): (u64, u64),
+        condition: Condition,
+        check: Check<'_>,
+    ) -> io::Result<Answer> {
+        let found = self.found().clone();
+        let first = found.unwrap_or_else(|| self.url.clone());
+        let range = ("Range", format!("bytes={start}-{}", end - 1));
+        let fields = [Some(range), condition].into_iter().flatten();
+        let authorization = self
+            .authorization
+            .as_deref()
+            .map(|secret| (&self.url, secret));
+        let (answer, url) = follow(client, &first, fields.collect(), authorization, check)?;
+        if answer.head.status == 206 {
+            *self.found() = (url != self.url).then_some(url);
+        }
+        Ok(answer)
+    }
+
+    fn renew(&self) -> bool {
+        self.found().take().is_some()
+    }
+}
+
+/// Sends a GET, and follows redirections. The secret is only sent to the server of its URL.
+pub(crate) fn follow(
+    client: &Client,
+    first: &Url,
+    fields: Vec<(&'static str, String)>,
+    authorization: Option<(&Url, &str)>,
+    check: Check<'_>,
+) -> io::Result<(Answer, Url)> {
+    let mut url = first.clone();
+    for _ in 0..=MOST_REDIRECTS {
+        let mut fields = fields.clone();
+        if let Some((own, secret)) = authorization
+            && same_server(&url, own)
+        {
+            fields.push(("Authorization", secret.to_string()));
+        }
+        let request = Request {
+            method: "GET",
+            url: &url,
+            fields,
+            body: &[],
+        };
+        let answer = client.send(&request, check)?;
+        let moved = matches!(answer.head.status, 301 | 302 | 303 | 307 | 308);
+        let Some(place) = answer.head.field("location").filter(|_| moved) else {
+            return Ok((answer, url));
+        };
+        url = redirected(&url, place)?;
+        // Most have a short body or none.
+        if let Err(error) = answer.text(client, check) {
+            check()?;
+            drop(error);
+        }
+    }
+    let why = format!("it was redirected more than {MOST_REDIRECTS} times");
+    Err(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
+fn redirected(from: &Url, place: &str) -> io::Result<Url> {
+    let refuse = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+    let to = from.join(place);
+    let mut to = to.map_err(|error| refuse(format!("it is redirected to no URL: {error}")))?;
+    to.set_fragment(None);
+    match (from.scheme(), to.scheme()) {
+        ("https", "https") | ("http", "http" | "https") => Ok(to),
+        (own, other) => Err(refuse(format!("it is redirected from {own} to {other}"))),
+    }
+}
+
+/// True if a secret for one URL may be sent to the other.
+fn same_server(one: &Url, other: &Url) -> bool {
+    let port = |url: &Url| url.port_or_known_default();
+    (one.scheme(), one.host_str(), port(one)) == (other.scheme(), other.host_str(), port(other))
+}
