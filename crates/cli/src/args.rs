@@ -1,7 +1,9 @@
 //! The arguments. Completions and the man page come from these definitions.
 
+use crate::command::name_of;
 use crate::given::{HowToLoad, HowToSave, OfHold, OfLoad, OfSave, OfShow};
 use crate::output::{Output, Text};
+use crate::remote;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
@@ -131,13 +133,36 @@ pub const TUNING: &str = "Tuning, rarely needed";
 /// The end of a short help.
 const SHORT: &str = "Sizes are powers of 1024: 512K, 8M, 1GiB. --help describes everything, with options for tuning.";
 
+/// Opens a model by its path or URL.
+pub fn open_model(file: &Path) -> dmafile::Result<Model> {
+    match remote::url(file) {
+        Some(url) => remote::open_model(url),
+        None => Model::open(file),
+    }
+}
+
+impl Command {
+    /// Returns `true` if it reads from a URL.
+    #[cfg(not(feature = "remote"))]
+    pub fn has_url(&self) -> bool {
+        let is_url = |path: &Path| remote::url(path).is_some();
+        match self {
+            Self::Load(args) => is_url(&args.options.file),
+            Self::Explain(args) => is_url(&args.options.file),
+            Self::Show(args) => is_url(&args.file),
+            _ => false,
+        }
+    }
+}
+
 /// What to load, and into which memory.
 #[derive(Args, Clone, Debug)]
 pub struct LoadOptions {
-    /// A file, a block device, a model of several files, or a snapshot
+    /// A file, a block device, a model of several files, a snapshot, or a URL
     ///
     /// A model of several files is given by its folder, its *.safetensors.index.json, or the first file
-    /// of a split GGUF; a snapshot by its folder.
+    /// of a split GGUF; a snapshot by its folder. URLs are https://HOST/PATH, hf://OWNER/NAME[@REVISION][/FILE],
+    /// s3://BUCKET/KEY, gs://BUCKET/KEY and az://CONTAINER/KEY; a key with a slash at its end is a folder.
     pub file: PathBuf,
 
     #[command(flatten)]
@@ -148,11 +173,15 @@ impl LoadOptions {
     /// What to load: bytes of a file, or a model.
     fn source(&self) -> dmafile::Result<Load> {
         let tensors = self.given.parsed(Opt::Tensors)?;
+        let url = remote::url(&self.file);
         if tensors.is_empty() && !self.is_collection() {
             // A range is always one of the named file.
-            return Ok(Load::new(&self.file));
+            return match url {
+                Some(url) => Ok(Load::of_object(remote::open(url)?)),
+                None => Ok(Load::new(&self.file)),
+            };
         }
-        let model = Model::open(&self.file)?;
+        let model = open_model(&self.file)?;
         match &tensors[..] {
             [] => Ok(model.load()),
             chosen => model.load_tensors(chosen),
@@ -162,7 +191,20 @@ impl LoadOptions {
     /// Returns `true` if it is a model of several files, or one in a folder.
     pub fn is_collection(&self) -> bool {
         let range = self.given.has(Opt::Offset) || self.given.has(Opt::Length);
-        !range && Model::is_collection(&self.file)
+        let is_collection = || match remote::url(&self.file) {
+            Some(url) => remote::is_collection(url),
+            None => Model::is_collection(&self.file),
+        };
+        !range && is_collection()
+    }
+
+    /// The name of the file that COMMAND gets.
+    pub fn name(&self) -> OsString {
+        match remote::url(&self.file) {
+            // Without the query, which may be a signature.
+            Some(url) => name_of(Path::new(url.split(['?', '#']).next().unwrap_or(url))),
+            None => name_of(&self.file),
+        }
     }
 
     /// The requested kind of memory.
@@ -655,8 +697,8 @@ fn named(from: &OsStr) -> Option<(&OsStr, &OsStr)> {
 /// `dmafile show`
 #[derive(Args, Debug)]
 pub struct ShowArgs {
-    /// A safetensors or GGUF file, a model's folder, a *.safetensors.index.json, or the first file
-    /// of a split GGUF
+    /// A safetensors or GGUF file, a model's folder, a *.safetensors.index.json, the first file of a
+    /// split GGUF, or the URL of one of these
     pub file: PathBuf,
 
     #[command(flatten)]

@@ -22,20 +22,23 @@ pub(crate) struct Named {
     pub buffer: Buffer,
 }
 
+/// What is next to the files of the buffers.
+#[derive(Default)]
+pub(crate) struct Others {
+    /// Links to these.
+    pub links: Vec<PathBuf>,
+    /// Files with these bytes.
+    pub files: Vec<Named>,
+}
+
 /// What the path refers to, in a private folder.
 pub(crate) enum Shape {
     /// The file with the bytes of the buffer.
     File,
     /// A folder with this name, with a file for each buffer and links to `others`.
-    Folder {
-        name: OsString,
-        others: Vec<PathBuf>,
-    },
+    Folder { name: OsString, others: Others },
     /// This file, in a folder with a file for each buffer and links to `others`.
-    Within {
-        name: OsString,
-        others: Vec<PathBuf>,
-    },
+    Within { name: OsString, others: Others },
 }
 
 /// A variable of COMMAND's environment. All but the path are lists if there are several files or sources.
@@ -98,12 +101,20 @@ pub(crate) fn hand_over_by_path(
     // Before any descriptor can be inherited: the process that removes it would keep the memory alive.
     let folder = Private::new(launcher, inner)?;
     let (path, others) = match shape {
-        Shape::File => (folder.path().join(&named[0].name), Vec::new()),
+        Shape::File => (folder.path().join(&named[0].name), Others::default()),
         Shape::Folder { others, .. } => (folder.path().to_path_buf(), others),
         Shape::Within { name, others } => (folder.path().join(name), others),
     };
-    for other in others {
-        link(&folder, &other, other.file_name().unwrap_or_default())?;
+    for other in &others.links {
+        link(&folder, other, other.file_name().unwrap_or_default())?;
+    }
+    // They stay open for COMMAND.
+    let mut kept = Vec::new();
+    for Named { name, buffer } in others.files {
+        for fd in buffer.into_inherited_fds()? {
+            link(&folder, &opened_again(&fd)?, &name)?;
+            kept.push(fd);
+        }
     }
     variables.extend(ranges(named.iter().map(|one| &one.buffer)));
     let mut fds = Vec::new();

@@ -15,6 +15,7 @@ mod limits;
 mod load;
 mod output;
 mod pins;
+mod remote;
 mod save;
 mod shards;
 mod show;
@@ -99,6 +100,10 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
         Ok(cli) => cli,
         Err(error) => return usage(&error, args),
     };
+    #[cfg(not(feature = "remote"))]
+    if cli.command.has_url() {
+        return Err(remote::become_program(args));
+    }
     match &cli.command {
         Command::Load(args) => load::run(args, launcher),
         Command::Save(args) => save::run(args),

@@ -54,7 +54,7 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let load = args.options.load(&args.tuning)?;
     if by_path && (args.options.given.has(Opt::Offset) || args.options.to().starts_with("fd:")) {
         // Checked before a load that would be useless.
-        let name = command::name_of(&args.options.file);
+        let name = args.options.name();
         command::starts_at(&name, args.options.load(&args.tuning)?.plan()?.place.start)?;
     }
     let Loaded { buffer, report, .. } = one(args, load.exact_size(by_path), out, &token)?;
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
         (true, _) if token.is_cancelled() => Err(interrupted()),
         (true, false) => Err(exec(args, buffer)?),
         (true, true) => {
-            let name = command::name_of(&args.options.file);
+            let name = args.options.name();
             let named = vec![Named { name, buffer }];
             let command = &args.command;
             Err(command::hand_over_by_path(

@@ -1,12 +1,12 @@
 //! `dmafile load` of a model's files, each into separate memory, for a COMMAND that opens them by a path.
 
-use crate::args::LoadArgs;
-use crate::command::{self, Named, Shape};
+use crate::args::{LoadArgs, open_model};
+use crate::command::{self, Named, Others, Shape};
 use crate::load::{interrupted, one};
 use crate::output::{Output, write_wanted_json};
-use crate::{Failure, Launcher, text};
+use crate::{Failure, Launcher, remote, text};
 use dmafile::internal::{is_hidden, one_line};
-use dmafile::{CancelToken, Model, Opt, Report, Shard};
+use dmafile::{CancelToken, Load, Opt, Report, Shard};
 use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,20 +31,28 @@ pub(crate) fn load(
     launcher: &Launcher,
 ) -> Result<u8, Failure> {
     let options = &args.options;
-    let model = Model::open(&options.file)?;
+    let url = remote::url(&options.file);
+    let model = open_model(&options.file)?;
     let shards = model.shards();
     refuse(args, shards.len())?;
-    let shape = shape(&options.file, &shards)?;
+    let shape = match url {
+        Some(url) => remote_shape(url, &shards, token)?,
+        None => shape(&options.file, &shards)?,
+    };
     // Checked before a load that would be useless.
     command::names(shards.iter().filter_map(|shard| shard.file.file_name()))?;
     // Checks that there is room for all of them, before the first one is loaded.
     options.tune(model.load(), &args.tuning).plan()?;
-    // Its descriptors are not needed any more.
-    drop(model);
+    // Objects are loaded from there; the descriptors of files are not needed any more.
+    let model = Some(model).filter(|_| url.is_some());
     let (mut named, mut files) = (Vec::new(), Vec::new());
-    for shard in shards {
+    for (number, shard) in shards.into_iter().enumerate() {
         out.detail(|| text::file_head(&shard.file))?;
-        let mut load = options.tune(dmafile::Load::new(&shard.file), &args.tuning);
+        let load = match &model {
+            Some(model) => model.load_shard(number)?,
+            None => Load::new(&shard.file),
+        };
+        let mut load = options.tune(load, &args.tuning);
         if let Some(verify) = options.given.texts(Opt::Verify).next() {
             load = load.set(Opt::Verify, verify);
         }
@@ -91,6 +99,32 @@ fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
     }
 }
 
+/// The model as its URL names it, with the small files next to its weights, which are loaded, too.
+fn remote_shape(url: &str, shards: &[Shard], token: &CancelToken) -> Result<Shape, Failure> {
+    let mut files = Vec::new();
+    for (name, object) in remote::open_others(url)? {
+        let load = Load::of_object(object).exact_size(true);
+        let loaded = load.names(&crate::Options).cancel(token.clone()).run()?;
+        files.push(Named {
+            name: name.into(),
+            buffer: loaded.buffer,
+        });
+    }
+    let path = url.split(['?', '#']).next().unwrap_or(url);
+    let is_file = |shard: &Shard| shard.file.file_name() == Path::new(path).file_name();
+    let is_index = path.ends_with(".json");
+    let name = command::name_of(Path::new(path.trim_end_matches('/')));
+    let others = Others {
+        links: Vec::new(),
+        files,
+    };
+    Ok(if is_index || shards.iter().any(is_file) {
+        Shape::Within { name, others }
+    } else {
+        Shape::Folder { name, others }
+    })
+}
+
 /// The model as its path names it, with everything next to its weights that is not hidden.
 fn shape(path: &Path, shards: &[Shard]) -> Result<Shape, Failure> {
     let name = command::name_of(path);
@@ -101,10 +135,14 @@ fn shape(path: &Path, shards: &[Shard]) -> Result<Shape, Failure> {
             .filter(|at| *at != Path::new(""))
             .unwrap_or(Path::new("."))
     };
-    let others = others(folder, shards).map_err(|error| {
+    let links = others(folder, shards).map_err(|error| {
         let place = one_line(&folder.to_string_lossy());
         Failure::os("cannot list", &place, &error, "")
     })?;
+    let others = Others {
+        links,
+        files: Vec::new(),
+    };
     Ok(if path.is_dir() {
         Shape::Folder { name, others }
     } else {

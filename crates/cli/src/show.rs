@@ -1,7 +1,7 @@
 //! `dmafile show`
 
 use crate::Failure;
-use crate::args::ShowArgs;
+use crate::args::{ShowArgs, open_model};
 use crate::output::{to_stdout, write_json};
 use dmafile::internal::one_line;
 use dmafile::{Model, Opt, Tensor, format::Value};
@@ -13,7 +13,7 @@ use unicode_width::UnicodeWidthStr;
 const WIDEST: usize = 100;
 
 pub(crate) fn run(args: &ShowArgs) -> Result<u8, Failure> {
-    let model = Model::open(&args.file)?;
+    let model = open_model(&args.file)?;
     let tensors: Vec<&Tensor> = match &args.given.parsed(Opt::Tensors)?[..] {
         [] => model.tensors().iter().collect(),
         chosen => model.matching(chosen)?,

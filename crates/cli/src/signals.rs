@@ -9,11 +9,22 @@ use signal_hook::low_level::{pipe, unregister};
 use signal_hook::{SigId, flag};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+
+/// What SIGINT and SIGTERM set.
+static TOKEN: OnceLock<CancelToken> = OnceLock::new();
+
+/// The token that SIGINT and SIGTERM set, if they set one.
+#[cfg_attr(not(feature = "remote"), allow(dead_code))]
+pub(crate) fn token() -> CancelToken {
+    TOKEN.get().cloned().unwrap_or_default()
+}
 
 /// SIGINT and SIGTERM set the token; a second one ends the process immediately. A signal that was
 /// ignored when we were started (nohup, a background job of a script) stays ignored, for COMMAND
 /// as well.
 pub(crate) fn interruptible(token: &CancelToken) -> Result<Vec<SigId>, Failure> {
+    let _ = TOKEN.set(token.clone());
     let mut registered = Vec::new();
     for signal in handled() {
         for id in [

@@ -1,7 +1,7 @@
 //! `dmafile save` of several sources, and `dmafile load` of what it has saved.
 
 use crate::args::{LoadArgs, SaveArgs};
-use crate::command::{self, Named, Shape, Variable, become_command, wants_path};
+use crate::command::{self, Named, Others, Shape, Variable, become_command, wants_path};
 use crate::load::interrupted;
 use crate::output::{Output, progress_bar, write_wanted_json};
 use crate::signals::interruptible;
@@ -122,7 +122,7 @@ fn deliver(
             });
         let shape = Shape::Folder {
             name: command::name_of(&args.options.file),
-            others: Vec::new(),
+            others: Others::default(),
         };
         return command::hand_over_by_path(launcher, &args.command, named.collect(), shape);
     }

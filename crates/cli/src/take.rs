@@ -1,7 +1,7 @@
 //! `dmafile take`
 
 use crate::args::TakeArgs;
-use crate::command::{self, Named, Shape, Variable, become_command, wants_path};
+use crate::command::{self, Named, Others, Shape, Variable, become_command, wants_path};
 use crate::hold::change;
 use crate::load::interrupted;
 use crate::output::{Text, write_wanted_json};
@@ -166,6 +166,9 @@ fn shape(held: &Held) -> Shape {
     };
     Shape::Folder {
         name: OsString::from(held.name()),
-        others,
+        others: Others {
+            links: others,
+            files: Vec::new(),
+        },
     }
 }

@@ -1,7 +1,7 @@
 //! Plans and reports as text.
 
 use dmafile::internal::one_line;
-use dmafile::{Cpu, Plan, Reason, Report, SavePlan, SaveReport, Verified};
+use dmafile::{Cpu, Method, Plan, Reason, Report, SavePlan, SaveReport, Verified};
 use dmafile_record::{SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan, SnapshotReport};
 use indicatif::BinaryBytes;
 use std::collections::BTreeMap;
@@ -76,12 +76,15 @@ pub(crate) fn plan(plan: &Plan) -> String {
         }
         (None, _) => {}
     }
-    let bytes = format!(
-        "{} from disk, {} from the page cache, {} of holes",
-        BinaryBytes(plan.to_read),
-        BinaryBytes(plan.to_copy),
-        BinaryBytes(plan.holes),
-    );
+    let bytes = match plan.first().method {
+        Method::Fetch => format!("{} to receive", BinaryBytes(plan.to_read)),
+        _ => format!(
+            "{} from disk, {} from the page cache, {} of holes",
+            BinaryBytes(plan.to_read),
+            BinaryBytes(plan.to_copy),
+            BinaryBytes(plan.holes),
+        ),
+    };
     line("bytes", &bytes, "");
     text.lines().fold(String::from("plan\n"), |all, line| {
         all + line.trim_end() + "\n"
@@ -372,7 +375,10 @@ pub(crate) fn report(report: &Report, verbose: bool) -> String {
         method: &report.method,
         parts: [
             (report.bytes_direct, "direct"),
-            (report.bytes_buffered, "from the page cache"),
+            match report.method {
+                Method::Fetch => (report.bytes_buffered, "received"),
+                _ => (report.bytes_buffered, "from the page cache"),
+            },
             (report.bytes_hole, "of holes"),
         ],
         end: &format!("{} on {} pages", report.kind, report.pages),

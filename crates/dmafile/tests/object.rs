@@ -424,7 +424,7 @@ fn methods_for_files_are_refused_with_the_reason() {
     let error = Load::new(&path).method(Method::Fetch).run().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
     let plan = load(&object).plan().unwrap();
-    assert_eq!(plan.first().to_string(), "fetch buffered");
+    assert_eq!(plan.first().to_string(), "fetch");
     let empty = dir.path().join("empty");
     File::create(&empty).unwrap();
     let error = load(&FileObject::of(&empty, Way::Receive))

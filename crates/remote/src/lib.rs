@@ -45,11 +45,12 @@ use hub::Hub;
 use object::HttpObject;
 use origin::{Origin, Web};
 use place::{Dialect, Place, without_secrets};
+use rustix::io::Errno;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-pub use place::is_url;
+pub use dmafile::internal::is_url;
 
 /// How URLs are opened.
 #[derive(Clone, Debug, Default)]
@@ -62,6 +63,23 @@ pub struct OpenOptions {
     /// Cancels opening.
     pub cancel: CancelToken,
 }
+
+/// The endings of files with weights, which are large.
+const WEIGHTS: [&str; 13] = [
+    ".safetensors",
+    ".gguf",
+    ".ggml",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".onnx",
+    ".onnx_data",
+    ".msgpack",
+    ".h5",
+    ".tflite",
+    ".npz",
+];
 
 /// Opens URLs. What it opens shares connections.
 #[derive(Debug, Default)]
@@ -92,7 +110,7 @@ impl Remote {
         if place.is_folder() {
             let folder = Error::new(Verb::Load, "names a folder");
             return Err(folder
-                .with_errno(rustix::io::Errno::ISDIR)
+                .with_errno(Errno::ISDIR)
                 .at(without_secrets(url))
                 .with_remedy("name an object in it, or open it as a model"));
         }
@@ -110,6 +128,30 @@ impl Remote {
         let (folder, name) = self.folder(&place)?;
         let name = Some(&*name).filter(|_| !place.is_folder());
         Model::open_remote(&folder, name)
+    }
+
+    /// Opens the small files next to a model's weights, such as its configuration and its tokenizer, and returns them
+    /// with their names; none for a file of a web server.
+    ///
+    /// # Errors
+    /// As [`Remote::open`].
+    pub fn open_others(&self, url: &str) -> Result<Vec<(String, Arc<dyn RemoteObject>)>> {
+        let place = Place::parse(url)?;
+        let (folder, _) = self.folder(&place)?;
+        if matches!(folder.kind, FolderKind::Web(..)) {
+            return Ok(Vec::new());
+        }
+        let names = folder.names()?;
+        let small = names.iter().filter(|name| {
+            !name.starts_with('.') && !WEIGHTS.iter().any(|ending| name.ends_with(ending))
+        });
+        let open = |name: &String| match folder.open(name) {
+            Ok(object) => Some(Ok((name.clone(), object))),
+            // There are marks in some folders.
+            Err(error) if error.raw_os_error() == Some(Errno::NODATA.raw_os_error()) => None,
+            Err(error) => Some(Err(error)),
+        };
+        small.filter_map(open).collect()
     }
 
     /// The folder that a place is or is in, and its name there.
@@ -227,7 +269,7 @@ impl ModelFolder for Folder<'_> {
             FolderKind::Web(..) => {
                 let why = "a web server does not say what is in a folder";
                 return Err(Error::new(Verb::Load, why)
-                    .with_errno(rustix::io::Errno::OPNOTSUPP)
+                    .with_errno(Errno::OPNOTSUPP)
                     .at(self.name())
                     .with_remedy("name a file, or the index of a model"));
             }

@@ -1,11 +1,8 @@
 //! What a URL names.
 
+use dmafile::internal::URL_SCHEMES;
 use dmafile::{Error, Result};
-use std::path::Path;
 use url::Url;
-
-/// The schemes, and what they stand for.
-const SCHEMES: [&str; 8] = ["https", "http", "hf", "s3", "s3a", "gs", "az", "abfss"];
 
 /// An object, or a folder of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,16 +29,9 @@ pub(crate) enum Dialect {
     Azure,
 }
 
-/// Returns `true` for what [`open`](crate::open) accepts: a URL with one of its schemes.
-pub fn is_url(text: impl AsRef<Path>) -> bool {
-    text.as_ref()
-        .to_str()
-        .is_some_and(|text| scheme(text).is_some())
-}
-
 fn scheme(text: &str) -> Option<&'static str> {
     let (own, _) = text.split_once("://")?;
-    SCHEMES
+    URL_SCHEMES
         .into_iter()
         .find(|scheme| own.eq_ignore_ascii_case(scheme))
 }
@@ -55,7 +45,7 @@ impl Place {
         let Some(scheme) = scheme(text) else {
             return Err(invalid(&format!(
                 "it begins with none of {}",
-                SCHEMES.map(|one| format!("{one}://")).join(", ")
+                URL_SCHEMES.map(|one| format!("{one}://")).join(", ")
             )));
         };
         let (_, rest) = text.split_once("://").unwrap_or_default();
@@ -130,6 +120,7 @@ pub(crate) fn without_secrets(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dmafile::internal::is_url;
 
     #[test]
     fn each_scheme_names_its_place() {

@@ -77,7 +77,7 @@ pub struct Report {
     pub hidden_export: f64,
     /// Bytes read directly from the disk.
     pub bytes_direct: u64,
-    /// Bytes copied from the page cache.
+    /// Bytes copied from the page cache; of an object, bytes received.
     pub bytes_buffered: u64,
     /// Bytes in holes, which were not read.
     pub bytes_hole: u64,

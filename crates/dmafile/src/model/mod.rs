@@ -350,6 +350,23 @@ impl Model {
         Load::of(Arc::clone(&self.source), Selection::Requested)
     }
 
+    /// Loads one of its files, by its index in [`Model::shards`], into a separate buffer: as it is, header included.
+    ///
+    /// # Errors
+    /// EINVAL if there is no such file.
+    pub fn load_shard(&self, shard: usize) -> Result<Load> {
+        let Some(Shard { at, bytes, .. }) = self.shards().into_iter().nth(shard) else {
+            let why = format!("it has no file {shard}");
+            return Err(Error::new(Verb::Load, why)
+                .with_errno(Errno::INVAL)
+                .at(self.path().display().to_string()));
+        };
+        Ok(Load::of(
+            Arc::clone(&self.source),
+            Selection::Part(at, bytes),
+        ))
+    }
+
     /// Loads only the tensors that match at least one pattern, at the same offsets as with [`Model::load`].
     /// Anything else is not read and takes no memory, except for small gaps, in dma-bufs, and in an `fd:N`
     /// that is not empty (which is zeroed). It is either zero or what the file has there.

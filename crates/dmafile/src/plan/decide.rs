@@ -131,6 +131,9 @@ pub(crate) fn decide(
 }
 
 fn describe_io(request: &Request, first: Attempt, file: &File, layout: &Layout, log: &Reasons) {
+    if file.object {
+        return;
+    }
     let (cached, read) = (layout.bytes(true), layout.bytes(false));
     match (request.io, &file.direct_refused) {
         (Io::Direct | Io::Buffered, _) => log.add(About::Io, request.io, "requested"),

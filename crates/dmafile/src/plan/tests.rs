@@ -1383,7 +1383,7 @@ fn an_object_is_fetched_by_many_readers_into_memory_that_is_allocated_meanwhile(
             ..Asked::default()
         };
         let plan = plan_for(&asked, &object, &host(), false).unwrap();
-        assert_eq!(methods_of(&plan), ["fetch buffered"]);
+        assert_eq!(methods_of(&plan), ["fetch"]);
         assert_eq!(plan.allocation, Allocation::Ahead);
         assert_eq!(plan.sizes.block, Some(super::FETCH_BLOCK));
         assert_eq!(plan.sizes.queue_depth, Some(super::FETCH_DEPTH));

@@ -53,6 +53,9 @@ impl Attempt {
 
 impl std::fmt::Display for Attempt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.method == Method::Fetch {
+            return write!(f, "{}", self.method);
+        }
         write!(
             f,
             "{} {}",

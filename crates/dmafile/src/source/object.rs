@@ -69,6 +69,19 @@ pub trait RemoteObject: Send + Sync {
     fn reader(&self) -> io::Result<Box<dyn ObjectReader + '_>>;
 }
 
+/// The schemes of URLs that the crate `dmafile-remote` opens.
+pub const URL_SCHEMES: [&str; 8] = ["https", "http", "hf", "s3", "s3a", "gs", "az", "abfss"];
+
+/// Returns `true` for a URL with one of these.
+pub fn is_url(text: &str) -> bool {
+    let scheme = text.split_once("://").map(|parts| parts.0);
+    scheme.is_some_and(|own| {
+        URL_SCHEMES
+            .iter()
+            .any(|scheme| own.eq_ignore_ascii_case(scheme))
+    })
+}
+
 /// An object that a load reads.
 pub(crate) struct ObjectInput {
     pub(crate) object: Arc<dyn RemoteObject>,

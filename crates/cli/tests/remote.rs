@@ -1,0 +1,217 @@
+//! URLs in place of paths: the same bytes, from servers that speak as the hub and as S3 do.
+#![cfg(feature = "remote")]
+
+use dmafile_testkit::server::{Fault, Server};
+use dmafile_testkit::{bytes_digest, models, noise};
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn dmafile(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dmafile"));
+    command
+        .args(args)
+        .env_remove("HTTPS_PROXY")
+        .env_remove("HTTP_PROXY");
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy().into_owned();
+        if ["AWS_", "HF_", "GOOGLE_", "AZURE_"]
+            .iter()
+            .any(|start| text.starts_with(start))
+        {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn text(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    String::from_utf8(both).unwrap()
+}
+
+fn good(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    text(&output)
+}
+
+/// The digest of the bytes that COMMAND gets, by sha256sum.
+const SUM: &str = "sha256sum < \"/proc/self/fd/$DMAFILE_FD\" | cut -d' ' -f1";
+
+/// A model of two files with an index and a configuration, as (name, bytes).
+fn model() -> Vec<(String, Vec<u8>)> {
+    let dir = tempfile::tempdir().unwrap();
+    let shards = [("a", 4), ("b", 3)].map(|(name, count)| models::tensors(name, count, 100_000));
+    models::sharded(dir.path(), &shards);
+    std::fs::write(dir.path().join("config.json"), b"{\"a\": 1}").unwrap();
+    let entries = std::fs::read_dir(dir.path()).unwrap().flatten();
+    let read = |path: &Path| {
+        let name = path.file_name().unwrap().to_str().unwrap().to_string();
+        (name, std::fs::read(path).unwrap())
+    };
+    entries.map(|entry| read(&entry.path())).collect()
+}
+
+/// The hub with a model `o/m`, whose large files are redirected to another server.
+fn hub() -> (Server, Server, Vec<(String, Vec<u8>)>) {
+    let (hub, store) = (Server::plain(), Server::plain());
+    let files = model();
+    let names: Vec<_> = files
+        .iter()
+        .map(|(name, _)| format!(r#"{{"rfilename":"{name}"}}"#))
+        .collect();
+    let info = format!(r#"{{"sha":"c0ffee","siblings":[{}]}}"#, names.join(","));
+    hub.put("/api/models/o/m/revision/main", info.into_bytes());
+    for (name, bytes) in &files {
+        let path = format!("/o/m/resolve/c0ffee/{name}");
+        hub.put(&path, bytes.clone());
+        store.put(&path, bytes.clone());
+    }
+    let place = store.url("");
+    hub.decide(move |asked| {
+        if asked.field("authorization") != Some("Bearer hf_hunter2") {
+            return Fault::Status(401, String::new());
+        }
+        if asked.target.ends_with(".safetensors") {
+            return Fault::Redirect(format!("{place}{}?signature=1", asked.target));
+        }
+        Fault::None
+    });
+    (hub, store, files)
+}
+
+#[test]
+fn a_file_of_a_web_server_is_loaded_shown_and_explained() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.safetensors");
+    models::safetensors(&path, &models::tensors("a", 3, 1_000_000));
+    let bytes = std::fs::read(&path).unwrap();
+    let url = server.put("/x.safetensors", bytes.clone()) + "?signature=hunter2";
+    let sum = good(&mut dmafile(&["load", "-q", &url, "--", "sh", "-c", SUM]));
+    assert_eq!(sum.trim(), bytes_digest(&bytes));
+    let name = good(&mut dmafile(&[
+        "load",
+        "-q",
+        &url,
+        "--",
+        "sh",
+        "-c",
+        "basename {}; cat {} | sha256sum",
+    ]));
+    assert!(
+        name.starts_with("x.safetensors\n") && name.contains(&bytes_digest(&bytes)),
+        "{name}"
+    );
+    let shown = good(&mut dmafile(&["show", &url]));
+    assert!(
+        shown.contains("3 tensors") && shown.contains("a.2.w"),
+        "{shown}"
+    );
+    let plan = good(&mut dmafile(&["explain", &url]));
+    assert!(
+        plan.contains("fetch") && plan.contains("to receive"),
+        "{plan}"
+    );
+    let loaded = good(&mut dmafile(&["load", "-v", &url, "--tensor", "a.1.w"]));
+    assert!(loaded.contains("received"), "{loaded}");
+    for said in [shown, plan, loaded] {
+        assert!(!said.contains("hunter2"), "{said}");
+    }
+}
+
+#[test]
+fn a_model_of_the_hub_is_a_folder_for_command() {
+    let (hub, store, files) = hub();
+    let mut load = dmafile(&["load", "-q", "hf://o/m", "--"]);
+    load.args([
+        "sh",
+        "-c",
+        "basename {}; cd {}; sha256sum * | cut -c1-64,66-",
+    ]);
+    load.env("HF_ENDPOINT", hub.url(""))
+        .env("HF_TOKEN", "hf_hunter2");
+    let said = good(&mut load);
+    assert!(said.starts_with("m\n"), "{said}");
+    for (name, bytes) in &files {
+        assert!(
+            said.contains(&format!("{} {name}", bytes_digest(bytes))),
+            "{name}: {said}"
+        );
+    }
+    assert_eq!(said.lines().count(), files.len() + 1);
+    let asked = store.asked();
+    assert!(!asked.is_empty());
+    assert!(
+        asked
+            .iter()
+            .all(|asked| asked.field("authorization").is_none())
+    );
+    // Every file was asked for by its commit.
+    assert!(
+        hub.asked().iter().skip(1).all(
+            |asked| asked.target.contains("/resolve/c0ffee/") || asked.target.contains("/api/")
+        )
+    );
+    let without = dmafile(&["load", "hf://o/m"])
+        .env("HF_ENDPOINT", hub.url(""))
+        .env("HOME", "/nowhere")
+        .output();
+    let refused = text(&without.unwrap());
+    assert!(refused.contains("(EACCES); set HF_TOKEN"), "{refused}");
+    let mut one = dmafile(&[
+        "load",
+        "-q",
+        "hf://o/m/config.json",
+        "--",
+        "sh",
+        "-c",
+        "cat {}",
+    ]);
+    one.env("HF_ENDPOINT", hub.url(""))
+        .env("HF_TOKEN", "hf_hunter2");
+    assert_eq!(good(&mut one), "{\"a\": 1}");
+}
+
+#[test]
+fn an_interrupted_load_of_a_url_ends() {
+    let server = Server::plain();
+    let url = server.put("/model.bin", noise(8 << 20, 3));
+    server.decide(|asked| match asked.number {
+        0 => Fault::None,
+        _ => Fault::Silent(1000),
+    });
+    let mut load = dmafile(&["load", "-q", &url]).spawn().unwrap();
+    while server.asked().is_empty() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let pid = rustix::process::Pid::from_child(&load);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(load.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn credentials_that_are_missing_are_asked_for_in_one_line() {
+    for (url, words) in [
+        ("s3://bucket/x", "AWS_ACCESS_KEY_ID"),
+        ("az://container/x", "AZURE_STORAGE_ACCOUNT_NAME"),
+    ] {
+        let mut load = dmafile(&["load", url]);
+        // Nothing answers there.
+        load.env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+            .env("AWS_EC2_METADATA_DISABLED", "true");
+        let output = load.output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let said = text(&output);
+        assert!(
+            said.contains(words) && said.trim_end().lines().count() == 1,
+            "{said}"
+        );
+    }
+    let mut load = dmafile(&["load", "s3://bucket/x"]);
+    load.env("AWS_PROFILE", "me")
+        .env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9");
+    let said = text(&load.output().unwrap());
+    assert!(said.contains("aws configure export-credentials"), "{said}");
+}
