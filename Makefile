@@ -176,7 +176,7 @@ compiled: need-rust .venv/dev
 
 # Installs the Python package in .venv (editable).
 extension: need-rust .venv/dev
-	VIRTUAL_ENV=.venv .venv/bin/maturin develop --quiet --locked
+	VIRTUAL_ENV=.venv .venv/bin/maturin develop --quiet --locked --features remote
 
 need-rust:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust, see https://rustup.rs" >&2; exit 1; }

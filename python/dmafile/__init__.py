@@ -8,9 +8,18 @@
 Linux only. Sizes are in bytes. Failures raise `dmafile.Error`, which is an OSError.
 """
 
+import sys
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+try:
+    # The same with what opens URLs, of the package dmafile-remote.
+    _remote = import_module("dmafile_remote._dmafile")
+except ImportError:
+    pass
+else:
+    sys.modules[f"{__name__}._dmafile"] = _remote
 
 from ._bytes import stream
 from ._dma_buf import DmaBuf

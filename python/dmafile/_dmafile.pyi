@@ -247,7 +247,10 @@ def table(
     head: bytes, size: int, viewed: bool
 ) -> list[tuple[str, str, tuple[int, ...], int, int]]: ...
 def load(
-    path: str, options: Mapping[str, object], progress: Callable[[int, int], object] | None
+    path: str,
+    options: Mapping[str, object],
+    progress: Callable[[int, int], object] | None,
+    source: object | None,
 ) -> Buffer: ...
 def save(
     source: Where,

@@ -5,7 +5,7 @@ import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TypeAlias, TypedDict, Unpack
+from typing import Protocol, TypeAlias, TypedDict, Unpack
 
 from . import _dmafile
 from ._dmafile import Buffer
@@ -39,9 +39,28 @@ class LoadOptions(Options, total=False):
     verify: str | None
 
 
+class Source(Protocol):
+    """What `load` reads in place of a file: anything that has a size and can be read by offset.
+
+    If it has a `name`, a string, that is its name in errors.
+    """
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+
+    def read_into(self, offset: int, memory: memoryview, /) -> int | None:
+        """Fills `memory` with the bytes from `offset` on.
+
+        Returns how many it has written; None: all of it.
+        Called from several threads at the same time, `queue_depth` of them.
+        """
+
+
 def load(
-    path: StrPath,
+    path: StrPath | None = None,
     *,
+    source: Source | None = None,
     to: str = "memfd",
     pages: str = "auto",
     method: str = "auto",
@@ -62,7 +81,9 @@ def load(
     only one in which the interpreter handles signals. Sizes are in bytes.
 
     Args:
-        path: A regular file or a block device.
+        path: A regular file, a block device, or, after `pip install 'dmafile[remote]'`, a URL
+            (`https://`, `hf://`, `s3://`, `gs://`, `az://`).
+        source: An object in place of a file, with `size` and `read_into(offset, memory)`.
         to: Kind of memory: `memfd`, `anon`, `dma-buf`, `fd:N`, and others; default: `memfd`.
             `memfd` (sealable); `anon` (private, without a descriptor); `udmabuf` (a dma-buf over a
             memfd, or several); `heap:NAME` (a dma-buf from /dev/dma_heap/NAME); `module` (a dma-buf
@@ -119,8 +140,10 @@ def load(
         "verify": verify,
         "check_memory": check_memory,
     }
+    if (path is None) == (source is None):
+        raise TypeError("either a path or a source has to be given")
     with callback(progress) as tell:
-        return _dmafile.load(os.fsdecode(path), options, tell)
+        return _dmafile.load("" if path is None else os.fsdecode(path), options, tell, source)
 
 
 def open_model(path: ModelPath) -> _dmafile.Model:

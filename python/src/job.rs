@@ -4,6 +4,7 @@
 use crate::buffer::Buffer;
 use crate::call;
 use crate::error::{no_thread, panicked, raise};
+use crate::remote;
 use crate::request::{self, FILE, MODEL};
 use dmafile::{CancelToken, Error, Load, Loaded, Origin, OriginPart, Progress, Save, SaveReport};
 use pyo3::buffer::PyBuffer;
@@ -302,15 +303,16 @@ impl Drop for Running {
     }
 }
 
-/// Loads `path` with the given options.
+/// Loads `path`, or an object that is called so, with the given options.
 #[pyfunction]
 pub(crate) fn load(
     py: Python<'_>,
     path: PathBuf,
     options: &Bound<'_, PyDict>,
     progress: Option<&Bound<'_, PyAny>>,
+    source: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Buffer> {
-    let load = request::apply(Load::new(&path), options, FILE)?;
+    let load = request::apply(remote::load(&path, source)?, options, FILE)?;
     let job = Job::start(py, load, &path, || ())?;
     job.attend(py, progress).map(Buffer::of)
 }
@@ -323,7 +325,7 @@ pub(crate) fn start(
     options: &Bound<'_, PyDict>,
     then: Py<PyAny>,
 ) -> PyResult<Running> {
-    let load = request::apply(Load::new(&path), options, FILE)?;
+    let load = request::apply(remote::load(&path, None)?, options, FILE)?;
     Running::start(py, load, &path, then)
 }
 

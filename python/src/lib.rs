@@ -11,6 +11,7 @@ mod hold;
 mod job;
 mod model;
 mod recorder;
+mod remote;
 mod request;
 mod snapshot;
 mod stream;

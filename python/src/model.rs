@@ -3,6 +3,7 @@
 use crate::buffer::Buffer;
 use crate::error::{raise, unsound};
 use crate::job::{Job, Running};
+use crate::remote;
 use crate::request::{self, MODEL};
 use dmafile::format::{Dtype, Table, Value};
 use dmafile::{Kind, Load, Pattern, SMALL_READ, Tensor};
@@ -28,7 +29,7 @@ impl Model {
     #[new]
     fn new(py: Python<'_>, paths: Paths) -> PyResult<Self> {
         let opened = py.detach(|| match &paths {
-            Paths::One(path) => dmafile::Model::open(path),
+            Paths::One(path) => remote::open_model(path),
             Paths::Several(files) => dmafile::Model::open_files(files),
         });
         let path = match paths {

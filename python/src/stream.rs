@@ -3,6 +3,7 @@
 use crate::call;
 use crate::error::raise;
 use crate::job::{Job, POLL_INTERVAL, Work};
+use crate::remote;
 use crate::request::{self, STREAM};
 use dmafile::{CancelToken, Delivered, Error, Load, Progress, Report, Ring, Sink, SlotReceiver};
 use dmafile_gpu::Device;
@@ -81,7 +82,7 @@ impl Stream {
     ) -> PyResult<Self> {
         let usual = Ring::default();
         let ring = Ring::new(ring.0.unwrap_or(usual.bytes), ring.1.unwrap_or(usual.slots));
-        let load = request::apply(Load::new(&path), options, STREAM)?;
+        let load = request::apply(remote::load(&path, None)?, options, STREAM)?;
         let device = device.map(str::parse::<Device>).transpose();
         let device = load.check().and(ring.check()).and(device);
         let device = device.map_err(|error| raise(py, &error, Some(&path)))?;

@@ -22,17 +22,21 @@ type LoadPlanFn = Box<dyn FnOnce(&Plan) + Send>;
 enum LoadOrigin {
     Path(PathBuf),
     Open(Arc<Source>),
-    Object(Arc<dyn RemoteObject>),
+    Object(OpenObject),
 }
 
+/// Opens an object; the token cancels that.
+type OpenObject = Box<dyn Fn(&CancelToken) -> Result<Arc<dyn RemoteObject>> + Send + Sync>;
+
 impl LoadOrigin {
-    fn open(&self) -> Result<Arc<Source>> {
+    fn open(&self, cancel: &CancelToken) -> Result<Arc<Source>> {
         match self {
             Self::Path(path) => Source::open(path).map(Arc::new),
             Self::Open(source) => Ok(Arc::clone(source)),
-            Self::Object(object) => {
+            Self::Object(open) => {
+                let object = open(cancel)?;
                 let path = PathBuf::from(object.name());
-                Source::of_objects(&path, vec![Arc::clone(object)]).map(Arc::new)
+                Source::of_objects(&path, vec![object]).map(Arc::new)
             }
         }
     }
@@ -73,7 +77,15 @@ impl Load {
 
     /// As [`Load::new`], for an object instead of a file.
     pub fn of_object(object: Arc<dyn RemoteObject>) -> Self {
-        Self::with_origin(LoadOrigin::Object(object))
+        Self::of_object_from(move |_| Ok(Arc::clone(&object)))
+    }
+
+    /// As [`Load::of_object`], for an object that `open` opens when the load begins, and that the load's token cancels
+    /// ([`Load::cancel`]).
+    pub fn of_object_from(
+        open: impl Fn(&CancelToken) -> Result<Arc<dyn RemoteObject>> + Send + Sync + 'static,
+    ) -> Self {
+        Self::with_origin(LoadOrigin::Object(Box::new(open)))
     }
 
     /// A load of files that are already open.

@@ -177,7 +177,7 @@ impl Load {
     fn prepare(&self, target: Option<MemoryTarget>, run: &Run<'_>) -> Result<LoadTask> {
         let (request, log) = (&self.request, run.log);
         self.check()?;
-        let source = Sampled(self.origin.open()?);
+        let source = Sampled(self.origin.open(&self.common.cancel)?);
         let target = match target {
             Some(known) => known,
             None => MemoryTarget::probe(request, &source, log)?,

@@ -1,0 +1,165 @@
+//! What is loaded but is no file: URLs, and objects of Python.
+
+use crate::call;
+use dmafile::internal::is_url;
+use dmafile::{CancelToken, Load, Model, ObjectReader, ReadBuf, RemoteObject};
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyMemoryView, PyString};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The most bytes that are asked for in one call.
+const MOST: u64 = 8 << 20;
+
+fn url(path: &Path) -> Option<&str> {
+    path.to_str().filter(|text| is_url(text))
+}
+
+/// A load of a path or a URL, or of an object of Python.
+pub(crate) fn load(path: &Path, source: Option<&Bound<'_, PyAny>>) -> PyResult<Load> {
+    if let Some(source) = source {
+        return Ok(Load::of_object(Arc::new(PythonObject::new(source)?)));
+    }
+    Ok(match url(path) {
+        None => Load::new(path),
+        Some(url) => {
+            let url = url.to_string();
+            Load::of_object_from(move |cancel| open(&url, cancel))
+        }
+    })
+}
+
+/// A model by its path or URL.
+pub(crate) fn open_model(path: &Path) -> dmafile::Result<Model> {
+    match url(path) {
+        None => Model::open(path),
+        Some(url) => open_model_of(url),
+    }
+}
+
+#[cfg(feature = "remote")]
+fn open(url: &str, cancel: &CancelToken) -> dmafile::Result<Arc<dyn RemoteObject>> {
+    let options = dmafile_remote::OpenOptions {
+        cancel: cancel.clone(),
+        ..dmafile_remote::OpenOptions::default()
+    };
+    dmafile_remote::Remote::new(options).open(url)
+}
+
+#[cfg(feature = "remote")]
+fn open_model_of(url: &str) -> dmafile::Result<Model> {
+    dmafile_remote::Remote::default().open_model(url)
+}
+
+#[cfg(not(feature = "remote"))]
+fn unavailable() -> dmafile::Error {
+    let why = "a part of dmafile does that which is not installed";
+    dmafile::Error::new("cannot open URLs", why).with_remedy("pip install 'dmafile[remote]'")
+}
+
+#[cfg(not(feature = "remote"))]
+fn open(_: &str, _: &CancelToken) -> dmafile::Result<Arc<dyn RemoteObject>> {
+    Err(unavailable())
+}
+
+#[cfg(not(feature = "remote"))]
+fn open_model_of(_: &str) -> dmafile::Result<Model> {
+    Err(unavailable())
+}
+
+/// An object with `size` and `read_into(offset, memory)`.
+struct PythonObject {
+    object: Py<PyAny>,
+    name: String,
+    size: u64,
+}
+
+impl PythonObject {
+    fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let size: u64 = object.getattr("size")?.extract()?;
+        object.getattr("read_into")?;
+        let name = match object.getattr("name") {
+            Ok(name) if name.is_instance_of::<PyString>() => name.extract()?,
+            _ => object.get_type().name()?.extract()?,
+        };
+        if i64::try_from(size).is_err() {
+            return Err(PyValueError::new_err("the size of the source is too large"));
+        }
+        let object = object.clone().unbind();
+        Ok(Self { object, name, size })
+    }
+}
+
+impl RemoteObject for PythonObject {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn reader(&self) -> io::Result<Box<dyn ObjectReader + '_>> {
+        Ok(Box::new(PythonReader(self)))
+    }
+}
+
+struct PythonReader<'a>(&'a PythonObject);
+
+impl ObjectReader for PythonReader<'_> {
+    fn read(&mut self, offset: u64, into: &mut ReadBuf<'_>) -> io::Result<()> {
+        while into.remaining() > 0 {
+            into.check()?;
+            let length = into.remaining().min(MOST) as usize;
+            let at = offset + into.filled();
+            Python::attach(|py| {
+                // Memory of Python's own: the object may keep a view of it for longer than the buffer exists.
+                let block = PyByteArray::new_with(py, length, |_| Ok(()))?;
+                let view = PyMemoryView::from(&block)?;
+                let method = self.0.object.bind(py).getattr("read_into")?;
+                let got = call::call(&method, (at, view))?;
+                let got = if got.is_none() {
+                    length
+                } else {
+                    got.extract()?
+                };
+                if got == 0 || got > length {
+                    let why = format!("read_into returned {got} for {length} bytes");
+                    return Err(PyValueError::new_err(why));
+                }
+                copy(&block, got, into).map_err(|error| error.into())
+            })
+            .map_err(|error| Python::attach(|py| failed(py, &error)))?;
+        }
+        Ok(())
+    }
+}
+
+fn copy(block: &Bound<'_, PyByteArray>, length: usize, into: &mut ReadBuf<'_>) -> io::Result<()> {
+    // SAFETY: no Python code runs meanwhile, which could change the block or its length.
+    let mut rest = unsafe { block.as_bytes() }
+        .get(..length)
+        .unwrap_or_default();
+    while !rest.is_empty() {
+        let done = into.fill(rest.len(), |memory| {
+            let length = memory.len();
+            memory.copy_from_slice(&rest[..length]);
+            Ok(length)
+        })?;
+        rest = &rest[done..];
+    }
+    Ok(())
+}
+
+/// An exception as an error of a reader.
+fn failed(py: Python<'_>, error: &PyErr) -> io::Error {
+    let value = error.value(py);
+    if error.is_instance_of::<PyOSError>(py)
+        && let Ok(errno) = value.getattr("errno").and_then(|errno| errno.extract())
+    {
+        return io::Error::from_raw_os_error(errno);
+    }
+    io::Error::other(format!("{}: {value}", error.get_type(py)))
+}

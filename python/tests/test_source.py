@@ -1,0 +1,166 @@
+"""Objects of Python, and URLs, in place of files."""
+
+import errno
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import dmafile
+import pytest
+
+
+class Bytes:
+    """An object that has its bytes in memory."""
+
+    def __init__(self, data: bytes, most: int = 1 << 30) -> None:
+        self.data, self.most = data, most
+        self.size = len(data)
+        self.name = "my://bytes"
+        self.threads: set[int] = set()
+
+    def read_into(self, offset: int, memory: memoryview) -> int:
+        self.threads.add(threading.get_ident())
+        part = self.data[offset : offset + min(len(memory), self.most)]
+        memory[: len(part)] = part
+        return len(part)
+
+
+def digest(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("to", ["memfd", "anon"])
+@pytest.mark.parametrize("size", [1, 4097, (9 << 20) + 5])
+def test_an_object_is_loaded_as_it_is(to: str, size: int) -> None:
+    data = os.urandom(size)
+    buffer = dmafile.load(source=Bytes(data), to=to)
+    assert digest(memoryview(buffer)) == digest(data)
+    assert buffer.report and buffer.report["method"] == "fetch"
+    part = dmafile.load(source=Bytes(data), offset=size // 2, to=to)
+    assert digest(memoryview(part)) == digest(data[size // 2 :])
+
+
+def test_an_object_may_return_less_or_nothing() -> None:
+    data = os.urandom(300_000)
+
+    class Quiet(Bytes):
+        def read_into(self, offset: int, memory: memoryview) -> None:  # type: ignore[override]
+            memory[:] = self.data[offset : offset + len(memory)]
+
+    few = Bytes(data, most=1000)
+    assert digest(memoryview(dmafile.load(source=few))) == digest(data)
+    assert digest(memoryview(dmafile.load(source=Quiet(data)))) == digest(data)
+
+
+def test_several_readers_are_as_many_as_are_asked_for() -> None:
+    source = Bytes(os.urandom(8 << 20))
+    dmafile.load(source=source, block=1 << 20, queue_depth=1)
+    assert len(source.threads) == 1
+
+
+def test_what_an_object_raises_ends_the_load() -> None:
+    class Bad(Bytes):
+        def read_into(self, offset: int, memory: memoryview) -> int:
+            if offset == 0:
+                return super().read_into(offset, memory)
+            raise error
+
+    source, error = Bad(os.urandom(3 << 20)), Exception()
+    for error, text, number in [
+        (ValueError("it is on fire"), "it is on fire", None),
+        (OSError(errno.EHOSTUNREACH, "x"), "EHOSTUNREACH", errno.EHOSTUNREACH),
+    ]:
+        with pytest.raises(dmafile.Error, match=text) as raised:
+            dmafile.load(source=source, block=1 << 20)
+        assert raised.value.errno == number
+        assert "my://bytes" in str(raised.value)
+    for got in (0, 1 << 40, "x"):
+
+        class Wrong(Bytes):
+            result: object = got
+
+            def read_into(self, offset: int, memory: memoryview) -> int:
+                return self.result  # type: ignore[return-value]
+
+        with pytest.raises(dmafile.Error):
+            dmafile.load(source=Wrong(b"abc"))
+
+
+def test_a_view_that_is_kept_is_not_of_the_buffer() -> None:
+    kept: list[memoryview] = []
+
+    class Keeper(Bytes):
+        def read_into(self, offset: int, memory: memoryview) -> int:
+            kept.append(memory)
+            return super().read_into(offset, memory)
+
+    data = os.urandom(1 << 20)
+    buffer = dmafile.load(source=Keeper(data))
+    kept[0][:10] = bytes(10)
+    assert digest(memoryview(buffer)) == digest(data)
+    buffer.close()
+    assert len(bytes(kept[0])) == 1 << 20
+
+
+def test_a_path_or_a_source_is_given() -> None:
+    with pytest.raises(TypeError):
+        dmafile.load()
+    with pytest.raises(TypeError):
+        dmafile.load("x", source=Bytes(b"x"))
+    with pytest.raises(AttributeError):
+        dmafile.load(source=b"x")  # type: ignore[arg-type]
+
+
+class Ranges(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    files: ClassVar[dict[str, bytes]] = {}
+
+    def do_GET(self) -> None:
+        data = self.files.get(self.path.split("?")[0])
+        if data is None:
+            self.send_error(404)
+            return
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
+        assert asked
+        first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+        self.send_header("Content-Length", str(last - first + 1))
+        self.send_header("ETag", f'"{digest(data)}"')
+        self.end_headers()
+        self.wfile.write(data[first : last + 1])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Ranges)
+    thread = threading.Thread(target=http.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{http.server_port}"
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+def test_urls_are_loaded(server: str) -> None:
+    data = os.urandom((3 << 20) + 7)
+    Ranges.files["/x.bin"] = data
+    with dmafile.load(f"{server}/x.bin?signature=secret", verify="sha256") as buffer:
+        assert digest(memoryview(buffer)) == digest(data)
+    with pytest.raises(FileNotFoundError, match="no such object") as raised:
+        dmafile.load(f"{server}/none?signature=secret")
+    assert "secret" not in str(raised.value)
+    header = b'{"a":{"dtype":"U8","shape":[5],"data_offsets":[0,5]}}'
+    Ranges.files["/m.safetensors"] = len(header).to_bytes(8, "little") + header + b"hello"
+    with dmafile.open_tensors(f"{server}/m.safetensors") as tensors:
+        assert list(tensors.keys()) == ["a"]
+    assert dmafile.numpy.load_file(f"{server}/m.safetensors")["a"].tobytes() == b"hello"
+    got = b"".join(bytes(part[1]) for part in dmafile.stream(f"{server}/x.bin"))
+    assert digest(got) == digest(data)
