@@ -40,6 +40,9 @@ SCRIPTS := tests attacks bench demo kernel python scripts vm
 # A virtual machine uses one CPU, so two run at a time. Tests of a file run one after the other.
 PYTEST   = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
+# What the command and the Python package have only if asked.
+WITH := --features dmafile-cli/remote,dmafile-python/remote
+
 # The Rust tests of `make test`: all but those that take longest. `make test-all PARTS=rust` runs all.
 SLOW_TESTS := these_tests_run_with_a_real_driver holes_are_zero_at_every_position unusual_blocks \
 	every_method_kind_and_mode_loads_every_range every_method_loads_shards memory_is_at_most_a_small_multiple \
@@ -49,7 +52,7 @@ SLOW_TESTS := these_tests_run_with_a_real_driver holes_are_zero_at_every_positio
 	windows_may_begin_and_end_at_any_byte a_refused_call_has_a_substitute a_killed_load_leaves \
 	a_low_limit_on_address_space
 
-.PHONY: help demo build install uninstall test lint test-all fuzz kernel-lint kernel-test bench gpu-kit gpu-bench docs \
+.PHONY: help demo build remote install uninstall test lint test-all fuzz kernel-lint kernel-test bench gpu-kit gpu-bench docs \
 	deb wheels crates release built compiled extension need-rust need-rust-tools need-test-tools
 
 help: ## this list
@@ -72,10 +75,14 @@ build: need-rust ## build the command, its man pages and completions, and the C 
 	@$(DMAFILE) completions fish > $(SHELLS)/dmafile.fish
 	@$(CAPI) all
 
+remote: need-rust ## build dmafile-remote, with which the command loads from URLs; `make install` then installs it, too
+	cargo build --release --locked --package dmafile-cli --features remote --bin dmafile-remote
+
 install: built ## install these, and the unit of dmafile hold (PREFIX=/usr/local DESTDIR=)
 	@echo "install: under $(STAGE)$(PREFIX)"
 	install -d $(addprefix $(STAGE),$(BINDIR) $(MANDIR)/man1 $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR))
 	install -m 755 $(DMAFILE) $(STAGE)$(BINDIR)/dmafile
+	[ ! -e $(DMAFILE)-remote ] || install -m 755 $(DMAFILE)-remote $(STAGE)$(BINDIR)/dmafile-remote
 	install -m 644 $(PAGES)/*.1 $(STAGE)$(MANDIR)/man1
 	install -m 644 $(SHELLS)/dmafile.bash $(STAGE)$(BASHDIR)/dmafile
 	install -m 644 $(SHELLS)/_dmafile $(STAGE)$(ZSHDIR)/_dmafile
@@ -87,7 +94,7 @@ install: built ## install these, and the unit of dmafile hold (PREFIX=/usr/local
 
 uninstall: ## remove what `make install` installed (same PREFIX and DESTDIR)
 	@echo "uninstall: from $(STAGE)$(PREFIX)"
-	rm -f $(addprefix $(STAGE),$(BINDIR)/dmafile $(MANDIR)/man1/dmafile.1 $(MANDIR)/man1/dmafile-*.1 \
+	rm -f $(addprefix $(STAGE),$(BINDIR)/dmafile $(BINDIR)/dmafile-remote $(MANDIR)/man1/dmafile.1 $(MANDIR)/man1/dmafile-*.1 \
 		$(BASHDIR)/dmafile $(ZSHDIR)/_dmafile $(FISHDIR)/dmafile.fish) '$(STAGE)$(UNITDIR)/$(UNIT)'
 	@$(CAPI) uninstall
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
@@ -106,7 +113,7 @@ test: ## lint, and the tests of every part that take least (8 minutes on two idl
 	$(call step,3/5 compiling)
 	@$(MAKE) compiled
 	$(call step,4/5 Rust)
-	QUICK=1 cargo test --workspace --locked -- $(SLOW_TESTS:%=--skip %)
+	QUICK=1 cargo test --workspace $(WITH) --locked -- $(SLOW_TESTS:%=--skip %)
 	$(call step,5/5 Python, C, and a virtual machine: $(SCRIPTS))
 	$(PYTEST) -m "not slow" $(SCRIPTS)
 	$(call step,all passed)
@@ -115,7 +122,7 @@ lint: need-rust-tools .venv/dev ## check formatting, lints and types
 	cargo fmt --all --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace $(WITH) --all-targets --locked -- -D warnings
 	$(PYTHON) -m ruff check conftest.py $(SCRIPTS)
 	$(PYTHON) -m ruff format --check conftest.py $(SCRIPTS)
 	$(PYTHON) -m mypy
@@ -168,7 +175,7 @@ built:
 # Compiles what `make test` runs, and installs the Python package with the extension that this has built. `maturin
 # develop` would compile all crates again, with other features of their dependencies.
 compiled: need-rust .venv/dev
-	cargo build --profile test --workspace --locked --lib --bins --tests
+	cargo build --profile test --workspace $(WITH) --locked --lib --bins --tests
 	@install -m 755 $(TARGET)/debug/lib_dmafile.so python/dmafile/_dmafile.abi3.so
 	@echo '$(CURDIR)/python' > "$$($(PYTHON) -c 'import site; print(site.getsitepackages()[0])')/dmafile.pth"
 	@printf '#!%s\nfrom dmafile.__main__ import main\n\nraise SystemExit(main())\n' '$(CURDIR)/$(PYTHON)' > .venv/bin/dmafile

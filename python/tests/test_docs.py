@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from stores import COMMIT, Stores
 
 from conftest import file_sha256
 
@@ -134,6 +136,12 @@ def test_packages_are_installed_into_a_virtual_environment(name: str) -> None:
 
 
 @pytest.fixture
+def stores() -> Iterator[Stores]:
+    with Stores.running() as stores:
+        yield stores
+
+
+@pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with the files, models and programs that the pages name."""
     arrays = {f"model.layers.{n}.weight": np.arange(1 << 18, dtype=np.float32) for n in range(2)}
@@ -157,7 +165,7 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_commands_of_the_documentation_run(page: Path, place: Path) -> None:
+def test_the_commands_of_the_documentation_run(page: Path, place: Path, stores: Stores) -> None:
     """Each command runs in one folder, with a memfd of the model as descriptors 3 and 4."""
     groups = [commands(block) for block in blocks(page, "")]
     lines = [line for group in groups if not is_elsewhere(group) for line in group]
@@ -166,6 +174,11 @@ def test_the_commands_of_the_documentation_run(page: Path, place: Path) -> None:
     path = f"{place}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "XDG_RUNTIME_DIR": str(place / "run")}
     environment |= {"WANTED": wanted}
+    environment |= stores.environment()
+    for start in (f"/Qwen/Qwen3-0.6B/resolve/{COMMIT}/", "/bucket/models/qwen/"):
+        stores.files[f"{start}model.safetensors"] = model.read_bytes()
+        stores.files[f"{start}config.json"] = b"{}"
+    stores.files["/model.gguf"] = stores.files["/bucket/model.gguf"] = model.read_bytes()
     first = os.memfd_create("model")
     memory = fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 10)
     os.close(first)
@@ -178,7 +191,7 @@ def test_the_commands_of_the_documentation_run(page: Path, place: Path) -> None:
             if "--to dma-buf" in line and not os.access("/dev/udmabuf", os.R_OK | os.W_OK):
                 continue
             line = line.replace("sha256=…", f"sha256={wanted}")
-            line = line.replace("/dev/nvme0n1p2", "disk")
+            line = line.replace("/dev/nvme0n1p2", "disk").replace("https://host/", f"{stores.url}/")
             # Root's holds are those of the whole machine.
             line = re.sub(r"\bllama\b(?!-)", f"llama-{os.getpid()}", line)
             script = f"exec 3<&{memory} 4<&{memory}; exec {memory}<&-; {line}"

@@ -3,14 +3,12 @@
 import errno
 import hashlib
 import os
-import re
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
 
 import dmafile
 import pytest
+from stores import Stores
 
 
 class Bytes:
@@ -64,16 +62,19 @@ def test_several_readers_are_as_many_as_are_asked_for() -> None:
 
 def test_what_an_object_raises_ends_the_load() -> None:
     class Bad(Bytes):
+        error: Exception
+
         def read_into(self, offset: int, memory: memoryview) -> int:
             if offset == 0:
                 return super().read_into(offset, memory)
-            raise error
+            raise self.error
 
-    source, error = Bad(os.urandom(3 << 20)), Exception()
+    source = Bad(os.urandom(3 << 20))
     for error, text, number in [
         (ValueError("it is on fire"), "it is on fire", None),
         (OSError(errno.EHOSTUNREACH, "x"), "EHOSTUNREACH", errno.EHOSTUNREACH),
     ]:
+        source.error = error
         with pytest.raises(dmafile.Error, match=text) as raised:
             dmafile.load(source=source, block=1 << 20)
         assert raised.value.errno == number
@@ -115,52 +116,24 @@ def test_a_path_or_a_source_is_given() -> None:
         dmafile.load(source=b"x")  # type: ignore[arg-type]
 
 
-class Ranges(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    files: ClassVar[dict[str, bytes]] = {}
-
-    def do_GET(self) -> None:
-        data = self.files.get(self.path.split("?")[0])
-        if data is None:
-            self.send_error(404)
-            return
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
-        assert asked
-        first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-        self.send_header("Content-Length", str(last - first + 1))
-        self.send_header("ETag", f'"{digest(data)}"')
-        self.end_headers()
-        self.wfile.write(data[first : last + 1])
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
-def server() -> Iterator[str]:
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Ranges)
-    thread = threading.Thread(target=http.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{http.server_port}"
-    http.shutdown()
-    thread.join()
-    http.server_close()
+def stores() -> Iterator[Stores]:
+    with Stores.running() as stores:
+        yield stores
 
 
-def test_urls_are_loaded(server: str) -> None:
+def test_urls_are_loaded(stores: Stores) -> None:
     data = os.urandom((3 << 20) + 7)
-    Ranges.files["/x.bin"] = data
-    with dmafile.load(f"{server}/x.bin?signature=secret", verify="sha256") as buffer:
+    stores.files["/x.bin"] = data
+    with dmafile.load(f"{stores.url}/x.bin?signature=secret", verify="sha256") as buffer:
         assert digest(memoryview(buffer)) == digest(data)
     with pytest.raises(FileNotFoundError, match="no such object") as raised:
-        dmafile.load(f"{server}/none?signature=secret")
+        dmafile.load(f"{stores.url}/none?signature=secret")
     assert "secret" not in str(raised.value)
     header = b'{"a":{"dtype":"U8","shape":[5],"data_offsets":[0,5]}}'
-    Ranges.files["/m.safetensors"] = len(header).to_bytes(8, "little") + header + b"hello"
-    with dmafile.open_tensors(f"{server}/m.safetensors") as tensors:
+    stores.files["/m.safetensors"] = len(header).to_bytes(8, "little") + header + b"hello"
+    with dmafile.open_tensors(f"{stores.url}/m.safetensors") as tensors:
         assert list(tensors.keys()) == ["a"]
-    assert dmafile.numpy.load_file(f"{server}/m.safetensors")["a"].tobytes() == b"hello"
-    got = b"".join(bytes(part[1]) for part in dmafile.stream(f"{server}/x.bin"))
+    assert dmafile.numpy.load_file(f"{stores.url}/m.safetensors")["a"].tobytes() == b"hello"
+    got = b"".join(bytes(part[1]) for part in dmafile.stream(f"{stores.url}/x.bin"))
     assert digest(got) == digest(data)

@@ -1,0 +1,100 @@
+"""A server that answers as a web server, as the Hugging Face Hub and as S3 do."""
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+COMMIT = "c0ffee" * 6
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: "Stores"
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        path, query = unquote(url.path), parse_qs(url.query)
+        if "list-type" in query:
+            self.whole(self.listing(path.strip("/"), query.get("prefix", [""])[0]))
+        elif found := re.fullmatch(r"/api/models/(.*)/revision/.*", path):
+            start = f"/{found[1]}/resolve/{COMMIT}/"
+            names = [name.removeprefix(start) for name in self.server.files if start in name]
+            info = {"sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
+            self.whole(json.dumps(info).encode())
+        elif (data := self.server.files.get(path)) is None:
+            self.send_error(404)
+        else:
+            self.part(data)
+
+    def listing(self, bucket: str, prefix: str) -> bytes:
+        """The objects directly below a prefix, as ListObjectsV2 has them."""
+        items = ""
+        for name, data in self.server.files.items():
+            key = name.removeprefix(f"/{bucket}/")
+            if key != name and key.startswith(prefix) and "/" not in key[len(prefix) :]:
+                items += (
+                    f"<Contents><Key>{escape(key)}</Key><Size>{len(data)}</Size><ETag>x</ETag>"
+                    "<LastModified>2026-11-28T00:00:00.000Z</LastModified></Contents>"
+                )
+        return (
+            f"<ListBucketResult>{items}<IsTruncated>false</IsTruncated></ListBucketResult>".encode()
+        )
+
+    def whole(self, text: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def part(self, data: bytes) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
+        assert asked
+        first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+        self.send_header("Content-Length", str(last - first + 1))
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.end_headers()
+        self.wfile.write(data[first : last + 1])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Stores(ThreadingHTTPServer):
+    """What is at each path."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    @classmethod
+    @contextmanager
+    def running(cls) -> Iterator[Self]:
+        stores = cls()
+        thread = threading.Thread(target=stores.serve_forever)
+        thread.start()
+        try:
+            yield stores
+        finally:
+            stores.shutdown()
+            thread.join()
+            stores.server_close()
+
+    def environment(self) -> dict[str, str]:
+        """Variables that lead programs here."""
+        return {
+            "HF_ENDPOINT": self.url,
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "me",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+        }
