@@ -110,6 +110,14 @@ PARTS = (
         ("crates/hold/", "crates/sys/", "crates/cli/", "tests/kexec/", "kernel/config/"),
         (TOOLS, ROOT_USER),
     ),
+    Part(
+        "remote",
+        "10,000 random schedules of faults of a web server",
+        40,
+        "SCHEDULES=10000 cargo test --locked -p dmafile-remote random_faults -- --nocapture",
+        ("crates/remote/", "crates/testkit/"),
+        ci=False,
+    ),
     Part("fuzz", "fuzz the readers", 3, "fuzz/run", ("fuzz/", "attacks/", *CORE), (CXX,)),
     Part("kernel-lint", "gcc, sparse, checkpatch", 4, "make -C kernel lint", ("kernel/",), (APT,)),
     Part(

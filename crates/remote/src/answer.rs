@@ -184,17 +184,9 @@ fn total_only(text: &str) -> Option<u64> {
     total.parse().ok()
 }
 
-/// For the fuzz targets: any head is judged.
 #[cfg(fuzzing)]
-pub(crate) fn fuzz(head: &Head) {
-    if let Answered::Range(length, version) = judge(head, (5, 10), None) {
-        assert!(length > 0 && length <= 5 && version.size > 5);
-        assert_eq!(
-            judge(head, (5, 10), Some(&version)),
-            Answered::Range(length, version)
-        );
-    }
-}
+#[path = "../../../fuzz/inside/head.rs"]
+pub(crate) mod fuzz;
 
 #[cfg(test)]
 mod tests {

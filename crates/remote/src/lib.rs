@@ -327,5 +327,5 @@ impl Place {
 /// What the fuzz targets call.
 #[cfg(fuzzing)]
 pub mod fuzz {
-    pub use crate::http::fuzz::head;
+    pub use crate::answer::fuzz::head;
 }

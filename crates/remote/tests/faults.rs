@@ -410,3 +410,80 @@ fn what_is_no_url_or_cannot_be_reached_is_refused() {
     assert!(dmafile_remote::is_url("HTTPS://host/x") && dmafile_remote::is_url("http://host"));
     assert!(!dmafile_remote::is_url("http:/x") && !dmafile_remote::is_url("./https://x"));
 }
+
+/// Any faults in any order: right bytes, or one line. As many schedules as SCHEDULES says, from SEED on.
+#[test]
+fn random_faults_give_right_bytes_or_one_line() {
+    let number = |name: &str, usual: u64| {
+        let value = std::env::var(name).ok();
+        value.map_or(usual, |value| value.parse().unwrap())
+    };
+    let (first, count) = (
+        number("SEED", u64::from(std::process::id())),
+        number("SCHEDULES", 60),
+    );
+    let server = Server::plain();
+    let other = Server::plain();
+    let bytes = noise(SIZE, 11);
+    let url = server.put("/model.bin", bytes.clone());
+    let place = other.put("/model.bin", bytes.clone());
+    let wanted = bytes_digest(&bytes);
+    let (mut good, mut refused) = (0, 0);
+    for seed in first..first + count {
+        let place = place.clone();
+        // How often something happens differs, too.
+        let often = [2, 4, 10, 30][(seed % 4) as usize];
+        server.decide(move |asked| {
+            let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (asked.number as u64 + 1);
+            let mut next = |most: u64| {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                random % most
+            };
+            next(2);
+            if next(often) > 0 {
+                return Fault::None;
+            }
+            match next(60) {
+                0..20 => Fault::Reset(next(BLOCK + 2)),
+                20..35 => Fault::Short(next(BLOCK + 2)),
+                35..45 => Fault::Status(
+                    [500, 502, 503, 504, 429, 408][next(6) as usize],
+                    "Retry-After: 0\r\n".to_string(),
+                ),
+                45..48 => Fault::Long,
+                48..50 => Fault::Redirect(place.clone()),
+                50 => Fault::WrongRange,
+                51 => Fault::WrongLength,
+                52 => Fault::ChangedTag,
+                53 => Fault::Replaced,
+                54 => Fault::Gzip,
+                55 => Fault::Chunked,
+                56 => Fault::LongHead(17 << 10),
+                57 => Fault::Garbage,
+                58 => Fault::Whole,
+                _ => Fault::Status(403, String::new()),
+            }
+        });
+        match load(&url, &OpenOptions::default()) {
+            Ok(loaded) => {
+                good += 1;
+                assert_eq!(buffer_digest(&loaded.buffer), wanted, "SEED={seed}");
+            }
+            Err(error) => {
+                refused += 1;
+                let text = error.to_string();
+                assert!(
+                    text.contains("/model.bin: ") && !text.contains('\n'),
+                    "SEED={seed}: {text}"
+                );
+            }
+        }
+    }
+    println!("{good} of {count} schedules ended well, {refused} in a refusal; SEED={first}");
+    assert!(
+        count < 50 || (good > 0 && refused > 0),
+        "{good} and {refused}"
+    );
+}

@@ -402,19 +402,6 @@ fn percent_decoded(text: &str) -> Vec<u8> {
     out
 }
 
-#[cfg(fuzzing)]
-pub mod fuzz {
-    //! What the fuzz targets call.
-
-    /// Parses what may be the head of an answer.
-    pub fn head(bytes: &[u8]) {
-        if let Ok(Some((head, length))) = super::Head::parse(bytes) {
-            assert!(length <= bytes.len());
-            let _ = (head.body(), crate::answer::fuzz(&head));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
