@@ -150,6 +150,7 @@ impl Command {
             Self::Load(args) => is_url(&args.options.file),
             Self::Explain(args) => is_url(&args.options.file),
             Self::Show(args) => is_url(&args.file),
+            Self::Hold(args) => args.models.iter().any(|model| is_url(model)),
             _ => false,
         }
     }
@@ -351,7 +352,7 @@ pub struct LoadArgs {
                   60s, 10m, 2h."
 )]
 pub struct HoldArgs {
-    /// Files and models: a model's folder or index stands for all of its files
+    /// Files, models and URLs: a model's folder or index stands for all of its files
     #[arg(required = true, value_name = "MODEL")]
     pub models: Vec<PathBuf>,
 
@@ -413,6 +414,11 @@ impl HoldArgs {
             .inherit(true)
             .replace(self.replace)
             .each(move |load| load.set_all(tuning.all()));
+        for model in &self.models {
+            if let Some(url) = remote::url(model) {
+                hold = hold.objects(model, remote::to_hold(url)?);
+            }
+        }
         if let Some(name) = &self.name {
             hold = hold.name(name);
         }

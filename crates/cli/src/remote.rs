@@ -1,8 +1,24 @@
 //! URLs. The crate `dmafile-remote` opens them; a command without it starts the program of that name, which is this
 //! command with it.
 
+use dmafile::Result;
 use dmafile::internal::is_url;
+use dmafile_hold::HeldObject;
 use std::path::Path;
+
+/// The objects that a URL stands for, each with its tensors that do not count.
+pub(crate) fn to_hold(url: &str) -> Result<Vec<HeldObject>> {
+    if !is_collection(url) {
+        return Ok(vec![(open(url)?, Vec::new())]);
+    }
+    let model = open_model(url)?;
+    let objects = model.objects().into_iter().enumerate();
+    let named = objects.map(|(number, object)| {
+        let superseded = model.superseded(number).map(str::to_string).collect();
+        (object, superseded)
+    });
+    Ok(named.collect())
+}
 
 /// The URL that was given in place of a path.
 pub(crate) fn url(path: &Path) -> Option<&str> {

@@ -215,3 +215,39 @@ fn credentials_that_are_missing_are_asked_for_in_one_line() {
     let said = text(&load.output().unwrap());
     assert!(said.contains("aws configure export-credentials"), "{said}");
 }
+
+#[test]
+fn a_model_of_the_hub_is_held_and_taken() {
+    let (hub, store, files) = hub();
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let socket = socket.to_str().unwrap();
+    let mut hold = dmafile(&["hold", "hf://o/m/", "--name", "m", "--socket", socket]);
+    hold.env("HF_ENDPOINT", hub.url(""))
+        .env("HF_TOKEN", "hf_hunter2");
+    let mut holder = hold.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let out = holder.stdout.take().unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
+    assert!(
+        line.contains("hf://o/m@c0ffee/model-00001-of-00002.safetensors"),
+        "{line}"
+    );
+    let before = store.asked().len();
+    assert!(before > 0);
+    for _ in 0..2 {
+        let mut take = dmafile(&["take", "m", "--socket", socket, "--", "sh", "-c"]);
+        let said = good(take.arg("cd {}; sha256sum * | cut -c1-64,66-"));
+        for (name, bytes) in files.iter().filter(|file| file.0.ends_with(".safetensors")) {
+            assert!(
+                said.contains(&format!("{} {name}", bytes_digest(bytes))),
+                "{name}: {said}"
+            );
+        }
+    }
+    assert_eq!(store.asked().len(), 0, "nothing was fetched again");
+    let holds = good(&mut dmafile(&["holds", "--socket", socket]));
+    assert!(!holds.contains("changed on the disk"), "{holds}");
+    good(&mut dmafile(&["release", "m", "--socket", socket]));
+    assert!(holder.wait().unwrap().success());
+}

@@ -1,9 +1,10 @@
 //! The identity of a file, for detecting changes.
 
-use dmafile::CancelToken;
+use dmafile::{CancelToken, RemoteObject};
 use dmafile_sys::stat::{self, Inode};
 use dmafile_sys::{Errno, file};
 use serde::{Deserialize, Serialize};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,9 +14,9 @@ use std::time::{Duration, Instant};
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct FileIdentity {
-    /// Major and minor number of its device.
+    /// Major and minor number of its device; of an object both are 0, and so are the times.
     pub device: (u32, u32),
-    /// Its inode.
+    /// Its inode; of an object, a number made of its name and version.
     pub inode: u64,
     /// Its size in bytes.
     pub size: u64,
@@ -26,6 +27,24 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
+    /// The identity of an object: it has no device.
+    pub(super) fn of_object(object: &dyn RemoteObject) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (object.name(), object.version()).hash(&mut hasher);
+        Self {
+            device: (0, 0),
+            inode: hasher.finish(),
+            size: object.size(),
+            mtime_ns: 0,
+            ctime_ns: 0,
+        }
+    }
+
+    /// True for that of an object, which nobody looks at again.
+    pub(super) fn is_of_object(&self) -> bool {
+        self.device == (0, 0)
+    }
+
     /// The identity of an open file.
     pub(super) fn of(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
         stat::of(fd).map(|inode| Self::from(&inode))

@@ -7,8 +7,8 @@ use dmafile::internal::{
     Builder, DigestCheck, Follower, ProgressFn, Selection, Source, Verb, unlisted,
 };
 use dmafile::{
-    Buffer, CancelToken, Error, Kind, Load, MemoryKind, Model, Names, Opt, Pages, Progress, Result,
-    Verify, message,
+    Buffer, CancelToken, Error, Kind, Load, MemoryKind, Model, Names, Opt, Pages, Progress,
+    RemoteObject, Result, Verify, message,
 };
 use dmafile_sys::{Errno, file, host};
 use std::collections::BTreeMap;
@@ -30,7 +30,16 @@ pub(super) struct HoldOptions {
     pub cancel: CancelToken,
     pub progress: Option<Arc<ProgressFn>>,
     pub names: &'static dyn Names,
+    /// What paths stand for that are not on this machine.
+    pub objects: Box<Elsewhere>,
 }
+
+/// Paths, and the objects that they stand for.
+#[derive(Default)]
+pub(super) struct Elsewhere(pub BTreeMap<PathBuf, Vec<HeldObject>>);
+
+/// An object to hold, and its tensors that do not count.
+pub type HeldObject = (Arc<dyn RemoteObject>, Vec<String>);
 
 /// The options that `Hold` and `Shared` have in common.
 macro_rules! hold_setters {
@@ -80,6 +89,17 @@ macro_rules! hold_setters {
             self
         }
 
+        /// What one of the paths stands for that is not on this machine: objects, each with its tensors that do not
+        /// count.
+        pub fn objects(
+            mut self,
+            path: impl Into<PathBuf>,
+            objects: Vec<$crate::HeldObject>,
+        ) -> Self {
+            self.wanted.objects.0.insert(path.into(), objects);
+            self
+        }
+
         /// Sets how messages name options; default: as this crate does.
         pub fn names(mut self, names: &'static dyn Names) -> Self {
             self.wanted.names = names;
@@ -89,13 +109,27 @@ macro_rules! hold_setters {
 }
 pub(super) use hold_setters;
 
-/// A file that is open to be loaded.
+enum OpenFrom {
+    File(OwnedFd),
+    Object(Arc<dyn RemoteObject>),
+}
+
+/// A file or an object that is open to be loaded.
 pub(super) struct OpenFile {
     pub path: PathBuf,
     pub identity: FileIdentity,
-    fd: OwnedFd,
+    from: OpenFrom,
     /// Its tensors that do not count.
     superseded: Vec<String>,
+}
+
+impl OpenFrom {
+    fn source(self, path: &Path) -> Result<Source> {
+        match self {
+            Self::File(fd) => Source::of(path, fd),
+            Self::Object(object) => Source::of_objects(path, vec![object]),
+        }
+    }
 }
 
 impl HoldOptions {
@@ -110,6 +144,7 @@ impl HoldOptions {
             cancel: CancelToken::new(),
             progress: None,
             names: &Builder,
+            objects: Box::default(),
         }
     }
 
@@ -148,20 +183,38 @@ impl HoldOptions {
         let mut names = BTreeMap::new();
         let mut paths = Vec::new();
         for path in &self.paths {
-            paths.extend(files(path)?);
+            match self.objects.0.get(path) {
+                Some(objects) => paths.extend(objects.iter().map(|(object, superseded)| {
+                    let path = PathBuf::from(object.name());
+                    (path, superseded.clone(), Some(Arc::clone(object)))
+                })),
+                None => {
+                    let files = files(path)?.into_iter();
+                    paths.extend(files.map(|(path, superseded)| (path, superseded, None)));
+                }
+            }
         }
         // All are open at first; each is read by two descriptors and leaves one of memory.
         let _ = host::room_for_files(2 * paths.len() as u64);
-        for (path, superseded) in paths {
+        for (path, superseded, object) in paths {
             let place = || path.display().to_string();
             let failed = |errno| Error::os("cannot open", errno).at(place());
-            // Resolved now: later, a link may point elsewhere and a folder may be replaced.
-            let path =
-                std::path::absolute(&path).map_err(|error| failed(dmafile_sys::errno(error)))?;
-            let fd = file::open(&path, false).map_err(failed)?;
-            let identity = match FileIdentity::settled(fd.as_fd(), &self.cancel) {
-                Err(Errno::CANCELED) => return Err(Error::cancelled(Verb::Load, place())),
-                settled => settled.map_err(failed)?,
+            let (path, identity, from) = match object {
+                Some(object) => {
+                    let identity = FileIdentity::of_object(&*object);
+                    (path.clone(), identity, OpenFrom::Object(object))
+                }
+                None => {
+                    // Resolved now: later, a link may point elsewhere and a folder may be replaced.
+                    let path = std::path::absolute(&path)
+                        .map_err(|error| failed(dmafile_sys::errno(error)))?;
+                    let fd = file::open(&path, false).map_err(failed)?;
+                    let identity = match FileIdentity::settled(fd.as_fd(), &self.cancel) {
+                        Err(Errno::CANCELED) => return Err(Error::cancelled(Verb::Load, place())),
+                        settled => settled.map_err(failed)?,
+                    };
+                    (path, identity, OpenFrom::File(fd))
+                }
             };
             let name = path.file_name().unwrap_or_default().to_owned();
             if let Some(why) = unlisted(&name.to_string_lossy()) {
@@ -190,7 +243,7 @@ impl HoldOptions {
             all.push(OpenFile {
                 path,
                 identity,
-                fd,
+                from,
                 superseded,
             });
         }
@@ -225,13 +278,13 @@ impl HoldOptions {
             let OpenFile {
                 path,
                 identity,
-                fd,
+                from,
                 superseded,
             } = file;
             if self.cancel.is_cancelled() {
                 return Err(Error::cancelled(Verb::Load, path.display().to_string()));
             }
-            let source = Arc::new(Source::of(&path, fd)?);
+            let source = Arc::new(from.source(&path)?);
             let load = Load::of(Arc::clone(&source), Selection::Requested)
                 .names(self.names)
                 .to(self.kind.clone())
@@ -250,7 +303,10 @@ impl HoldOptions {
                 });
             }
             let mut loaded = load.run_to_seal()?;
-            if source.buffered(0).map(|(fd, _)| FileIdentity::of(fd)) != Ok(Ok(identity)) {
+            // An object is of the version that was opened.
+            if let Ok((fd, _)) = source.buffered(0)
+                && FileIdentity::of(fd) != Ok(identity)
+            {
                 return Err(changed("cannot hold", &path));
             }
             before.fetch_add(identity.size, Ordering::Relaxed);
@@ -278,17 +334,17 @@ impl HoldOptions {
             let OpenFile {
                 path,
                 identity,
-                fd,
+                from,
                 superseded,
             } = file;
             let failed = |errno| Error::os("cannot share", errno).at(path.display().to_string());
             let own: Vec<_> = memory.next().into_iter().collect();
             let mut buffer = Buffer::of_peer_to_seal(own, &MemoryKind::Memfd, (0, identity.size))
                 .map_err(|why| failed(Errno::PROTO).with_why(why))?;
-            if FileIdentity::at(&path) != Ok(identity) {
+            if !identity.is_of_object() && FileIdentity::at(&path) != Ok(identity) {
                 return Err(changed("cannot share", &path));
             }
-            let source = Source::of(&path, fd)?;
+            let source = from.source(&path)?;
             let digest = self.digest(&source, &buffer)?;
             let pages = "existing";
             let mut member =

@@ -289,6 +289,10 @@ impl RemoteObject for HttpObject {
         self.origin.store()
     }
 
+    fn version(&self) -> Option<String> {
+        self.version.condition().map(|(_, version)| version)
+    }
+
     fn reader(&self) -> io::Result<Box<dyn ObjectReader + '_>> {
         self.readers.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(HttpReader(self)))

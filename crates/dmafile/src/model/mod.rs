@@ -266,6 +266,11 @@ impl Model {
         Shard::all(&self.source)
     }
 
+    /// Its objects, in the same order; none if it consists of files.
+    pub fn objects(&self) -> Vec<Arc<dyn RemoteObject>> {
+        self.source.objects()
+    }
+
     /// Its tensors, in the order of their bytes in a buffer.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors

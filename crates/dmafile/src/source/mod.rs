@@ -343,6 +343,15 @@ impl Source {
         matches!(self.last().input, Input::Object(_))
     }
 
+    /// Its objects; none if it consists of files.
+    pub(crate) fn objects(&self) -> Vec<Arc<dyn RemoteObject>> {
+        let object = |part: &SourcePart| match &part.input {
+            Input::Object(object) => Some(Arc::clone(&object.object)),
+            Input::File(_) => None,
+        };
+        self.parts.iter().filter_map(object).collect()
+    }
+
     /// The object at an offset, and its number; None for a file.
     pub(crate) fn object(&self, at: u64) -> Option<(usize, &dyn RemoteObject)> {
         let (number, _) = self.locate(at);

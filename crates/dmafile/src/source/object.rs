@@ -62,6 +62,11 @@ pub trait RemoteObject: Send + Sync {
         "object".to_string()
     }
 
+    /// What distinguishes it from what has been, or will be, under the same name; None if that is not known.
+    fn version(&self) -> Option<String> {
+        None
+    }
+
     /// Opens a reader. Called on the thread that will use it, before its first read.
     ///
     /// # Errors
