@@ -4,6 +4,7 @@ use crate::buffer::Buffer;
 use crate::error::{Keywords, raise, usage};
 use crate::job::{Job, Work, as_dict, work};
 use crate::recorder::seconds;
+use crate::remote;
 use crate::request::{self, SOURCE};
 use dmafile::{CancelToken, Error, Progress};
 use dmafile_hold::{Found, HeldFile, Hold, Shared, Take};
@@ -102,6 +103,9 @@ pub(crate) fn hold(
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Holder> {
     let mut hold = Hold::of(&paths).names(&Keywords);
+    for (path, objects) in remote::to_hold(py, &paths)? {
+        hold = hold.objects(path, objects);
+    }
     for (name, value) in how {
         let name = name.extract::<String>()?;
         if value.is_none() {
@@ -206,6 +210,9 @@ fn of_shared(
     options: &Bound<'_, PyDict>,
 ) -> PyResult<Shared> {
     let mut shared = Shared::of(paths).names(&Keywords);
+    for (path, objects) in remote::to_hold(how.py(), paths)? {
+        shared = shared.objects(path, objects);
+    }
     for (name, value) in how {
         let name = name.extract::<String>()?;
         if name == "wait" {

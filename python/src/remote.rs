@@ -1,13 +1,15 @@
 //! What is loaded but is no file: URLs, and objects of Python.
 
 use crate::call;
+use crate::error::raise;
 use dmafile::internal::is_url;
 use dmafile::{CancelToken, Load, Model, ObjectReader, ReadBuf, RemoteObject};
+use dmafile_hold::HeldObject;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyMemoryView, PyString};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The most bytes that are asked for in one call.
@@ -37,6 +39,43 @@ pub(crate) fn open_model(path: &Path) -> dmafile::Result<Model> {
         None => Model::open(path),
         Some(url) => open_model_of(url),
     }
+}
+
+/// What those of these paths stand for that are URLs.
+pub(crate) fn to_hold(
+    py: Python<'_>,
+    paths: &[PathBuf],
+) -> PyResult<Vec<(PathBuf, Vec<HeldObject>)>> {
+    let urls = paths.iter().filter_map(|path| Some((path, url(path)?)));
+    urls.map(|(path, url)| {
+        let objects = py.detach(|| objects(url));
+        Ok((
+            path.clone(),
+            objects.map_err(|error| raise(py, &error, Some(path)))?,
+        ))
+    })
+    .collect()
+}
+
+fn objects(url: &str) -> dmafile::Result<Vec<HeldObject>> {
+    if !is_collection(url) {
+        return Ok(vec![(open(url, &CancelToken::new())?, Vec::new())]);
+    }
+    let model = open_model_of(url)?;
+    let objects = model.objects().into_iter().enumerate();
+    let named = objects.map(|(number, object)| {
+        let superseded = model.superseded(number).map(str::to_string).collect();
+        (object, superseded)
+    });
+    Ok(named.collect())
+}
+
+#[cfg(feature = "remote")]
+use dmafile_remote::is_collection;
+
+#[cfg(not(feature = "remote"))]
+fn is_collection(_: &str) -> bool {
+    false
 }
 
 #[cfg(feature = "remote")]

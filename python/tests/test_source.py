@@ -5,6 +5,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import dmafile
 import pytest
@@ -137,3 +138,28 @@ def test_urls_are_loaded(stores: Stores) -> None:
     assert dmafile.numpy.load_file(f"{stores.url}/m.safetensors")["a"].tobytes() == b"hello"
     got = b"".join(bytes(part[1]) for part in dmafile.stream(f"{stores.url}/x.bin"))
     assert digest(got) == digest(data)
+
+
+def test_urls_are_held_and_shared(stores: Stores, tmp_path: Path) -> None:
+    data = os.urandom((2 << 20) + 7)
+    stores.files["/x.bin"] = data
+    url = f"{stores.url}/x.bin"
+    (tmp_path / "s").mkdir(mode=0o700)
+    socket = tmp_path / "s/socket"
+    with (
+        dmafile.hold(url, name="x", socket=socket) as holder,
+        dmafile.take("x", socket=socket) as held,
+    ):
+        assert holder.files[0]["file"] == url
+        assert digest(memoryview(held.files[0].buffer)) == digest(data)
+    folder = tmp_path / "shared"
+    folder.mkdir(mode=0o700)
+    with dmafile.shared(url, folder=folder) as one, dmafile.shared(url, folder=folder) as two:
+        assert digest(memoryview(two.files[0].buffer)) == digest(data)
+        assert os.stat(one.files[0].buffer.fileno()).st_ino == (
+            os.stat(two.files[0].buffer.fileno()).st_ino
+        )
+        # Another version is another file.
+        stores.files["/x.bin"] = data[1:]
+        with dmafile.shared(url, folder=folder) as other:
+            assert digest(memoryview(other.files[0].buffer)) == digest(data[1:])
