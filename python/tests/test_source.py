@@ -156,9 +156,8 @@ def test_urls_are_held_and_shared(stores: Stores, tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     with dmafile.shared(url, folder=folder) as one, dmafile.shared(url, folder=folder) as two:
         assert digest(memoryview(two.files[0].buffer)) == digest(data)
-        assert os.stat(one.files[0].buffer.fileno()).st_ino == (
-            os.stat(two.files[0].buffer.fileno()).st_ino
-        )
+        inodes = [os.fstat(held.files[0].buffer.fileno()).st_ino for held in (one, two)]
+        assert inodes[0] == inodes[1]
         # Another version is another file.
         stores.files["/x.bin"] = data[1:]
         with dmafile.shared(url, folder=folder) as other:
