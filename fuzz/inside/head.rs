@@ -1,11 +1,11 @@
 //! Checks what is made of the head of an answer.
 
 use super::{Answered, judge};
-use crate::http::Head;
+use crate::http::AnswerHead;
 
 /// Parses what may be a head. What is taken for an answer to a request is one to exactly that.
 pub fn head(bytes: &[u8]) {
-    let Ok(Some((head, length))) = Head::parse(bytes) else {
+    let Ok(Some((head, length))) = AnswerHead::parse(bytes) else {
         return;
     };
     assert!(length <= bytes.len());

@@ -88,7 +88,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "model",
         &[
-            "buffer", "error", "format", "load", "message", "options", "request", "source",
+            "buffer", "error", "format", "load", "message", "options", "request", "source", "sync",
             "verify",
         ],
     ),
@@ -229,7 +229,7 @@ fn types_in(code: &str) -> impl Iterator<Item = &str> {
 fn every_type_has_a_name_of_its_own() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut seen = BTreeMap::new();
-    for one in ["sys", "dmafile", "gpu", "hold", "record", "pins"] {
+    for one in ["sys", "dmafile", "gpu", "hold", "record", "pins", "remote"] {
         for path in files_below(&crates.join(one).join("src")) {
             let text = fs::read_to_string(&path).unwrap();
             let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();

@@ -1,6 +1,6 @@
 //! What an answer to a request for a range means: every answer is checked before a byte of it counts.
 
-use crate::http::{BodyLength, Head};
+use crate::http::{AnswerHead, BodyLength};
 use crate::retry;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ impl Version {
         etag.or_else(|| Some(("If-Unmodified-Since", self.modified.clone()?)))
     }
 
-    fn of(head: &Head, size: u64) -> Self {
+    fn of(head: &AnswerHead, size: u64) -> Self {
         let etag = head.field("etag").filter(|etag| etag.starts_with('"'));
         Self {
             size,
@@ -31,7 +31,7 @@ impl Version {
     }
 
     /// Why an answer is about another object; None if it is about this one.
-    fn differs(&self, head: &Head, size: u64) -> Option<String> {
+    fn differs(&self, head: &AnswerHead, size: u64) -> Option<String> {
         let other = Self::of(head, size);
         if other.size != self.size {
             return Some(format!(
@@ -70,7 +70,11 @@ pub(crate) enum Answered {
 
 /// Judges the answer to a request for `[start, end)`, or up to the end of the object if that comes first. `known` is
 /// what earlier answers were about.
-pub(crate) fn judge(head: &Head, (start, end): (u64, u64), known: Option<&Version>) -> Answered {
+pub(crate) fn judge(
+    head: &AnswerHead,
+    (start, end): (u64, u64),
+    known: Option<&Version>,
+) -> Answered {
     match head.status {
         206 => {}
         200 => return whole(head, (start, end), known),
@@ -137,7 +141,7 @@ pub(crate) fn judge(head: &Head, (start, end): (u64, u64), known: Option<&Versio
 }
 
 /// Judges an answer that has the whole object, which is as good if that is what was asked for.
-fn whole(head: &Head, (start, end): (u64, u64), known: Option<&Version>) -> Answered {
+fn whole(head: &AnswerHead, (start, end): (u64, u64), known: Option<&Version>) -> Answered {
     let plain = head
         .field("content-encoding")
         .is_none_or(|coding| coding.eq_ignore_ascii_case("identity"));
@@ -192,9 +196,9 @@ pub(crate) mod fuzz;
 mod tests {
     use super::*;
 
-    fn head(status: u16, fields: &str) -> Head {
+    fn head(status: u16, fields: &str) -> AnswerHead {
         let text = format!("HTTP/1.1 {status} X\r\n{fields}\r\n\r\n");
-        Head::parse(text.as_bytes()).unwrap().unwrap().0
+        AnswerHead::parse(text.as_bytes()).unwrap().unwrap().0
     }
 
     const GOOD: &str = "Content-Range: bytes 10-19/100\r\nContent-Length: 10\r\nETag: \"a\"";

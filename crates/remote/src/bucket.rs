@@ -3,8 +3,8 @@
 //! `object_store` knows their credentials and signs requests; it gets the answers of this crate's client, except those
 //! to requests for bytes: their bodies go where they belong.
 
-use crate::http::{Answer, Check, Client, Request};
-use crate::origin::{Condition, Origin};
+use crate::http::{Client, ClientRequest, HttpAnswer, WaitCheck};
+use crate::origin::{Condition, ObjectOrigin};
 use crate::place::Dialect;
 use bytes::Bytes;
 use dmafile::{Error, Result};
@@ -27,7 +27,7 @@ use url::Url;
 
 /// A bucket, or what corresponds to one.
 #[derive(Clone)]
-pub(crate) struct Bucket {
+pub(crate) struct StoreBucket {
     store: Arc<dyn ObjectStore>,
     dialect: Dialect,
     name: String,
@@ -35,11 +35,11 @@ pub(crate) struct Bucket {
 
 /// An object in it.
 pub(crate) struct Key {
-    bucket: Bucket,
+    bucket: StoreBucket,
     path: Path,
 }
 
-impl Bucket {
+impl StoreBucket {
     /// With the settings and credentials of the environment.
     pub(crate) fn open(client: &Arc<Client>, dialect: Dialect, bucket: &str) -> Result<Self> {
         let connector = Connector(Arc::clone(client));
@@ -174,7 +174,7 @@ fn own_error(error: &io::Error) -> Option<Error> {
     error.get_ref()?.downcast_ref::<Error>().cloned()
 }
 
-impl Origin for Key {
+impl ObjectOrigin for Key {
     fn store(&self) -> String {
         self.bucket.dialect.scheme().to_string()
     }
@@ -184,8 +184,8 @@ impl Origin for Key {
         client: &Client,
         (start, end): (u64, u64),
         condition: Condition,
-        check: Check<'_>,
-    ) -> io::Result<Answer> {
+        check: WaitCheck<'_>,
+    ) -> io::Result<HttpAnswer> {
         let mut options = GetOptions {
             range: Some(GetRange::Bounded(start..end)),
             ..GetOptions::default()
@@ -198,15 +198,15 @@ impl Origin for Key {
             }
             None => {}
         }
-        ASKED.set(Asked::Armed);
+        ASKED.set(Signing::Armed);
         let got = run(self.bucket.store.get_opts(&self.path, options));
         match (ASKED.take(), got) {
-            (Asked::Signed(parts), _) => send(client, &parts, &[], check),
-            (Asked::Nothing | Asked::Armed, Err(error)) => {
+            (Signing::Signed(parts), _) => send(client, &parts, &[], check),
+            (Signing::Nothing | Signing::Armed, Err(error)) => {
                 let error = refused(&error, self.bucket.dialect);
                 Err(error.at(self.bucket.name_of(self.path.as_ref())).into())
             }
-            (Asked::Nothing | Asked::Armed, Ok(_)) => {
+            (Signing::Nothing | Signing::Armed, Ok(_)) => {
                 Err(io::Error::other("nothing was asked for"))
             }
         }
@@ -219,7 +219,7 @@ impl Origin for Key {
 
 /// The request for bytes that this thread is about to make: it is signed here, and sent outside.
 #[derive(Default)]
-enum Asked {
+enum Signing {
     #[default]
     Nothing,
     Armed,
@@ -227,7 +227,7 @@ enum Asked {
 }
 
 thread_local! {
-    static ASKED: Cell<Asked> = const { Cell::new(Asked::Nothing) };
+    static ASKED: Cell<Signing> = const { Cell::new(Signing::Nothing) };
 }
 
 /// Runs a future of `object_store` on this thread.
@@ -252,8 +252,8 @@ impl HttpConnector for Connector {
 impl HttpService for Connector {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let (parts, body) = request.into_parts();
-        if parts.headers.contains_key("range") && matches!(ASKED.take(), Asked::Armed) {
-            ASKED.set(Asked::Signed(Box::new(parts)));
+        if parts.headers.contains_key("range") && matches!(ASKED.take(), Signing::Armed) {
+            ASKED.set(Signing::Signed(Box::new(parts)));
             return Err(HttpError::new(
                 HttpErrorKind::Unknown,
                 io::Error::other("it is sent later"),
@@ -277,8 +277,8 @@ fn send(
     client: &Client,
     parts: &::http::request::Parts,
     body: &[u8],
-    check: Check<'_>,
-) -> io::Result<Answer> {
+    check: WaitCheck<'_>,
+) -> io::Result<HttpAnswer> {
     let url = Url::parse(&parts.uri.to_string());
     let url = url.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     // The client has its own.
@@ -291,7 +291,7 @@ fn send(
             String::from_utf8_lossy(value.as_bytes()).into_owned(),
         )
     });
-    let request = Request {
+    let request = ClientRequest {
         method: parts.method.as_str(),
         url: &url,
         fields: fields.collect(),

@@ -1,6 +1,6 @@
 //! Models on the Hugging Face Hub, and on what speaks as it does.
 
-use crate::http::{Check, Client};
+use crate::http::{Client, WaitCheck};
 use crate::origin::{Web, follow};
 use dmafile::{Error, Result};
 use rustix::io::Errno;
@@ -37,7 +37,7 @@ impl Hub {
         client: &Client,
         repository: &str,
         revision: &str,
-        check: Check<'_>,
+        check: WaitCheck<'_>,
     ) -> Result<Self> {
         let name = format!("hf://{repository}@{revision}");
         let failed =

@@ -37,14 +37,14 @@ mod origin;
 mod place;
 mod retry;
 
-use bucket::Bucket;
+use bucket::StoreBucket;
 use dmafile::internal::Verb;
 use dmafile::{CancelToken, Error, Model, ModelFolder, RemoteObject, Result};
 use http::{Client, basic};
 use hub::Hub;
 use object::HttpObject;
-use origin::{Origin, Web};
-use place::{Dialect, Place, without_secrets};
+use origin::{ObjectOrigin, Web};
+use place::{Dialect, UrlPlace, without_secrets};
 use rustix::io::Errno;
 use std::io;
 use std::path::PathBuf;
@@ -106,7 +106,7 @@ impl Remote {
     /// is empty, EISDIR for a folder, EPROTO for a server whose answers cannot be used, EOPNOTSUPP for one that names no
     /// version of it, ETIMEDOUT and others if it cannot be reached.
     pub fn open(&self, url: &str) -> Result<Arc<dyn RemoteObject>> {
-        let place = Place::parse(url)?;
+        let place = UrlPlace::parse(url)?;
         if place.is_folder() {
             let folder = Error::new(Verb::Load, "names a folder");
             return Err(folder
@@ -124,7 +124,7 @@ impl Remote {
     /// # Errors
     /// As [`Remote::open`] and [`Model::open`].
     pub fn open_model(&self, url: &str) -> Result<Model> {
-        let place = Place::parse(url)?;
+        let place = UrlPlace::parse(url)?;
         let (folder, name) = self.folder(&place)?;
         let name = Some(&*name).filter(|_| !place.is_folder());
         Model::open_remote(&folder, name)
@@ -136,7 +136,7 @@ impl Remote {
     /// # Errors
     /// As [`Remote::open`].
     pub fn open_others(&self, url: &str) -> Result<Vec<(String, Arc<dyn RemoteObject>)>> {
-        let place = Place::parse(url)?;
+        let place = UrlPlace::parse(url)?;
         let (folder, _) = self.folder(&place)?;
         if matches!(folder.kind, FolderKind::Web(..)) {
             return Ok(Vec::new());
@@ -155,9 +155,9 @@ impl Remote {
     }
 
     /// The folder that a place is or is in, and its name there.
-    fn folder(&self, place: &Place) -> Result<(Folder<'_>, String)> {
+    fn folder(&self, place: &UrlPlace) -> Result<(RemoteFolder<'_>, String)> {
         let client = match place {
-            Place::Bucket {
+            UrlPlace::Bucket {
                 dialect: Dialect::S3,
                 ..
             } => self.client_of_s3.get_or_init(|| {
@@ -174,7 +174,7 @@ impl Remote {
             None => (String::new(), path.to_string()),
         };
         let (kind, path) = match place {
-            Place::Web(parsed) => {
+            UrlPlace::Web(parsed) => {
                 let authorization = basic(parsed);
                 let mut url = parsed.clone();
                 url.set_fragment(None);
@@ -182,7 +182,7 @@ impl Remote {
                 let _ = url.set_username("").and_then(|()| url.set_password(None));
                 (FolderKind::Web(url, authorization), parsed.path())
             }
-            Place::Hub {
+            UrlPlace::Hub {
                 repository,
                 revision,
                 path,
@@ -191,17 +191,17 @@ impl Remote {
                 let hub = Hub::open(client, repository, revision, &check)?;
                 (FolderKind::Hub(hub), &**path)
             }
-            Place::Bucket {
+            UrlPlace::Bucket {
                 dialect,
                 bucket,
                 key,
             } => (
-                FolderKind::Bucket(Bucket::open(client, *dialect, bucket)?),
+                FolderKind::Bucket(StoreBucket::open(client, *dialect, bucket)?),
                 &**key,
             ),
         };
         let (prefix, name) = split(path);
-        let folder = Folder {
+        let folder = RemoteFolder {
             remote: self,
             client: Arc::clone(client),
             kind,
@@ -221,19 +221,19 @@ impl Remote {
 
 /// Returns `true` if a URL stands for more than one object: a folder, an index, or the first file of a split GGUF.
 pub fn is_collection(url: &str) -> bool {
-    let Ok(place) = Place::parse(url) else {
+    let Ok(place) = UrlPlace::parse(url) else {
         return false;
     };
     let path = match &place {
-        Place::Web(url) => url.path().to_string(),
-        Place::Hub { path, .. } => path.clone(),
-        Place::Bucket { key, .. } => key.clone(),
+        UrlPlace::Web(url) => url.path().to_string(),
+        UrlPlace::Hub { path, .. } => path.clone(),
+        UrlPlace::Bucket { key, .. } => key.clone(),
     };
     place.is_folder() || Model::is_collection(path.trim_start_matches('/'))
 }
 
 /// Where objects are, next to each other.
-struct Folder<'r> {
+struct RemoteFolder<'r> {
     remote: &'r Remote,
     client: Arc<Client>,
     kind: FolderKind,
@@ -246,10 +246,10 @@ enum FolderKind {
     /// One object: nobody says what is next to it.
     Web(url::Url, Option<String>),
     Hub(Hub),
-    Bucket(Bucket),
+    Bucket(StoreBucket),
 }
 
-impl ModelFolder for Folder<'_> {
+impl ModelFolder for RemoteFolder<'_> {
     fn name(&self) -> String {
         let name = match &self.kind {
             FolderKind::Web(url, _) => {
@@ -289,7 +289,7 @@ impl ModelFolder for Folder<'_> {
 
     fn open(&self, name: &str) -> Result<Arc<dyn RemoteObject>> {
         let path = format!("{}{name}", self.prefix);
-        let (shown, origin): (String, Box<dyn Origin>) = match &self.kind {
+        let (shown, origin): (String, Box<dyn ObjectOrigin>) = match &self.kind {
             FolderKind::Web(url, authorization) => {
                 // Files next to the one that was named have its query, which may be a signature.
                 let mut own = url.clone();
@@ -313,7 +313,7 @@ impl ModelFolder for Folder<'_> {
     }
 }
 
-impl Place {
+impl UrlPlace {
     fn is_folder(&self) -> bool {
         let path = match self {
             Self::Web(_) => return false,

@@ -2,8 +2,8 @@
 
 use crate::OpenOptions;
 use crate::answer::{Answered, Version, judge};
-use crate::http::{Answer, Check, Client, is_gone};
-use crate::origin::Origin;
+use crate::http::{Client, HttpAnswer, WaitCheck, is_gone};
+use crate::origin::ObjectOrigin;
 use crate::retry::{self, Budget, Speeds, TRIES, TRIES_TO_REACH};
 use dmafile::internal::Verb;
 use dmafile::{Error, ObjectReader, ReadBuf, RemoteObject, Result};
@@ -23,7 +23,7 @@ const PIECE: u64 = 256 << 10;
 pub(crate) struct HttpObject {
     client: Arc<Client>,
     name: String,
-    origin: Box<dyn Origin>,
+    origin: Box<dyn ObjectOrigin>,
     version: Version,
     /// Its first bytes.
     first: Vec<u8>,
@@ -54,7 +54,7 @@ impl HttpObject {
     pub(crate) fn open(
         client: &Arc<Client>,
         name: String,
-        origin: Box<dyn Origin>,
+        origin: Box<dyn ObjectOrigin>,
         options: &OpenOptions,
     ) -> Result<Self> {
         let mut object = Self {
@@ -99,7 +99,7 @@ impl HttpObject {
     /// Tries something until it is done, or there is no point any more; `reached` says how many bytes have arrived.
     fn tried<T>(
         &self,
-        check: Check<'_>,
+        check: WaitCheck<'_>,
         reached: impl Fn() -> u64,
         mut once: impl FnMut() -> Result<T, Trouble>,
     ) -> Result<T> {
@@ -169,8 +169,8 @@ impl HttpObject {
         &self,
         (start, end): (u64, u64),
         known: Option<&Version>,
-        check: Check<'_>,
-    ) -> Result<(Answer, u64, Version), Trouble> {
+        check: WaitCheck<'_>,
+    ) -> Result<(HttpAnswer, u64, Version), Trouble> {
         let again = |why: String, after| Trouble::Again {
             why: io::Error::other(why),
             answered: true,
@@ -213,7 +213,7 @@ impl HttpObject {
     }
 
     /// Receives the first bytes, and returns the version.
-    fn first(&self, first: &mut Vec<u8>, check: Check<'_>) -> Result<Version, Trouble> {
+    fn first(&self, first: &mut Vec<u8>, check: WaitCheck<'_>) -> Result<Version, Trouble> {
         let (mut answer, length, version) = self.ask((0, FIRST), None, check)?;
         *first = vec![0; length as usize];
         let received = {

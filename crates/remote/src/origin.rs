@@ -1,6 +1,6 @@
 //! Who is asked for the bytes of an object, and how.
 
-use crate::http::{Answer, Check, Client, Request};
+use crate::http::{Client, ClientRequest, HttpAnswer, WaitCheck};
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use url::Url;
@@ -9,7 +9,7 @@ use url::Url;
 pub(crate) type Condition = Option<(&'static str, String)>;
 
 /// What knows how to ask for an object.
-pub(crate) trait Origin: Send + Sync {
+pub(crate) trait ObjectOrigin: Send + Sync {
     /// What it is stored in, in one word.
     fn store(&self) -> String;
 
@@ -22,8 +22,8 @@ pub(crate) trait Origin: Send + Sync {
         client: &Client,
         range: (u64, u64),
         condition: Condition,
-        check: Check<'_>,
-    ) -> io::Result<Answer>;
+        check: WaitCheck<'_>,
+    ) -> io::Result<HttpAnswer>;
 
     /// Forgets what may have expired, after the credentials or the place were not accepted; true if there was such.
     fn renew(&self) -> bool;
@@ -56,7 +56,7 @@ impl Web {
     }
 }
 
-impl Origin for Web {
+impl ObjectOrigin for Web {
     fn store(&self) -> String {
         self.store.clone()
     }
@@ -66,8 +66,8 @@ impl Origin for Web {
         client: &Client,
         (start, end): (u64, u64),
         condition: Condition,
-        check: Check<'_>,
-    ) -> io::Result<Answer> {
+        check: WaitCheck<'_>,
+    ) -> io::Result<HttpAnswer> {
         let found = self.found().clone();
         let first = found.unwrap_or_else(|| self.url.clone());
         let range = ("Range", format!("bytes={start}-{}", end - 1));
@@ -94,8 +94,8 @@ pub(crate) fn follow(
     first: &Url,
     fields: Vec<(&'static str, String)>,
     authorization: Option<(&Url, &str)>,
-    check: Check<'_>,
-) -> io::Result<(Answer, Url)> {
+    check: WaitCheck<'_>,
+) -> io::Result<(HttpAnswer, Url)> {
     let mut url = first.clone();
     for _ in 0..=MOST_REDIRECTS {
         let mut fields = fields.clone();
@@ -104,7 +104,7 @@ pub(crate) fn follow(
         {
             fields.push(("Authorization", secret.to_string()));
         }
-        let request = Request {
+        let request = ClientRequest {
             method: "GET",
             url: &url,
             fields,

@@ -6,7 +6,7 @@ use url::Url;
 
 /// An object, or a folder of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum UrlPlace {
     Web(Url),
     Hub {
         /// `OWNER/NAME`
@@ -36,7 +36,7 @@ fn scheme(text: &str) -> Option<&'static str> {
         .find(|scheme| own.eq_ignore_ascii_case(scheme))
 }
 
-impl Place {
+impl UrlPlace {
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let invalid = |why: &str| {
             let shown = without_secrets(text);
@@ -124,12 +124,12 @@ mod tests {
 
     #[test]
     fn each_scheme_names_its_place() {
-        let hub = |repository: &str, revision: &str, path: &str| Place::Hub {
+        let hub = |repository: &str, revision: &str, path: &str| UrlPlace::Hub {
             repository: repository.to_string(),
             revision: revision.to_string(),
             path: path.to_string(),
         };
-        let bucket = |dialect, bucket: &str, key: &str| Place::Bucket {
+        let bucket = |dialect, bucket: &str, key: &str| UrlPlace::Bucket {
             dialect,
             bucket: bucket.to_string(),
             key: key.to_string(),
@@ -150,10 +150,13 @@ mod tests {
                 bucket(Dialect::Azure, "c", "k"),
             ),
         ] {
-            assert_eq!(Place::parse(text).unwrap(), place, "{text}");
+            assert_eq!(UrlPlace::parse(text).unwrap(), place, "{text}");
             assert!(is_url(text));
         }
-        assert!(matches!(Place::parse("https://h/x?y"), Ok(Place::Web(_))));
+        assert!(matches!(
+            UrlPlace::parse("https://h/x?y"),
+            Ok(UrlPlace::Web(_))
+        ));
         for bad in [
             "hf://a",
             "hf://a/..",
@@ -165,7 +168,7 @@ mod tests {
             "http://",
             "s3://a/\n",
         ] {
-            let error = Place::parse(bad).unwrap_err();
+            let error = UrlPlace::parse(bad).unwrap_err();
             assert_eq!(error.kind(), dmafile::ErrorKind::Usage, "{bad}");
         }
         assert!(!is_url("model.gguf") && !is_url("./s3://x") && !is_url("http:/x"));

@@ -85,15 +85,15 @@ const MOST: usize = 64;
 const LEAST: usize = 8;
 
 /// One connection's speed.
-pub(crate) struct Speed<'a> {
+pub(crate) struct ConnectionSpeed<'a> {
     all: &'a Speeds,
     since: Instant,
     bytes: u64,
 }
 
 impl Speeds {
-    pub(crate) fn begin(&self) -> Speed<'_> {
-        Speed {
+    pub(crate) fn begin(&self) -> ConnectionSpeed<'_> {
+        ConnectionSpeed {
             all: self,
             since: Instant::now(),
             bytes: 0,
@@ -116,8 +116,8 @@ impl Speeds {
     }
 }
 
-impl Speed<'_> {
-    /// Counts bytes that have arrived; true if the connection has been slow for so long that another one is worth it.
+impl ConnectionSpeed<'_> {
+    /// RequestCounts bytes that have arrived; true if the connection has been slow for so long that another one is worth it.
     pub(crate) fn is_slow(&mut self, bytes: u64) -> bool {
         self.bytes += bytes;
         let time = self.since.elapsed();
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn only_a_connection_that_is_much_slower_than_others_is_slow() {
         let speeds = Speeds::default();
-        let old = |bytes| Speed {
+        let old = |bytes| ConnectionSpeed {
             all: &speeds,
             since: Instant::now() - PATIENCE,
             bytes,

@@ -72,12 +72,12 @@ pub trait ModelFolder: Sync {
 }
 
 /// A folder of either kind.
-enum Folder<'f> {
+enum ShardFolder<'f> {
     Here,
     Remote(&'f dyn ModelFolder),
 }
 
-impl Folder<'_> {
+impl ShardFolder<'_> {
     /// The names and paths of what is in it, sorted, without what is hidden.
     fn entries(&self, folder: &Path) -> Result<Vec<(String, PathBuf)>> {
         let failed =
@@ -134,17 +134,17 @@ impl Folder<'_> {
 /// Finds the files of a model.
 pub(super) fn find(path: &Path) -> Result<ShardFiles> {
     if path.is_dir() {
-        return in_folder(path, &Folder::Here);
+        return in_folder(path, &ShardFolder::Here);
     }
-    by_name(path, &Folder::Here)
+    by_name(path, &ShardFolder::Here)
 }
 
 /// The same in a folder that is not on this machine: what a name in it stands for, or the only model in it.
 pub(super) fn find_remote(folder: &dyn ModelFolder, name: Option<&str>) -> Result<ShardFiles> {
     let place = PathBuf::from(folder.name());
     match name {
-        None => in_folder(&place, &Folder::Remote(folder)),
-        Some(name) => by_name(&place.join(name), &Folder::Remote(folder)),
+        None => in_folder(&place, &ShardFolder::Remote(folder)),
+        Some(name) => by_name(&place.join(name), &ShardFolder::Remote(folder)),
     }
 }
 
@@ -184,7 +184,7 @@ pub(super) fn open_all(
         .collect())
 }
 
-fn by_name(path: &Path, folder: &Folder<'_>) -> Result<ShardFiles> {
+fn by_name(path: &Path, folder: &ShardFolder<'_>) -> Result<ShardFiles> {
     let Some(name) = name_of(path) else {
         return Ok(ShardFiles::plain(vec![path.to_path_buf()]));
     };
@@ -198,7 +198,7 @@ fn by_name(path: &Path, folder: &Folder<'_>) -> Result<ShardFiles> {
 }
 
 /// The model of a folder: its index, or all of its safetensors files, or its only GGUF model.
-fn in_folder(path: &Path, folder: &Folder<'_>) -> Result<ShardFiles> {
+fn in_folder(path: &Path, folder: &ShardFolder<'_>) -> Result<ShardFiles> {
     let place = || path.display().to_string();
     let entries = folder.entries(path)?;
     let ending = |end: &str| -> Vec<&(String, PathBuf)> {
@@ -302,7 +302,7 @@ fn index_text(path: &Path, place: &str) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-fn by_index(path: &Path, folder: &Folder<'_>) -> Result<ShardFiles> {
+fn by_index(path: &Path, folder: &ShardFolder<'_>) -> Result<ShardFiles> {
     let place = path.display().to_string();
     let unsound = |why| unsound(&place, why);
     let text = folder.text(path)?;
@@ -429,7 +429,7 @@ impl<'p> Split<'p> {
     }
 
     /// The paths of all of them, up to the first that does not exist.
-    fn files(&self, path: &Path, folder: &Folder<'_>) -> Vec<PathBuf> {
+    fn files(&self, path: &Path, folder: &ShardFolder<'_>) -> Vec<PathBuf> {
         let mut files = Vec::new();
         for number in 1..=self.count {
             let name = format!("{}-{number:05}-of-{:05}{GGUF}", self.stem, self.count);

@@ -37,6 +37,11 @@ impl Attempt {
         self.direct && self.method != Method::Bounce && !self.moves_in_one_call()
     }
 
+    /// Bytes come from elsewhere than a file.
+    pub(crate) fn receives(self) -> bool {
+        self.method == Method::Fetch
+    }
+
     /// Reads go to addresses of the memory's mapping, which the kernel pins.
     pub(crate) fn reads_by_address(self) -> bool {
         self.in_whole_blocks() && self.method != Method::Premap
@@ -53,7 +58,7 @@ impl Attempt {
 
 impl std::fmt::Display for Attempt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.method == Method::Fetch {
+        if self.receives() {
             return write!(f, "{}", self.method);
         }
         write!(
@@ -270,7 +275,7 @@ impl Plan {
     /// Number of threads that read at once with the methods `threads` and `fetch`.
     pub(crate) fn workers(&self, attempt: Attempt) -> usize {
         let tuning = self.tuning;
-        match attempt.direct || attempt.method == Method::Fetch {
+        match attempt.direct || attempt.receives() {
             true => tuning.queue_depth.min(MOST_WORKERS) as usize,
             false if self.bytes <= tuning.block || tuning.drop_behind => 1,
             false => tuning.threads,

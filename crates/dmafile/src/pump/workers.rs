@@ -6,7 +6,6 @@ use crate::flow::feed::{IoExtent, Panics, Queue};
 use crate::flow::meter::Phase;
 use crate::flow::trace::{ROW_COPIES, ROW_READS};
 use crate::message::message;
-use crate::options::Method;
 use crate::plan::Attempt;
 use crate::reasons::{About, Reasons};
 use crate::sync;
@@ -49,7 +48,7 @@ pub(crate) fn each(
         meter.io_ends();
         let moved = moved.inspect_err(|stop| stop.leave(pass.feed, extent))?;
         let (phase, name) = match (pass.run.verb, moved.direct) {
-            (Verb::Load, _) if pass.attempt.method == Method::Fetch => (Phase::Wait, "receive"),
+            (Verb::Load, _) if pass.attempt.receives() => (Phase::Wait, "receive"),
             (Verb::Load, true) => (Phase::Wait, "read"),
             (Verb::Load, false) => (Phase::Copy, "copy"),
             _ => (Phase::Wait, "write"),

@@ -1,6 +1,6 @@
 //! One connection: a blocking socket, with TLS or without.
 
-use super::head::{BodyLength, Head, LONGEST, bad};
+use super::head::{AnswerHead, BodyLength, LONGEST, bad};
 use dmafile::ReadBuf;
 use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::ServerName;
@@ -22,16 +22,16 @@ const PART: usize = 256 << 10;
 const MOST_TEXT: u64 = 16 << 20;
 
 /// Fails when what is waited for is not needed any more.
-pub(crate) type Check<'a> = &'a dyn Fn() -> io::Result<()>;
+pub(crate) type WaitCheck<'a> = &'a dyn Fn() -> io::Result<()>;
 
 pub(crate) struct Connection {
-    stream: Stream,
+    stream: Transport,
     /// Received beyond a head, and not used yet.
     early: Vec<u8>,
     used: usize,
 }
 
-enum Stream {
+enum Transport {
     Plain(TcpStream),
     Tls(Box<ClientConnection>, BufReader<TcpStream>),
 }
@@ -45,7 +45,7 @@ impl Patience {
     }
 
     /// Looks whether a call that returned this error is to be repeated.
-    fn wait(&self, error: io::Error, check: Check<'_>) -> io::Result<()> {
+    fn wait(&self, error: io::Error, check: WaitCheck<'_>) -> io::Result<()> {
         match error.kind() {
             ErrorKind::Interrupted => Ok(()),
             ErrorKind::WouldBlock | ErrorKind::TimedOut if self.0.elapsed() < SILENCE => check(),
@@ -60,7 +60,7 @@ impl Patience {
 }
 
 /// Reads or writes until it does not have to wait.
-fn patiently<T>(check: Check<'_>, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+fn patiently<T>(check: WaitCheck<'_>, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let patience = Patience::new();
     loop {
         match call() {
@@ -78,7 +78,7 @@ impl Connection {
         socket.set_read_timeout(Some(TICK))?;
         socket.set_write_timeout(Some(TICK))?;
         Ok(Self {
-            stream: Stream::Plain(socket),
+            stream: Transport::Plain(socket),
             early: Vec::new(),
             used: 0,
         })
@@ -89,9 +89,9 @@ impl Connection {
         self,
         config: &Arc<ClientConfig>,
         name: ServerName<'static>,
-        check: Check<'_>,
+        check: WaitCheck<'_>,
     ) -> io::Result<Self> {
-        let Stream::Plain(mut socket) = self.stream else {
+        let Transport::Plain(mut socket) = self.stream else {
             unreachable!("it has begun once");
         };
         if !self.early.is_empty() {
@@ -116,7 +116,7 @@ impl Connection {
         }
         let socket = BufReader::with_capacity(CIPHERED, socket);
         Ok(Self {
-            stream: Stream::Tls(Box::new(tls), socket),
+            stream: Transport::Tls(Box::new(tls), socket),
             ..self
         })
     }
@@ -124,8 +124,8 @@ impl Connection {
     /// The version of TLS; None without.
     pub(crate) fn tls_version(&self) -> Option<String> {
         match &self.stream {
-            Stream::Plain(_) => None,
-            Stream::Tls(tls, _) => tls.protocol_version().map(|version| format!("{version:?}")),
+            Transport::Plain(_) => None,
+            Transport::Tls(tls, _) => tls.protocol_version().map(|version| format!("{version:?}")),
         }
     }
 
@@ -136,13 +136,13 @@ impl Connection {
         }
         let nonblocking = |socket: &TcpStream, set| socket.set_nonblocking(set).is_ok();
         match &mut self.stream {
-            Stream::Plain(socket) => {
+            Transport::Plain(socket) => {
                 let is_set = nonblocking(socket, true);
                 let peeked = socket.peek(&mut [0]);
                 let is_idle = peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
                 is_set && nonblocking(socket, false) && is_idle
             }
-            Stream::Tls(tls, socket) => {
+            Transport::Tls(tls, socket) => {
                 let is_set = nonblocking(socket.get_ref(), true);
                 // Tickets for the next session may come at any time.
                 let is_idle = loop {
@@ -162,11 +162,11 @@ impl Connection {
     }
 
     /// Sends all of these bytes.
-    pub(crate) fn send(&mut self, mut bytes: &[u8], check: Check<'_>) -> io::Result<()> {
+    pub(crate) fn send(&mut self, mut bytes: &[u8], check: WaitCheck<'_>) -> io::Result<()> {
         while !bytes.is_empty() {
             let sent = match &mut self.stream {
-                Stream::Plain(socket) => patiently(check, || socket.write(bytes))?,
-                Stream::Tls(tls, socket) => {
+                Transport::Plain(socket) => patiently(check, || socket.write(bytes))?,
+                Transport::Tls(tls, socket) => {
                     let taken = tls.writer().write(bytes)?;
                     while tls.wants_write() {
                         patiently(check, || tls.write_tls(socket.get_mut()))?;
@@ -183,7 +183,7 @@ impl Connection {
     }
 
     /// Receives at most `into.len()` bytes, 0 at the end of the connection.
-    fn receive(&mut self, into: &mut [u8], check: Check<'_>) -> io::Result<usize> {
+    fn receive(&mut self, into: &mut [u8], check: WaitCheck<'_>) -> io::Result<usize> {
         if self.used < self.early.len() {
             let mut rest = &self.early[self.used..];
             let got = rest.read(into)?;
@@ -191,19 +191,19 @@ impl Connection {
             return Ok(got);
         }
         match &mut self.stream {
-            Stream::Plain(socket) => patiently(check, || socket.read(into)),
-            Stream::Tls(tls, socket) => decrypt(tls, socket, into, check),
+            Transport::Plain(socket) => patiently(check, || socket.read(into)),
+            Transport::Tls(tls, socket) => decrypt(tls, socket, into, check),
         }
     }
 
     /// Receives the head of an answer; those that only announce another one are skipped. An error of kind
     /// `ConnectionAborted` if the peer has closed before the first byte, as it may do with an idle connection.
-    pub(crate) fn receive_head(&mut self, check: Check<'_>) -> io::Result<Head> {
+    pub(crate) fn receive_head(&mut self, check: WaitCheck<'_>) -> io::Result<AnswerHead> {
         let mut bytes = self.early.split_off(self.used);
         self.early.clear();
         self.used = 0;
         loop {
-            if let Some((head, length)) = Head::parse(&bytes)? {
+            if let Some((head, length)) = AnswerHead::parse(&bytes)? {
                 bytes.drain(..length);
                 if (100..200).contains(&head.status) && head.status != 101 {
                     continue;
@@ -247,7 +247,7 @@ impl Connection {
                 continue;
             }
             let got = match &mut self.stream {
-                Stream::Plain(socket) => {
+                Transport::Plain(socket) => {
                     let patience = Patience::new();
                     loop {
                         match into.receive(socket.as_fd(), left) {
@@ -256,7 +256,7 @@ impl Connection {
                         }
                     }
                 }
-                Stream::Tls(tls, socket) => {
+                Transport::Tls(tls, socket) => {
                     // Not while the memory is lent: what is waited for may not be needed any more.
                     fill_buffer(tls, socket, &|| into.check())?;
                     let most = PART.min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -274,7 +274,7 @@ impl Connection {
     pub(crate) fn receive_text(
         &mut self,
         length: BodyLength,
-        check: Check<'_>,
+        check: WaitCheck<'_>,
     ) -> io::Result<Vec<u8>> {
         let mut text = Vec::new();
         match length {
@@ -308,7 +308,7 @@ impl Connection {
         Ok(text)
     }
 
-    fn append(&mut self, text: &mut Vec<u8>, bytes: u64, check: Check<'_>) -> io::Result<()> {
+    fn append(&mut self, text: &mut Vec<u8>, bytes: u64, check: WaitCheck<'_>) -> io::Result<()> {
         let old = text.len();
         if old as u64 + bytes > MOST_TEXT {
             return Err(too_long());
@@ -324,7 +324,7 @@ impl Connection {
         Ok(())
     }
 
-    fn chunk_size(&mut self, check: Check<'_>) -> io::Result<u64> {
+    fn chunk_size(&mut self, check: WaitCheck<'_>) -> io::Result<u64> {
         let line = self.line(check)?;
         let digits = line.split(|&byte| byte == b';').next().unwrap_or_default();
         let digits = std::str::from_utf8(digits).unwrap_or_default().trim();
@@ -336,7 +336,7 @@ impl Connection {
     }
 
     /// A line of a chunked body, without its end.
-    fn line(&mut self, check: Check<'_>) -> io::Result<Vec<u8>> {
+    fn line(&mut self, check: WaitCheck<'_>) -> io::Result<Vec<u8>> {
         let mut line = Vec::new();
         loop {
             let mut byte = [0];
@@ -384,7 +384,7 @@ fn refused(error: &rustls::Error) -> io::Error {
 fn fill_buffer(
     tls: &mut ClientConnection,
     socket: &mut BufReader<TcpStream>,
-    check: Check<'_>,
+    check: WaitCheck<'_>,
 ) -> io::Result<()> {
     // What has been decrypted is taken first.
     if tls.wants_read() && socket.buffer().is_empty() {
@@ -428,7 +428,7 @@ fn decrypt(
     tls: &mut ClientConnection,
     socket: &mut BufReader<TcpStream>,
     into: &mut [u8],
-    check: Check<'_>,
+    check: WaitCheck<'_>,
 ) -> io::Result<usize> {
     patiently(check, || {
         fill_buffer(tls, socket, check)?;

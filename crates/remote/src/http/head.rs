@@ -8,7 +8,7 @@ const MOST_FIELDS: usize = 100;
 
 /// A parsed head.
 #[derive(Clone, Debug)]
-pub(crate) struct Head {
+pub(crate) struct AnswerHead {
     pub status: u16,
     fields: Vec<(String, String)>,
     /// The server keeps the connection open after the body.
@@ -28,7 +28,7 @@ pub(crate) fn bad(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
-impl Head {
+impl AnswerHead {
     /// Parses a head, and returns it with its length; None if it is not complete yet.
     pub(crate) fn parse(bytes: &[u8]) -> io::Result<Option<(Self, usize)>> {
         let mut fields = [httparse::EMPTY_HEADER; MOST_FIELDS];
@@ -119,8 +119,8 @@ impl Head {
 mod tests {
     use super::*;
 
-    fn parsed(text: &str) -> Head {
-        Head::parse(text.as_bytes()).unwrap().unwrap().0
+    fn parsed(text: &str) -> AnswerHead {
+        AnswerHead::parse(text.as_bytes()).unwrap().unwrap().0
     }
 
     #[test]
@@ -128,11 +128,13 @@ mod tests {
         let text = "HTTP/1.1 206 Partial Content\r\nContent-Length: 5\r\nETag: \"a\"\r\n\r\nhello";
         for end in 0..text.len() - 5 {
             assert!(
-                Head::parse(&text.as_bytes()[..end]).unwrap().is_none(),
+                AnswerHead::parse(&text.as_bytes()[..end])
+                    .unwrap()
+                    .is_none(),
                 "{end}"
             );
         }
-        let (head, length) = Head::parse(text.as_bytes()).unwrap().unwrap();
+        let (head, length) = AnswerHead::parse(text.as_bytes()).unwrap().unwrap();
         assert_eq!((head.status, length), (206, text.len() - 5));
         assert_eq!(head.field("etag"), Some("\"a\""));
         assert_eq!(head.body().unwrap(), BodyLength::Bytes(5));
@@ -142,10 +144,10 @@ mod tests {
     #[test]
     fn heads_that_are_too_long_or_no_heads_are_refused() {
         let long = format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "x".repeat(17 << 10));
-        assert!(Head::parse(long.as_bytes()).is_err());
-        assert!(Head::parse(&long.as_bytes()[..LONGEST]).is_err());
+        assert!(AnswerHead::parse(long.as_bytes()).is_err());
+        assert!(AnswerHead::parse(&long.as_bytes()[..LONGEST]).is_err());
         assert!(
-            Head::parse(&long.as_bytes()[..LONGEST - 1])
+            AnswerHead::parse(&long.as_bytes()[..LONGEST - 1])
                 .unwrap()
                 .is_none()
         );
@@ -154,10 +156,10 @@ mod tests {
             "\u{16}\u{3}",
             "HTTP/2 200\r\n\r\n",
         ] {
-            assert!(Head::parse(text.as_bytes()).is_err(), "{text}");
+            assert!(AnswerHead::parse(text.as_bytes()).is_err(), "{text}");
         }
         let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(200));
-        assert!(Head::parse(many.as_bytes()).is_err());
+        assert!(AnswerHead::parse(many.as_bytes()).is_err());
     }
 
     #[test]

@@ -9,8 +9,8 @@ mod proxy;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-pub(crate) use connection::{Check, Connection, is_gone};
-pub(crate) use head::{BodyLength, Head};
+pub(crate) use connection::{Connection, WaitCheck, is_gone};
+pub(crate) use head::{AnswerHead, BodyLength};
 use proxy::Proxies;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject;
@@ -30,7 +30,7 @@ const CONNECT_ONE: Duration = Duration::from_secs(3);
 
 /// A request. Fields that say how the body is delimited are added when it is sent.
 #[derive(Clone, Debug)]
-pub(crate) struct Request<'a> {
+pub(crate) struct ClientRequest<'a> {
     pub method: &'a str,
     pub url: &'a Url,
     pub fields: Vec<(&'a str, String)>,
@@ -38,15 +38,19 @@ pub(crate) struct Request<'a> {
 }
 
 /// A head, and the connection on which the body follows.
-pub(crate) struct Answer {
-    pub head: Head,
+pub(crate) struct HttpAnswer {
+    pub head: AnswerHead,
     pub connection: Connection,
     at: Endpoint,
 }
 
-impl Answer {
+impl HttpAnswer {
     /// Receives a short body, and keeps the connection.
-    pub(crate) fn text(mut self, client: &Client, check: Check<'_>) -> io::Result<(Head, Vec<u8>)> {
+    pub(crate) fn text(
+        mut self,
+        client: &Client,
+        check: WaitCheck<'_>,
+    ) -> io::Result<(AnswerHead, Vec<u8>)> {
         let length = self.head.body()?;
         let text = self.connection.receive_text(length, check)?;
         if length != BodyLength::UntilClosed {
@@ -103,12 +107,12 @@ pub(crate) struct Client {
     idle: Mutex<HashMap<Endpoint, Vec<Connection>>>,
     /// Connections are spread over all addresses of a host.
     turn: AtomicUsize,
-    pub counts: Counts,
+    pub counts: RequestCounts,
 }
 
 /// For the report.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct RequestCounts {
     pub connections: AtomicUsize,
     pub requests: AtomicUsize,
     pub retries: AtomicUsize,
@@ -124,12 +128,16 @@ impl Client {
             tls: OnceLock::new(),
             idle: Mutex::default(),
             turn: AtomicUsize::new(0),
-            counts: Counts::default(),
+            counts: RequestCounts::default(),
         }
     }
 
     /// Sends a request and receives the head of its answer, on a connection that is open or on a new one.
-    pub(crate) fn send(&self, request: &Request<'_>, check: Check<'_>) -> io::Result<Answer> {
+    pub(crate) fn send(
+        &self,
+        request: &ClientRequest<'_>,
+        check: WaitCheck<'_>,
+    ) -> io::Result<HttpAnswer> {
         let at = Endpoint::of(request.url)?;
         let proxy = self.proxies.of(request.url);
         let bytes = encode(request, proxy.filter(|_| !at.tls));
@@ -145,7 +153,7 @@ impl Client {
             let answered = sent.and_then(|()| connection.receive_head(check));
             match answered {
                 Ok(head) => {
-                    return Ok(Answer {
+                    return Ok(HttpAnswer {
                         head,
                         connection,
                         at,
@@ -173,7 +181,7 @@ impl Client {
         None
     }
 
-    fn keep(&self, at: Endpoint, head: &Head, connection: Connection) {
+    fn keep(&self, at: Endpoint, head: &AnswerHead, connection: Connection) {
         if head.keeps {
             self.idle().entry(at).or_default().push(connection);
         }
@@ -192,7 +200,7 @@ impl Client {
         &self,
         at: &Endpoint,
         proxy: Option<&Url>,
-        check: Check<'_>,
+        check: WaitCheck<'_>,
     ) -> io::Result<Connection> {
         check()?;
         let first = match proxy {
@@ -217,7 +225,7 @@ impl Client {
     }
 
     /// Connects to one of the addresses of a host.
-    fn reach(&self, at: &Endpoint, check: Check<'_>) -> io::Result<Connection> {
+    fn reach(&self, at: &Endpoint, check: WaitCheck<'_>) -> io::Result<Connection> {
         let found = (at.host.as_str(), at.port).to_socket_addrs();
         let found: Vec<SocketAddr> = found.map_err(|error| named(error, at))?.collect();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
@@ -244,7 +252,7 @@ impl Client {
         &self,
         connection: Connection,
         at: &Endpoint,
-        check: Check<'_>,
+        check: WaitCheck<'_>,
     ) -> io::Result<Connection> {
         let config = self.tls.get_or_init(|| self.configure());
         let config = config
@@ -318,7 +326,7 @@ fn named(error: io::Error, at: &Endpoint) -> io::Error {
 }
 
 /// The bytes of a request. A `proxy` without a tunnel needs the whole URL, and its password.
-fn encode(request: &Request<'_>, proxy: Option<&Url>) -> Vec<u8> {
+fn encode(request: &ClientRequest<'_>, proxy: Option<&Url>) -> Vec<u8> {
     let url = request.url;
     let mut target = String::new();
     if proxy.is_some() {
@@ -409,7 +417,7 @@ mod tests {
     #[test]
     fn a_request_has_no_line_that_was_not_meant() {
         let url = Url::parse("http://host:81/a%20b?c=d").unwrap();
-        let request = Request {
+        let request = ClientRequest {
             method: "GET",
             url: &url,
             fields: vec![("If-Match", "\"x\"\r\nEvil: 1".to_string())],

@@ -1,6 +1,6 @@
 //! Proxies that the environment names, as curl and others use them.
 
-use super::connection::{Check, Connection};
+use super::connection::{Connection, WaitCheck};
 use super::head::bad;
 use std::io;
 use std::net::IpAddr;
@@ -108,7 +108,7 @@ pub(crate) fn tunnel(
     proxy: &Url,
     host: &str,
     port: u16,
-    check: Check<'_>,
+    check: WaitCheck<'_>,
 ) -> io::Result<()> {
     let host = if host.contains(':') {
         format!("[{host}]")
