@@ -136,14 +136,10 @@ def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
     small = parse(name)
     # There must be no image during a build.
     shutil.rmtree(place / "boot", ignore_errors=True)
-    for package, command in (("build-essential", "cc"), ("bc", "bc"), ("perl", "perl")):
-        need(package, "command", "-v", command)
-    for package in ("flex", "bison"):
+    for package in ("bc", "perl"):
         need(package, "command", "-v", package)
     need("kmod", "command", "-v", "depmod")
     need("libelf-dev", "test", "-e", "/usr/include/libelf.h")
-    if small.arch in COMPILERS:
-        need("gcc-aarch64-linux-gnu", "command", "-v", small.compiler)
     version = linux.parent.name.partition("_")[2]
     tree = place / "build"
     print(
@@ -171,6 +167,12 @@ def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
 
 def configure(small: Small, linux: Path, wanted: Settings, tree: Path, log: int) -> None:
     """Writes the configuration of a kernel to the folder TREE."""
+    need("build-essential", "command", "-v", "cc")
+    for package in ("flex", "bison"):
+        need(package, "command", "-v", package)
+    if small.arch in COMPILERS:
+        # The compiler is asked what it can do.
+        need("gcc-aarch64-linux-gnu", "command", "-v", small.compiler)
     file = tree / "wanted"
     file.write_text("".join(f"{name}={value}\n" for name, value in wanted.items()))
     defaults = "alldefconfig" if small.variant in BOOTED else "allnoconfig"
