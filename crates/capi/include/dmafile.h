@@ -1014,6 +1014,27 @@ int dmafile_load(const char *path,
                  struct dmafile_buffer **buffer);
 
 /**
+ * Loads `size` bytes that are in no file, for example an object in a store, into newly allocated memory,
+ * as `options` say; NULL means all defaults. `name` is their name in messages, in UTF-8.
+ *
+ * `read` is called for each part, with `user`, while later memory is being allocated. It reads `len` bytes
+ * from byte `offset` on to `memory`, and returns 0, or a negative errno, which ends the load. It is called
+ * from several threads at the same time, as many as the option `queue_depth` says, and must not use `memory`
+ * after it has returned. The bytes must not change during the load.
+ *
+ * Returns 0 and stores the buffer in `*buffer`, or a negative errno: that of `read`, -ENODATA for a size of 0,
+ * otherwise as dmafile_load.
+ *
+ * Thread-safe.
+ */
+int dmafile_load_object(const char *name,
+                        uint64_t size,
+                        int (*read)(void *user, uint64_t offset, void *memory, size_t len),
+                        void *user,
+                        const struct dmafile_options *options,
+                        struct dmafile_buffer **buffer);
+
+/**
  * Loads the file at `path` into `len` bytes of the caller's memory at `memory`, as `options` say;
  * NULL means all defaults, and their `to` must be NULL. The first requested byte of the file goes
  * to the first byte of `memory`. What follows the last one is zeroed, up to `len`.

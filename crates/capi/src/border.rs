@@ -157,7 +157,7 @@ pub(crate) unsafe fn free<T>(handle: *mut T) {
     }
 }
 
-fn null(what: &str) -> Failure {
+pub(crate) fn null(what: &str) -> Failure {
     Failure::new(libc::EINVAL, what, "it is NULL")
 }
 

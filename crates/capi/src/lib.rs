@@ -28,7 +28,7 @@ mod token;
 pub use buffer::*;
 pub use freeze::*;
 pub use hold::*;
-pub use load::{dmafile_load, dmafile_load_into};
+pub use load::{dmafile_load, dmafile_load_into, dmafile_load_object};
 pub use model::*;
 pub use options::{DMAFILE_NO_CHECK_MEMORY, Options};
 pub use recorder::*;

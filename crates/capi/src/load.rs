@@ -2,12 +2,15 @@
 
 use crate::border::{self, Result};
 use crate::buffer::empty;
+use crate::options::User;
 use crate::{Buffer, Options, options};
-use dmafile::Load;
+use dmafile::{Load, ObjectReader, ReadBuf, RemoteObject};
 use libc::{c_char, c_int, c_void};
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A path of the caller, which may be any bytes.
 ///
@@ -60,6 +63,100 @@ pub unsafe extern "C" fn dmafile_load(
         unsafe { Buffer::of(loaded)?.give(buffer) };
         Ok(())
     })
+}
+
+/// The `read` of a CallerObject.
+type ReadFn =
+    extern "C" fn(user: *mut c_void, offset: u64, memory: *mut c_void, len: usize) -> c_int;
+
+/// Loads `size` bytes that are in no file, for example an object in a store, into newly allocated memory,
+/// as `options` say; NULL means all defaults. `name` is their name in messages, in UTF-8.
+///
+/// `read` is called for each part, with `user`, while later memory is being allocated. It reads `len` bytes
+/// from byte `offset` on to `memory`, and returns 0, or a negative errno, which ends the load. It is called
+/// from several threads at the same time, as many as the option `queue_depth` says, and must not use `memory`
+/// after it has returned. The bytes must not change during the load.
+///
+/// Returns 0 and stores the buffer in `*buffer`, or a negative errno: that of `read`, -ENODATA for a size of 0,
+/// otherwise as dmafile_load.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_load_object(
+    name: *const c_char,
+    size: u64,
+    read: Option<
+        extern "C" fn(user: *mut c_void, offset: u64, memory: *mut c_void, len: usize) -> c_int,
+    >,
+    user: *mut c_void,
+    options: *const Options,
+    buffer: *mut *mut Buffer,
+) -> c_int {
+    border::status(|| {
+        // SAFETY: the header requires null or a place for a pointer.
+        unsafe { empty(buffer, "buffer")? };
+        // SAFETY: the header requires null or a string.
+        let name = unsafe { self::path(name)? };
+        let read = read.ok_or_else(|| border::null("read"))?;
+        let object = CallerObject {
+            name: name.to_string_lossy().into_owned(),
+            size,
+            read,
+            user: User::of(user),
+        };
+        let load = Load::of_object(Arc::new(object));
+        // SAFETY: the header requires null or options.
+        let options = unsafe { options::copy(options)? };
+        // SAFETY: the header requires strings, a token and a callback that stay valid until we
+        // return.
+        let loaded = unsafe { options.apply(load)? }.run()?;
+        // SAFETY: it is not null, so it is a place for a pointer.
+        unsafe { Buffer::of(loaded)?.give(buffer) };
+        Ok(())
+    })
+}
+
+/// What the caller reads.
+struct CallerObject {
+    name: String,
+    size: u64,
+    read: ReadFn,
+    user: User,
+}
+
+impl RemoteObject for CallerObject {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn reader(&self) -> io::Result<Box<dyn ObjectReader + '_>> {
+        Ok(Box::new(CallerReader(self)))
+    }
+}
+
+struct CallerReader<'a>(&'a CallerObject);
+
+impl ObjectReader for CallerReader<'_> {
+    fn read(&mut self, offset: u64, into: &mut ReadBuf<'_>) -> io::Result<()> {
+        let object = self.0;
+        while into.remaining() > 0 {
+            into.check()?;
+            let at = offset + into.filled();
+            into.fill(usize::MAX, |memory| {
+                let start = memory.as_mut_ptr().cast();
+                match (object.read)(object.user.pointer(), at, start, memory.len()) {
+                    0 => Ok(memory.len()),
+                    errno if errno < 0 => Err(io::Error::from_raw_os_error(-errno)),
+                    other => Err(io::Error::other(format!("read returned {other}"))),
+                }
+            })?;
+        }
+        Ok(())
+    }
 }
 
 /// Loads the file at `path` into `len` bytes of the caller's memory at `memory`, as `options` say;

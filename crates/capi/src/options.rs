@@ -300,7 +300,7 @@ impl Options {
 }
 
 /// The caller's `user`, passed back to its callback.
-struct User(*mut c_void);
+pub(crate) struct User(*mut c_void);
 
 // SAFETY: the pointer is only passed to the callback, never dereferenced; the header says that the
 // callback runs in other threads.
@@ -309,8 +309,12 @@ unsafe impl Send for User {}
 unsafe impl Sync for User {}
 
 impl User {
+    pub(crate) fn of(user: *mut c_void) -> Self {
+        Self(user)
+    }
+
     /// A method, so that a closure captures the whole struct and not the bare pointer.
-    fn pointer(&self) -> *mut c_void {
+    pub(crate) fn pointer(&self) -> *mut c_void {
         self.0
     }
 }

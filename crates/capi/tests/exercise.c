@@ -346,6 +346,45 @@ static void memory_of_the_caller(void)
     free(memory);
 }
 
+static int read_object(void *user, uint64_t offset, void *memory, size_t len)
+{
+    const uint64_t *bad = user;
+
+    if (offset + len > size)
+        return -EFAULT;
+    if (bad && offset >= *bad)
+        return -EHOSTUNREACH;
+    memcpy(memory, expected + offset, len);
+    return 0;
+}
+
+static void objects(void)
+{
+    struct dmafile_options how = {0};
+    struct dmafile_buffer *buffer;
+    uint64_t bad = 8192;
+    const void *bytes;
+
+    how.size = sizeof how;
+    how.to = "anon";
+    how.block = 4096;
+    CHECK(dmafile_load_object("my://object", size, read_object, NULL, &how, &buffer) == 0);
+    bytes = dmafile_buffer_data(buffer);
+    CHECK(bytes && dmafile_buffer_len(buffer) == size && memcmp(bytes, expected, size) == 0);
+    dmafile_buffer_free(buffer);
+    how.offset = 777;
+    how.length = 5000;
+    CHECK(dmafile_load_object("my://object", size, read_object, NULL, &how, &buffer) == 0);
+    CHECK(memcmp(dmafile_buffer_data(buffer), expected + 777, 5000) == 0);
+    dmafile_buffer_free(buffer);
+    how.offset = how.length = 0;
+    CHECK(dmafile_load_object("my://object", size, read_object, &bad, &how, &buffer) == -EHOSTUNREACH);
+    CHECK(buffer == NULL && says("my://object at byte"));
+    CHECK(dmafile_load_object("my://object", 0, read_object, NULL, NULL, &buffer) == -ENODATA);
+    CHECK(dmafile_load_object("my://object", size, NULL, NULL, NULL, &buffer) == -EINVAL);
+    CHECK(dmafile_load_object(NULL, size, read_object, NULL, NULL, &buffer) == -EINVAL);
+}
+
 struct told {
     uint64_t calls, done, total;
 };
@@ -482,6 +521,7 @@ static int all(void)
     access_();
     descriptors();
     memory_of_the_caller();
+    objects();
     progress_and_cancel();
     threads();
     another_process();
