@@ -278,7 +278,7 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
         ),
         (
             "load file --method slow",
-            "auto, uring, threads, bounce, module, copy-file-range, heap-read, premap",
+            "auto, uring, threads, bounce, module, copy-file-range, heap-read, premap, fetch",
         ),
         ("load file --method cufile", "'cufile' is refused: "),
         ("save file to --method cufile", "'cufile' is refused: "),
@@ -309,7 +309,7 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
         assert!(line.ends_with("; see dmafile --help"), "{args}: {line}");
     }
     // The message names each value once, and keeps clap's suggestion.
-    let methods = "auto, uring, threads, bounce, module, copy-file-range, heap-read, premap";
+    let methods = "auto, uring, threads, bounce, module, copy-file-range, heap-read, premap, fetch";
     for (args, line) in [
         (
             "load file --method thread",
