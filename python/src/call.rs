@@ -90,6 +90,12 @@ pub(crate) fn call_from_thread(callable: Py<PyAny>) {
     });
 }
 
+/// Calls `work`, which runs Python code by [`call`] only, on a thread of the package; None if the interpreter shuts
+/// down.
+pub(crate) fn on_thread<T>(work: impl FnOnce(Python<'_>) -> T) -> Option<T> {
+    Python::try_attach(work)
+}
+
 /// Runs the handlers of signals that have arrived.
 pub(crate) fn handle_signals(py: Python<'_>) -> PyResult<()> {
     // SAFETY: this thread is attached.

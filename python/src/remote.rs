@@ -110,7 +110,7 @@ fn open_model_of(_: &str) -> dmafile::Result<Model> {
 
 /// An object with `size` and `read_into(offset, memory)`.
 struct PythonObject {
-    object: Py<PyAny>,
+    read_into: Py<PyAny>,
     name: String,
     size: u64,
 }
@@ -118,7 +118,7 @@ struct PythonObject {
 impl PythonObject {
     fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let size: u64 = object.getattr("size")?.extract()?;
-        object.getattr("read_into")?;
+        let read_into = object.getattr("read_into")?.unbind();
         let name = match object.getattr("name") {
             Ok(name) if name.is_instance_of::<PyString>() => name.extract()?,
             _ => object.get_type().name()?.extract()?,
@@ -126,8 +126,11 @@ impl PythonObject {
         if i64::try_from(size).is_err() {
             return Err(PyValueError::new_err("the size of the source is too large"));
         }
-        let object = object.clone().unbind();
-        Ok(Self { object, name, size })
+        Ok(Self {
+            read_into,
+            name,
+            size,
+        })
     }
 }
 
@@ -153,24 +156,27 @@ impl ObjectReader for PythonReader<'_> {
             into.check()?;
             let length = into.remaining().min(MOST) as usize;
             let at = offset + into.filled();
-            Python::attach(|py| {
-                // Memory of Python's own: the object may keep a view of it for longer than the buffer exists.
-                let block = PyByteArray::new_with(py, length, |_| Ok(()))?;
-                let view = PyMemoryView::from(&block)?;
-                let method = self.0.object.bind(py).getattr("read_into")?;
-                let got = call::call(&method, (at, view))?;
-                let got = if got.is_none() {
-                    length
-                } else {
-                    got.extract()?
+            let read = call::on_thread(|py| {
+                let part = || {
+                    // Memory of Python's own: the object may keep a view of it for longer than the buffer exists.
+                    let block = PyByteArray::new_with(py, length, |_| Ok(()))?;
+                    let view = PyMemoryView::from(&block)?;
+                    let got = call::call(self.0.read_into.bind(py), (at, view))?;
+                    let got = if got.is_none() {
+                        length
+                    } else {
+                        got.extract()?
+                    };
+                    if got == 0 || got > length {
+                        let why = format!("read_into returned {got} for {length} bytes");
+                        return Err(PyValueError::new_err(why));
+                    }
+                    Ok((block, got))
                 };
-                if got == 0 || got > length {
-                    let why = format!("read_into returned {got} for {length} bytes");
-                    return Err(PyValueError::new_err(why));
-                }
-                copy(&block, got, into).map_err(|error| error.into())
-            })
-            .map_err(|error| Python::attach(|py| failed(py, &error)))?;
+                let (block, got) = part().map_err(|error| failed(py, &error))?;
+                copy(&block, got, into)
+            });
+            read.unwrap_or_else(|| Err(io::Error::other("the interpreter shuts down")))?;
         }
         Ok(())
     }

@@ -50,6 +50,16 @@ def missing():
 def own(name):
     return f"{folder}/{name}-{threading.get_ident()}"
 
+class Source:
+    size = 1 << 20
+
+    def read_into(self, offset, memory):
+        memory[:] = bytes(len(memory))
+        time.sleep(0.001)
+
+def source():
+    dmafile.load(source=Source(), block=4096).close()
+
 def ahead():
     return _stream.stream(_dmafile.Model(path), None, 1 << 20, None, None, {})[1]
 
@@ -87,6 +97,7 @@ WORKS = {
     "loads ahead": "parts",
     "streams": "bytes_of",
     "asyncio": "many_async",
+    "objects of Python": "source",
 }
 
 LEFT_OPEN = """
