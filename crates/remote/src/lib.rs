@@ -1,7 +1,7 @@
 //! Loads from object stores, hubs and web servers, straight into memory that devices can share.
 //!
-//! [`Remote`] turns a URL into a [`RemoteObject`](dmafile::RemoteObject), or a folder of them into a
-//! [`Model`](dmafile::Model). A load receives each part where it belongs, over several connections, while later memory is
+//! [`Remote`] turns a URL into a [`RemoteObject`], or a folder of them into a
+//! [`Model`]. A load receives each part where it belongs, over several connections, while later memory is
 //! being allocated.
 //!
 //! ```no_run
