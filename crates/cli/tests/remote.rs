@@ -69,6 +69,10 @@ fn hub() -> (Server, Server, Vec<(String, Vec<u8>)>) {
     }
     let place = store.url("");
     hub.decide(move |asked| {
+        // It is busy at first.
+        if asked.number == 0 {
+            return Fault::Status(429, "Retry-After: 0\r\n".to_string());
+        }
         if asked.field("authorization") != Some("Bearer hf_hunter2") {
             return Fault::Status(401, String::new());
         }

@@ -1,7 +1,9 @@
 //! Models on the Hugging Face Hub, and on what speaks as it does.
 
 use crate::http::{Client, WaitCheck};
+use crate::object::unreachable;
 use crate::origin::{Web, follow};
+use crate::retry::{self, TRIES_TO_REACH};
 use dmafile::{Error, Result};
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -54,9 +56,24 @@ impl Hub {
             &[revision],
         );
         let secret = authorization.as_deref().map(|secret| (&endpoint, secret));
-        let answer = follow(client, &url, Vec::new(), secret, check)
-            .and_then(|(answer, _)| answer.text(client, check));
-        let (head, text) = answer.map_err(|error| crate::object::unreachable(&name, &error))?;
+        let mut number = 0;
+        let (head, text) = loop {
+            number += 1;
+            let answer = follow(client, &url, Vec::new(), secret, check)
+                .and_then(|(answer, _)| answer.text(client, check));
+            let (busy, after) = match &answer {
+                Ok((head, _)) => (
+                    matches!(head.status, 429 | 500 | 502 | 503 | 504),
+                    head.field("retry-after").and_then(retry::after),
+                ),
+                Err(error) => (retry::may_pass(error), None),
+            };
+            let pause = retry::pause(number, after).filter(|_| busy && number < TRIES_TO_REACH);
+            let Some(pause) = pause else {
+                break answer.map_err(|error| unreachable(&name, &error))?;
+            };
+            retry::sleep(pause, check).map_err(|error| unreachable(&name, &error))?;
+        };
         let remedy = match &authorization {
             None => "set HF_TOKEN, if it is a private or gated one",
             Some(_) => "check that the token may read it, and that its terms have been accepted",

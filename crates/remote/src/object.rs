@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How much the first request asks for, which also says how large the object is: most headers of models.
@@ -29,7 +29,6 @@ pub(crate) struct HttpObject {
     first: Vec<u8>,
     budget: Budget,
     speeds: Speeds,
-    readers: AtomicUsize,
 }
 
 /// Why a request has to be made again, or must not.
@@ -65,7 +64,6 @@ impl HttpObject {
             first: Vec::new(),
             budget: Budget::default(),
             speeds: Speeds::default(),
-            readers: AtomicUsize::new(0),
         };
         let check = || {
             if options.cancel.is_cancelled() {
@@ -146,15 +144,7 @@ impl HttpObject {
 
     /// What a failed call means: the network may work again.
     fn trouble(&self, error: io::Error) -> Trouble {
-        let own = error.get_ref().is_some_and(|inner| inner.is::<Error>());
-        let lasting = matches!(
-            error.kind(),
-            io::ErrorKind::InvalidData
-                | io::ErrorKind::InvalidInput
-                | io::ErrorKind::PermissionDenied
-                | io::ErrorKind::Unsupported
-        );
-        if own || lasting || error.raw_os_error() == Some(Errno::FAULT.raw_os_error()) {
+        if !retry::may_pass(&error) {
             return Trouble::Final(self.unreachable(&error));
         }
         Trouble::Again {
@@ -294,7 +284,7 @@ impl RemoteObject for HttpObject {
     }
 
     fn reader(&self) -> io::Result<Box<dyn ObjectReader + '_>> {
-        self.readers.fetch_add(1, Ordering::Relaxed);
+        self.client.readers.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(HttpReader(self)))
     }
 }
@@ -335,7 +325,7 @@ impl ObjectReader for HttpReader<'_> {
 impl Drop for HttpReader<'_> {
     fn drop(&mut self) {
         // A process that has loaded has no connection that it did not have before.
-        if self.0.readers.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if self.0.client.readers.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.0.client.close();
         }
     }

@@ -1,5 +1,7 @@
 //! When something is tried again, and when not any more.
 
+use dmafile::Error;
+use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -48,6 +50,19 @@ pub(crate) fn pause(number: u32, after: Option<Duration>) -> Option<Duration> {
     let own = most.mul_f64((random >> 11) as f64 / (1_u64 << 53) as f64);
     let pause = after.unwrap_or_default().max(own);
     (pause <= LONGEST).then_some(pause)
+}
+
+/// True if a failed call may succeed later: it is the network's fault.
+pub(crate) fn may_pass(error: &io::Error) -> bool {
+    let own = error.get_ref().is_some_and(|inner| inner.is::<Error>());
+    let lasting = matches!(
+        error.kind(),
+        io::ErrorKind::InvalidData
+            | io::ErrorKind::InvalidInput
+            | io::ErrorKind::PermissionDenied
+            | io::ErrorKind::Unsupported
+    );
+    !own && !lasting && error.raw_os_error() != Some(Errno::FAULT.raw_os_error())
 }
 
 /// Sleeps, for as long as `check` agrees.

@@ -108,6 +108,8 @@ pub(crate) struct Client {
     /// Connections are spread over all addresses of a host.
     turn: AtomicUsize,
     pub counts: RequestCounts,
+    /// Readers that are open; connections are kept for them.
+    pub readers: AtomicUsize,
 }
 
 /// For the report.
@@ -129,6 +131,7 @@ impl Client {
             idle: Mutex::default(),
             turn: AtomicUsize::new(0),
             counts: RequestCounts::default(),
+            readers: AtomicUsize::new(0),
         }
     }
 
