@@ -19,7 +19,7 @@ try:
 except ImportError:
     pass
 else:
-    sys.modules[f"{__name__}._dmafile"] = _remote
+    sys.modules[f"{__name__}._dmafile"] = vars()["_dmafile"] = _remote
 
 from ._bytes import stream
 from ._dma_buf import DmaBuf
