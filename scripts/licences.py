@@ -37,7 +37,7 @@ def main(tool: str, file: str) -> int:
     clarified = {
         name: set(entry["clarify"]["license"].split(" AND "))
         for name, entry in config.items()
-        if isinstance(entry, dict)
+        if isinstance(entry, dict) and "clarify" in entry
     }
     Path(file).write_text(document(crates, found, notices.read_text(), clarified))
     print(f"licences: of {len(crates)} crates and Rust's standard library, in {file}")
@@ -52,7 +52,9 @@ def about(tool: str) -> list[str]:
 
 def linked(target: str) -> set[str]:
     """The crates in the binaries for this target, as `name version`."""
-    tree = ["cargo", "tree", "--workspace", "--frozen", "--prefix", "none", "--target", target]
+    # What tests share is in no binary.
+    tree = ["cargo", "tree", "--workspace", "--exclude", "dmafile-testkit", "--all-features"]
+    tree += ["--frozen", "--prefix", "none", "--target", target]
     lines = run(*tree, "--edges", "normal,no-proc-macro", "--format", "{p}").splitlines()
     # Crates of this repository are listed with their folder, and separated by empty lines.
     others = (line.split() for line in lines if line and " (/" not in line)
