@@ -256,3 +256,19 @@ fn a_model_of_the_hub_is_held_and_taken() {
     good(&mut dmafile(&["release", "m", "--socket", socket]));
     assert!(holder.wait().unwrap().success());
 }
+
+#[test]
+fn a_bucket_in_another_region_says_which() {
+    let server = Server::plain();
+    server.decide(|_| Fault::Status(301, "x-amz-bucket-region: eu-west-1\r\n".to_string()));
+    let mut load = dmafile(&["load", "s3://bucket/x"]);
+    load.env("AWS_ENDPOINT_URL", server.url(""));
+    load.env("AWS_ACCESS_KEY_ID", "me")
+        .env("AWS_SECRET_ACCESS_KEY", "hunter2");
+    let said = text(&load.output().unwrap());
+    assert!(
+        said.ends_with("another region, eu-west-1 (EINVAL); set AWS_REGION=eu-west-1\n"),
+        "{said}"
+    );
+    assert!(!said.contains("hunter2"));
+}

@@ -201,7 +201,20 @@ impl ObjectOrigin for Key {
         ASKED.set(Signing::Armed);
         let got = run(self.bucket.store.get_opts(&self.path, options));
         match (ASKED.take(), got) {
-            (Signing::Signed(parts), _) => send(client, &parts, &[], check),
+            (Signing::Signed(parts), _) => {
+                let answer = send(client, &parts, &[], check)?;
+                match answer.head.field("x-amz-bucket-region") {
+                    Some(region) if answer.head.status == 301 => {
+                        let why = format!("the bucket is in another region, {region}");
+                        Err(Error::new("cannot fetch", why)
+                            .with_errno(Errno::INVAL)
+                            .at(self.bucket.name_of(self.path.as_ref()))
+                            .with_remedy(format!("set AWS_REGION={region}"))
+                            .into())
+                    }
+                    _ => Ok(answer),
+                }
+            }
             (Signing::Nothing | Signing::Armed, Err(error)) => {
                 let error = refused(&error, self.bucket.dialect);
                 Err(error.at(self.bucket.name_of(self.path.as_ref())).into())
