@@ -4,6 +4,8 @@ use dmafile::{Error, Kind, Load, Loaded, RemoteObject};
 use dmafile_remote::{OpenOptions, Remote};
 use dmafile_testkit::server::{Fault, Server};
 use dmafile_testkit::{buffer_digest, bytes_digest, noise};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -486,4 +488,52 @@ fn random_faults_give_right_bytes_or_one_line() {
         count < 50 || (good > 0 && refused > 0),
         "{good} and {refused}"
     );
+}
+
+/// Passes bytes on in pieces that end inside records of TLS, with pauses longer than a socket's timeout.
+fn relay(to: &str) -> u16 {
+    let port: u16 = to.rsplit(':').next().unwrap().parse().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let own = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for near in listener.incoming().flatten() {
+            let far = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            for (mut from, mut to, slow) in [
+                (near.try_clone().unwrap(), far.try_clone().unwrap(), false),
+                (far, near, true),
+            ] {
+                std::thread::spawn(move || {
+                    let mut piece = vec![0; 150_001];
+                    while let Ok(got @ 1..) = from.read(&mut piece) {
+                        for part in piece[..got].chunks(100_003) {
+                            if to.write_all(part).is_err() {
+                                return;
+                            }
+                            if slow && part.len() > 50_000 {
+                                std::thread::sleep(Duration::from_millis(250));
+                            }
+                        }
+                    }
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        }
+    });
+    own
+}
+
+#[test]
+fn a_record_of_tls_that_arrives_slowly_is_waited_for() {
+    let bytes = noise(2 << 20, 13);
+    let (server, ca) = Server::with_tls("localhost");
+    server.put("/model.bin", bytes.clone());
+    let port = relay(&server.url(""));
+    let options = OpenOptions {
+        certificates: Some(ca.path().to_path_buf()),
+        ..OpenOptions::default()
+    };
+    let url = format!("https://localhost:{port}/model.bin");
+    assert_loaded(load(&url, &options), &bytes, "slow TLS");
+    // Nothing had to be asked for again: the first request, and one for each block.
+    assert_eq!(server.asked().len(), 3);
 }

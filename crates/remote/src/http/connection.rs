@@ -1,10 +1,10 @@
 //! One connection: a blocking socket, with TLS or without.
 
-use super::head::{AnswerHead, BodyLength, LONGEST, bad};
+use super::head::{AnswerHead, BodyLength, bad};
 use dmafile::ReadBuf;
 use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::ServerName;
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How often a wait looks whether its result is still needed.
 const TICK: Duration = Duration::from_millis(100);
 /// After this time without a byte the peer counts as gone.
-pub(crate) const SILENCE: Duration = Duration::from_secs(30);
+const SILENCE: Duration = Duration::from_secs(30);
 /// Received at once from a connection with TLS: many records.
 const CIPHERED: usize = 128 << 10;
 /// The largest part of a body that is decrypted before progress is told.
@@ -192,7 +192,7 @@ impl Connection {
         }
         match &mut self.stream {
             Transport::Plain(socket) => patiently(check, || socket.read(into)),
-            Transport::Tls(tls, socket) => decrypt(tls, socket, into, check),
+            Transport::Tls(tls, socket) => patiently(check, || decrypt(tls, socket, into)),
         }
     }
 
@@ -211,8 +211,8 @@ impl Connection {
                 self.early = bytes;
                 return Ok(head);
             }
-            let (old, most) = (bytes.len(), LONGEST.min(4096));
-            bytes.resize(old + most, 0);
+            let old = bytes.len();
+            bytes.resize(old + 4096, 0);
             let got = self.receive(&mut bytes[old..], check);
             let got = match got {
                 Err(error) if old == 0 && is_gone(&error) => {
@@ -246,21 +246,19 @@ impl Connection {
                 })?;
                 continue;
             }
-            let got = match &mut self.stream {
-                Transport::Plain(socket) => {
-                    let patience = Patience::new();
-                    loop {
-                        match into.receive(socket.as_fd(), left) {
-                            Ok(got) => break got,
-                            Err(error) => patience.wait(error, &|| into.check())?,
-                        }
+            let patience = Patience::new();
+            let got = loop {
+                let got = match &mut self.stream {
+                    Transport::Plain(socket) => into.receive(socket.as_fd(), left),
+                    Transport::Tls(tls, socket) => {
+                        let most = PART.min(usize::try_from(left).unwrap_or(usize::MAX));
+                        into.fill(most, |memory| decrypt(tls, socket, memory))
+                            .map(|got| got as u64)
                     }
-                }
-                Transport::Tls(tls, socket) => {
-                    // Not while the memory is lent: what is waited for may not be needed any more.
-                    fill_buffer(tls, socket, &|| into.check())?;
-                    let most = PART.min(usize::try_from(left).unwrap_or(usize::MAX));
-                    into.fill(most, |memory| take_decrypted(tls, socket, memory))? as u64
+                };
+                match got {
+                    Ok(got) => break got,
+                    Err(error) => patience.wait(error, &|| into.check())?,
                 }
             };
             if got == 0 {
@@ -380,22 +378,9 @@ fn refused(error: &rustls::Error) -> io::Error {
     io::Error::new(ErrorKind::PermissionDenied, why)
 }
 
-/// Waits until there is something to decrypt, or decrypted.
-fn fill_buffer(
-    tls: &mut ClientConnection,
-    socket: &mut BufReader<TcpStream>,
-    check: WaitCheck<'_>,
-) -> io::Result<()> {
-    // What has been decrypted is taken first.
-    if tls.wants_read() && socket.buffer().is_empty() {
-        patiently(check, || socket.fill_buf().map(|_| ()))?;
-    }
-    Ok(())
-}
-
 /// Takes what has been decrypted, and decrypts what has been received for as long as there is room; 0 at the end of the
-/// connection. Does not wait if [`fill_buffer`] has.
-fn take_decrypted(
+/// connection. An error of kind `WouldBlock` if not even one record has arrived before the socket's timeout.
+fn decrypt(
     tls: &mut ClientConnection,
     socket: &mut BufReader<TcpStream>,
     into: &mut [u8],
@@ -422,16 +407,4 @@ fn take_decrypted(
         }
     }
     Ok(done)
-}
-
-fn decrypt(
-    tls: &mut ClientConnection,
-    socket: &mut BufReader<TcpStream>,
-    into: &mut [u8],
-    check: WaitCheck<'_>,
-) -> io::Result<usize> {
-    patiently(check, || {
-        fill_buffer(tls, socket, check)?;
-        take_decrypted(tls, socket, into)
-    })
 }
