@@ -151,11 +151,16 @@ fn a_model_of_the_hub_is_a_folder_for_command() {
             .iter()
             .all(|asked| asked.field("authorization").is_none())
     );
-    // Every file was asked for by its commit.
+    // Every file was asked for by its commit; which one that is, only once, and again because the hub was busy.
+    let asked = hub.asked();
+    let (revisions, files): (Vec<_>, Vec<_>) = asked
+        .iter()
+        .partition(|asked| asked.target.contains("/api/"));
+    assert_eq!(revisions.len(), 2);
     assert!(
-        hub.asked().iter().skip(1).all(
-            |asked| asked.target.contains("/resolve/c0ffee/") || asked.target.contains("/api/")
-        )
+        files
+            .iter()
+            .all(|asked| asked.target.contains("/resolve/c0ffee/"))
     );
     let without = dmafile(&["load", "hf://o/m"])
         .env("HF_ENDPOINT", hub.url(""))
@@ -271,4 +276,49 @@ fn a_bucket_in_another_region_says_which() {
         "{said}"
     );
     assert!(!said.contains("hunter2"));
+}
+
+#[test]
+fn what_a_url_stands_for_does_not_depend_on_files_here() {
+    let server = Server::plain();
+    let bytes = noise(1000, 5);
+    let url = server.put("/models", bytes.clone());
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("models")).unwrap();
+    let mut load = dmafile(&["load", "-q", &url, "--", "sh", "-c", SUM]);
+    assert_eq!(
+        good(load.current_dir(dir.path())).trim(),
+        bytes_digest(&bytes)
+    );
+}
+
+#[test]
+fn all_parts_of_a_split_model_on_a_web_server_are_loaded() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let mut first = String::new();
+    for number in 0..3 {
+        let path = dir.path().join("part");
+        let tensors = models::tensors(&format!("t{number}"), 2, 10_000);
+        models::gguf(&path, &tensors, Some((number, 3)));
+        let name = format!("/m-{:05}-of-00003.gguf", number + 1);
+        let url = server.put(&name, std::fs::read(&path).unwrap());
+        first = if number == 0 { url } else { first };
+    }
+    let shown = good(&mut dmafile(&["show", &first]));
+    assert!(
+        shown.contains("6 tensors") && shown.contains("3 files"),
+        "{shown}"
+    );
+    server.decide(|asked| {
+        if asked.target.contains("00002-of") {
+            return Fault::Status(404, String::new());
+        }
+        Fault::None
+    });
+    let said = text(&dmafile(&["load", &first]).output().unwrap());
+    assert!(
+        said.contains("m-00002-of-00003.gguf: there is no such object"),
+        "{said}"
+    );
 }

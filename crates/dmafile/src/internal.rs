@@ -5,7 +5,7 @@ pub use crate::error::{Verb, lossy};
 pub use crate::facts::Host;
 pub use crate::flow::clock::Clock;
 pub use crate::message::{Builder, one_line, unlisted};
-pub use crate::model::is_hidden;
+pub use crate::model::{is_hidden, names_collection};
 pub use crate::reasons::Reasons;
 pub use crate::request::Selection;
 pub use crate::save::part;

@@ -10,6 +10,13 @@ use serde::Deserialize;
 use std::path::PathBuf;
 use url::Url;
 
+impl std::fmt::Debug for Hub {
+    /// Without the token.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name_of(""))
+    }
+}
+
 /// A revision of a model.
 pub(crate) struct Hub {
     endpoint: Url,

@@ -38,7 +38,7 @@ mod place;
 mod retry;
 
 use bucket::StoreBucket;
-use dmafile::internal::Verb;
+use dmafile::internal::{Verb, names_collection};
 use dmafile::{CancelToken, Error, Model, ModelFolder, RemoteObject, Result};
 use http::{Client, basic};
 use hub::Hub;
@@ -46,9 +46,10 @@ use object::HttpObject;
 use origin::{ObjectOrigin, Web};
 use place::{Dialect, UrlPlace, without_secrets};
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::io;
-use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 pub use dmafile::internal::is_url;
 
@@ -81,13 +82,15 @@ const WEIGHTS: [&str; 13] = [
     ".npz",
 ];
 
-/// Opens URLs. What it opens shares connections.
+/// Opens URLs. What it opens shares connections, and a revision of a model of the hub is the same commit each time.
 #[derive(Debug, Default)]
 pub struct Remote {
     options: OpenOptions,
     client: OnceLock<Arc<Client>>,
     /// For S3, whose certificates may be others (`AWS_CA_BUNDLE`).
     client_of_s3: OnceLock<Arc<Client>>,
+    /// Models of the hub, by repository and revision.
+    hubs: Mutex<HashMap<(String, String), Arc<Hub>>>,
 }
 
 impl Remote {
@@ -173,34 +176,25 @@ impl Remote {
             Some((before, name)) => (format!("{before}/"), name.to_string()),
             None => (String::new(), path.to_string()),
         };
-        let (kind, path) = match place {
+        let kind = match place {
             UrlPlace::Web(parsed) => {
                 let authorization = basic(parsed);
                 let mut url = parsed.clone();
                 url.set_fragment(None);
                 // They are sent in a field.
                 let _ = url.set_username("").and_then(|()| url.set_password(None));
-                (FolderKind::Web(url, authorization), parsed.path())
+                FolderKind::Web(url, authorization)
             }
             UrlPlace::Hub {
                 repository,
                 revision,
-                path,
-            } => {
-                let check = || self.check();
-                let hub = Hub::open(client, repository, revision, &check)?;
-                (FolderKind::Hub(hub), &**path)
-            }
+                ..
+            } => FolderKind::Hub(self.hub(client, repository, revision)?),
             UrlPlace::Bucket {
-                dialect,
-                bucket,
-                key,
-            } => (
-                FolderKind::Bucket(StoreBucket::open(client, *dialect, bucket)?),
-                &**key,
-            ),
+                dialect, bucket, ..
+            } => FolderKind::Bucket(StoreBucket::open(client, *dialect, bucket)?),
         };
-        let (prefix, name) = split(path);
+        let (prefix, name) = split(place.path());
         let folder = RemoteFolder {
             remote: self,
             client: Arc::clone(client),
@@ -209,6 +203,19 @@ impl Remote {
             names: OnceLock::new(),
         };
         Ok((folder, name))
+    }
+
+    /// What a revision of a model is: asked for once, so that all files are of one commit.
+    fn hub(&self, client: &Client, repository: &str, revision: &str) -> Result<Arc<Hub>> {
+        let name = (repository.to_string(), revision.to_string());
+        let mut known = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hub) = known.get(&name) {
+            return Ok(Arc::clone(hub));
+        }
+        let check = || self.check();
+        let hub = Arc::new(Hub::open(client, repository, revision, &check)?);
+        known.insert(name, Arc::clone(&hub));
+        Ok(hub)
     }
 
     fn check(&self) -> io::Result<()> {
@@ -224,12 +231,7 @@ pub fn is_collection(url: &str) -> bool {
     let Ok(place) = UrlPlace::parse(url) else {
         return false;
     };
-    let path = match &place {
-        UrlPlace::Web(url) => url.path().to_string(),
-        UrlPlace::Hub { path, .. } => path.clone(),
-        UrlPlace::Bucket { key, .. } => key.clone(),
-    };
-    place.is_folder() || Model::is_collection(path.trim_start_matches('/'))
+    place.is_folder() || names_collection(Path::new(place.path()))
 }
 
 /// Where objects are, next to each other.
@@ -245,7 +247,7 @@ struct RemoteFolder<'r> {
 enum FolderKind {
     /// One object: nobody says what is next to it.
     Web(url::Url, Option<String>),
-    Hub(Hub),
+    Hub(Arc<Hub>),
     Bucket(StoreBucket),
 }
 
@@ -310,17 +312,6 @@ impl ModelFolder for RemoteFolder<'_> {
         };
         let object = HttpObject::open(&self.client, shown, origin, &self.remote.options)?;
         Ok(Arc::new(object))
-    }
-}
-
-impl UrlPlace {
-    fn is_folder(&self) -> bool {
-        let path = match self {
-            Self::Web(_) => return false,
-            Self::Hub { path, .. } => path,
-            Self::Bucket { key, .. } => key,
-        };
-        path.is_empty() || path.ends_with('/')
     }
 }
 

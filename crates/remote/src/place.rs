@@ -84,6 +84,21 @@ impl UrlPlace {
         }
     }
 
+    /// Its path within the server, the model or the bucket.
+    pub(crate) fn path(&self) -> &str {
+        match self {
+            Self::Web(url) => url.path(),
+            Self::Hub { path, .. } => path,
+            Self::Bucket { key, .. } => key,
+        }
+    }
+
+    /// True for a folder; a web server does not say what is in one.
+    pub(crate) fn is_folder(&self) -> bool {
+        let path = self.path();
+        !matches!(self, Self::Web(_)) && (path.is_empty() || path.ends_with('/'))
+    }
+
     fn hub(rest: &str) -> Option<Self> {
         let mut parts = rest.splitn(3, '/');
         let (owner, second) = (parts.next()?, parts.next()?);

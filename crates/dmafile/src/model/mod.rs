@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 pub use digests::Digests;
 pub use pattern::Pattern;
-pub use shards::{ModelFolder, is_hidden};
+pub use shards::{ModelFolder, is_hidden, names_collection};
 
 /// Size in bytes below which [`Model::read_part`] is faster than a load, which must be planned first.
 pub const SMALL_READ: u64 = 256 << 10;

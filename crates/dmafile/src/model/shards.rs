@@ -47,10 +47,14 @@ pub fn is_hidden(name: &OsStr) -> bool {
 
 /// True if a path stands for more than one file.
 pub(super) fn is_collection(path: &Path) -> bool {
-    path.is_dir()
-        || name_of(path).is_some_and(|name| {
-            name.ends_with(INDEX) || Split::of(name, GGUF).is_some_and(|split| split.number == 1)
-        })
+    path.is_dir() || names_collection(path)
+}
+
+/// True if the name of a file alone says that it stands for more than one: an index, or the first of a split GGUF.
+pub fn names_collection(path: &Path) -> bool {
+    name_of(path).is_some_and(|name| {
+        name.ends_with(INDEX) || Split::of(name, GGUF).is_some_and(|split| split.number == 1)
+    })
 }
 
 /// Where the files of a model are, if not in a folder of this machine: a prefix in an object store, for example.
@@ -105,13 +109,11 @@ impl ShardFolder<'_> {
         Ok(entries)
     }
 
-    fn has(&self, path: &Path) -> bool {
+    /// Whether there may be such a file. Of objects, only opening tells.
+    fn may_have(&self, path: &Path) -> bool {
         match self {
             Self::Here => path.exists(),
-            Self::Remote(remote) => {
-                let names = remote.names().unwrap_or_default();
-                name_of(path).is_some_and(|name| names.iter().any(|one| one == name))
-            }
+            Self::Remote(_) => true,
         }
     }
 
@@ -435,7 +437,7 @@ impl<'p> Split<'p> {
             let name = format!("{}-{number:05}-of-{:05}{GGUF}", self.stem, self.count);
             files.push(path.with_file_name(name));
             // Opening it reports the error.
-            if !files.last().is_some_and(|file| folder.has(file)) {
+            if !files.last().is_some_and(|file| folder.may_have(file)) {
                 break;
             }
         }
