@@ -3,8 +3,7 @@
 use crate::call;
 use crate::error::raise;
 use dmafile::internal::is_url;
-use dmafile::{CancelToken, Load, Model, ObjectReader, ReadBuf, RemoteObject};
-use dmafile_hold::HeldObject;
+use dmafile::{CancelToken, Load, Model, ModelObject, ObjectReader, ReadBuf, RemoteObject};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyMemoryView, PyString};
@@ -45,7 +44,7 @@ pub(crate) fn open_model(path: &Path) -> dmafile::Result<Model> {
 pub(crate) fn to_hold(
     py: Python<'_>,
     paths: &[PathBuf],
-) -> PyResult<Vec<(PathBuf, Vec<HeldObject>)>> {
+) -> PyResult<Vec<(PathBuf, Vec<ModelObject>)>> {
     let urls = paths.iter().filter_map(|path| Some((path, url(path)?)));
     urls.map(|(path, url)| {
         let objects = py.detach(|| objects(url));
@@ -57,25 +56,9 @@ pub(crate) fn to_hold(
     .collect()
 }
 
-fn objects(url: &str) -> dmafile::Result<Vec<HeldObject>> {
-    if !is_collection(url) {
-        return Ok(vec![(open(url, &CancelToken::new())?, Vec::new())]);
-    }
-    let model = open_model_of(url)?;
-    let objects = model.objects().into_iter().enumerate();
-    let named = objects.map(|(number, object)| {
-        let superseded = model.superseded(number).map(str::to_string).collect();
-        (object, superseded)
-    });
-    Ok(named.collect())
-}
-
 #[cfg(feature = "remote")]
-use dmafile_remote::is_collection;
-
-#[cfg(not(feature = "remote"))]
-fn is_collection(_: &str) -> bool {
-    false
+fn objects(url: &str) -> dmafile::Result<Vec<ModelObject>> {
+    dmafile_remote::Remote::default().open_all(url)
 }
 
 #[cfg(feature = "remote")]
@@ -100,6 +83,11 @@ fn unavailable() -> dmafile::Error {
 
 #[cfg(not(feature = "remote"))]
 fn open(_: &str, _: &CancelToken) -> dmafile::Result<Arc<dyn RemoteObject>> {
+    Err(unavailable())
+}
+
+#[cfg(not(feature = "remote"))]
+fn objects(_: &str) -> dmafile::Result<Vec<ModelObject>> {
     Err(unavailable())
 }
 
@@ -174,28 +162,14 @@ impl ObjectReader for PythonReader<'_> {
                     Ok((block, got))
                 };
                 let (block, got) = part().map_err(|error| failed(py, &error))?;
-                copy(&block, got, into)
+                // SAFETY: no Python code runs meanwhile, which could change the block or its length.
+                let bytes = unsafe { block.as_bytes() };
+                into.copy(bytes.get(..got).unwrap_or_default())
             });
             read.unwrap_or_else(|| Err(io::Error::other("the interpreter shuts down")))?;
         }
         Ok(())
     }
-}
-
-fn copy(block: &Bound<'_, PyByteArray>, length: usize, into: &mut ReadBuf<'_>) -> io::Result<()> {
-    // SAFETY: no Python code runs meanwhile, which could change the block or its length.
-    let mut rest = unsafe { block.as_bytes() }
-        .get(..length)
-        .unwrap_or_default();
-    while !rest.is_empty() {
-        let done = into.fill(rest.len(), |memory| {
-            let length = memory.len();
-            memory.copy_from_slice(&rest[..length]);
-            Ok(length)
-        })?;
-        rest = &rest[done..];
-    }
-    Ok(())
 }
 
 /// An exception as an error of a reader.

@@ -22,6 +22,21 @@ pub(crate) unsafe fn path<'a>(path: *const c_char) -> Result<&'a Path> {
     Ok(Path::new(OsStr::from_bytes(bytes)))
 }
 
+/// Loads, and gives the buffer to the caller.
+///
+/// # Safety
+/// `options` is null, or as the header requires; `buffer` is a place for a pointer.
+unsafe fn run(load: Load, options: *const Options, buffer: *mut *mut Buffer) -> Result<()> {
+    // SAFETY: as this function requires.
+    let options = unsafe { options::copy(options)? };
+    // SAFETY: the header requires strings, a token and a callback that stay valid until we
+    // return.
+    let loaded = unsafe { options.apply(load)? }.run()?;
+    // SAFETY: as this function requires.
+    unsafe { Buffer::of(loaded)?.give(buffer) };
+    Ok(())
+}
+
 /// Loads the file at `path` into newly allocated memory, as `options` say; NULL means all defaults.
 /// Returns when every byte is in place.
 ///
@@ -54,14 +69,8 @@ pub unsafe extern "C" fn dmafile_load(
         unsafe { empty(buffer, "buffer")? };
         // SAFETY: the header requires null or a string.
         let load = Load::new(unsafe { self::path(path)? });
-        // SAFETY: the header requires null or options.
-        let options = unsafe { options::copy(options)? };
-        // SAFETY: the header requires strings, a token and a callback that stay valid until we
-        // return.
-        let loaded = unsafe { options.apply(load)? }.run()?;
-        // SAFETY: it is not null, so it is a place for a pointer.
-        unsafe { Buffer::of(loaded)?.give(buffer) };
-        Ok(())
+        // SAFETY: the header requires null or options, and `empty` a place for a pointer.
+        unsafe { run(load, options, buffer) }
     })
 }
 
@@ -105,14 +114,8 @@ pub unsafe extern "C" fn dmafile_load_object(
             user: User::of(user),
         };
         let load = Load::of_object(Arc::new(object));
-        // SAFETY: the header requires null or options.
-        let options = unsafe { options::copy(options)? };
-        // SAFETY: the header requires strings, a token and a callback that stay valid until we
-        // return.
-        let loaded = unsafe { options.apply(load)? }.run()?;
-        // SAFETY: it is not null, so it is a place for a pointer.
-        unsafe { Buffer::of(loaded)?.give(buffer) };
-        Ok(())
+        // SAFETY: the header requires null or options, and `empty` a place for a pointer.
+        unsafe { run(load, options, buffer) }
     })
 }
 

@@ -416,7 +416,7 @@ impl HoldArgs {
             .each(move |load| load.set_all(tuning.all()));
         for model in &self.models {
             if let Some(url) = remote::url(model) {
-                hold = hold.objects(model, remote::to_hold(url)?);
+                hold = hold.objects(model, remote::open_all(url)?);
             }
         }
         if let Some(name) = &self.name {

@@ -1,24 +1,8 @@
 //! URLs. The crate `dmafile-remote` opens them; a command without it starts the program of that name, which is this
 //! command with it.
 
-use dmafile::Result;
 use dmafile::internal::is_url;
-use dmafile_hold::HeldObject;
 use std::path::Path;
-
-/// The objects that a URL stands for, each with its tensors that do not count.
-pub(crate) fn to_hold(url: &str) -> Result<Vec<HeldObject>> {
-    if !is_collection(url) {
-        return Ok(vec![(open(url)?, Vec::new())]);
-    }
-    let model = open_model(url)?;
-    let objects = model.objects().into_iter().enumerate();
-    let named = objects.map(|(number, object)| {
-        let superseded = model.superseded(number).map(str::to_string).collect();
-        (object, superseded)
-    });
-    Ok(named.collect())
-}
 
 /// The URL that was given in place of a path.
 pub(crate) fn url(path: &Path) -> Option<&str> {
@@ -28,7 +12,7 @@ pub(crate) fn url(path: &Path) -> Option<&str> {
 #[cfg(feature = "remote")]
 mod with {
     use crate::signals;
-    use dmafile::{Model, RemoteObject, Result};
+    use dmafile::{Model, ModelObject, RemoteObject, Result};
     use dmafile_remote::{OpenOptions, Remote};
     use std::sync::{Arc, LazyLock};
 
@@ -47,6 +31,10 @@ mod with {
         REMOTE.open_model(url)
     }
 
+    pub(crate) fn open_all(url: &str) -> Result<Vec<ModelObject>> {
+        REMOTE.open_all(url)
+    }
+
     /// The small files next to a model's weights, and their names.
     pub(crate) fn open_others(url: &str) -> Result<Vec<(String, Arc<dyn RemoteObject>)>> {
         REMOTE.open_others(url)
@@ -56,12 +44,12 @@ mod with {
 }
 
 #[cfg(feature = "remote")]
-pub(crate) use with::{is_collection, open, open_model, open_others};
+pub(crate) use with::{is_collection, open, open_all, open_model, open_others};
 
 #[cfg(not(feature = "remote"))]
 mod without {
     use crate::Failure;
-    use dmafile::{Error, Model, RemoteObject, Result};
+    use dmafile::{Error, Model, ModelObject, RemoteObject, Result};
     use std::ffi::OsString;
     use std::os::unix::process::CommandExt;
     use std::path::Path;
@@ -115,6 +103,10 @@ mod without {
         unavailable()
     }
 
+    pub(crate) fn open_all(_: &str) -> Result<Vec<ModelObject>> {
+        unavailable()
+    }
+
     pub(crate) fn open_others(_: &str) -> Result<Vec<(String, Arc<dyn RemoteObject>)>> {
         unavailable()
     }
@@ -125,4 +117,4 @@ mod without {
 }
 
 #[cfg(not(feature = "remote"))]
-pub(crate) use without::{become_program, is_collection, open, open_model, open_others};
+pub(crate) use without::{become_program, is_collection, open, open_all, open_model, open_others};

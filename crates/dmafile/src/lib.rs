@@ -70,7 +70,7 @@ pub use flow::clock::Cpu;
 pub use load::{Extent, Load, Loaded, Report};
 pub use message::{Message, Names, Opt, Part};
 pub use model::Digests;
-pub use model::{Model, ModelFolder, Pattern, SMALL_READ, Tensor};
+pub use model::{Model, ModelFolder, ModelObject, Pattern, SMALL_READ, Tensor};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_CHUNK, Io, Kind, MemoryKind, Method, OPTIONS, Operation,
     OptionGroup, OptionInfo, OptionType, OptionValue, Pages, QUEUE_DEPTH_RANGE,

@@ -49,7 +49,6 @@ pub use doctor::{doctor, not_handed_over};
 pub use holder::{Hold, Holder};
 pub use identity::FileIdentity;
 pub use list::{Holding, Taker, holds, release};
-pub use load::HeldObject;
 pub use protocol::{Digest, HeldInfo};
 pub use serve::Ended;
 pub use shared::{Found, Shared, Vacant};

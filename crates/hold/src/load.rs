@@ -7,8 +7,8 @@ use dmafile::internal::{
     Builder, DigestCheck, Follower, ProgressFn, Selection, Source, Verb, unlisted,
 };
 use dmafile::{
-    Buffer, CancelToken, Error, Kind, Load, MemoryKind, Model, Names, Opt, Pages, Progress,
-    RemoteObject, Result, Verify, message,
+    Buffer, CancelToken, Error, Kind, Load, MemoryKind, Model, ModelObject, Names, Opt, Pages,
+    Progress, RemoteObject, Result, Verify, message,
 };
 use dmafile_sys::{Errno, file, host};
 use std::collections::BTreeMap;
@@ -31,15 +31,8 @@ pub(super) struct HoldOptions {
     pub progress: Option<Arc<ProgressFn>>,
     pub names: &'static dyn Names,
     /// What paths stand for that are not on this machine.
-    pub objects: Box<Elsewhere>,
+    pub objects: BTreeMap<PathBuf, Vec<ModelObject>>,
 }
-
-/// Paths, and the objects that they stand for.
-#[derive(Default)]
-pub(super) struct Elsewhere(pub BTreeMap<PathBuf, Vec<HeldObject>>);
-
-/// An object to hold, and its tensors that do not count.
-pub type HeldObject = (Arc<dyn RemoteObject>, Vec<String>);
 
 /// The options that `Hold` and `Shared` have in common.
 macro_rules! hold_setters {
@@ -94,9 +87,9 @@ macro_rules! hold_setters {
         pub fn objects(
             mut self,
             path: impl Into<PathBuf>,
-            objects: Vec<$crate::HeldObject>,
+            objects: Vec<dmafile::ModelObject>,
         ) -> Self {
-            self.wanted.objects.0.insert(path.into(), objects);
+            self.wanted.objects.insert(path.into(), objects);
             self
         }
 
@@ -144,7 +137,7 @@ impl HoldOptions {
             cancel: CancelToken::new(),
             progress: None,
             names: &Builder,
-            objects: Box::default(),
+            objects: BTreeMap::new(),
         }
     }
 
@@ -183,7 +176,7 @@ impl HoldOptions {
         let mut names = BTreeMap::new();
         let mut paths = Vec::new();
         for path in &self.paths {
-            match self.objects.0.get(path) {
+            match self.objects.get(path) {
                 Some(objects) => paths.extend(objects.iter().map(|(object, superseded)| {
                     let path = PathBuf::from(object.name());
                     (path, superseded.clone(), Some(Arc::clone(object)))

@@ -119,7 +119,7 @@ impl Shared {
             return Ok(Found::Held(held.passed_on(holder)));
         }
         Ok(Found::Vacant(Vacant {
-            wanted: self.wanted,
+            wanted: Box::new(self.wanted),
             files,
             key,
             folder,
@@ -162,7 +162,7 @@ pub enum Found {
 /// it, or has dropped it.
 #[must_use = "other processes wait for it"]
 pub struct Vacant {
-    wanted: HoldOptions,
+    wanted: Box<HoldOptions>,
     files: Vec<OpenFile>,
     key: String,
     folder: Folder,

@@ -68,6 +68,13 @@ pub(crate) enum Answered {
     Wrong(String),
 }
 
+/// Why the server cannot answer now, and when it may, if it says so; None if that is not the answer.
+pub(crate) fn busy(head: &AnswerHead) -> Option<(String, Option<Duration>)> {
+    let after = || head.field("retry-after").and_then(retry::after);
+    matches!(head.status, 408 | 429 | 500 | 502 | 503 | 504)
+        .then(|| (format!("status {}", head.status), after()))
+}
+
 /// Judges the answer to a request for `[start, end)`, or up to the end of the object if that comes first. `known` is
 /// what earlier answers were about.
 pub(crate) fn judge(
@@ -90,11 +97,12 @@ pub(crate) fn judge(
                 _ => Answered::Wrong("the server refuses the range (status 416)".to_string()),
             };
         }
-        status @ (408 | 429 | 500 | 502 | 503 | 504) => {
-            let after = head.field("retry-after").and_then(retry::after);
-            return Answered::Again(format!("status {status}"), after);
+        status => {
+            return match busy(head) {
+                Some((why, after)) => Answered::Again(why, after),
+                None => Answered::Wrong(format!("the server answers with status {status}")),
+            };
         }
-        status => return Answered::Wrong(format!("the server answers with status {status}")),
     }
     let wrong = |why: &str| Answered::Wrong(why.to_string());
     match head.field("content-encoding") {

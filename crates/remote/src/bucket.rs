@@ -6,6 +6,7 @@
 use crate::http::{Client, ClientRequest, HttpAnswer, WaitCheck};
 use crate::origin::{Condition, ObjectOrigin};
 use crate::place::Dialect;
+use crate::retry::own;
 use bytes::Bytes;
 use dmafile::{Error, Result};
 use http_body_util::BodyExt;
@@ -149,8 +150,8 @@ fn refused(error: &object_store::Error, dialect: Dialect) -> Error {
     let mut why = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(inner) = source {
-        if let Some(own) = inner.downcast_ref::<io::Error>().and_then(own_error) {
-            return own;
+        if let Some(own) = inner.downcast_ref::<io::Error>().and_then(own) {
+            return own.clone();
         }
         let text = inner.to_string();
         if !why.contains(&text) {
@@ -168,10 +169,6 @@ fn refused(error: &object_store::Error, dialect: Dialect) -> Error {
     Error::new("cannot fetch", why)
         .with_errno(errno)
         .with_remedy(dialect.remedy())
-}
-
-fn own_error(error: &io::Error) -> Option<Error> {
-    error.get_ref()?.downcast_ref::<Error>().cloned()
 }
 
 impl ObjectOrigin for Key {

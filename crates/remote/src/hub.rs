@@ -1,9 +1,9 @@
 //! Models on the Hugging Face Hub, and on what speaks as it does.
 
+use crate::answer::busy;
 use crate::http::{Client, WaitCheck};
-use crate::object::unreachable;
 use crate::origin::{Web, follow};
-use crate::retry::{self, TRIES_TO_REACH};
+use crate::retry::{Budget, Trouble};
 use dmafile::{Error, Result};
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -63,24 +63,20 @@ impl Hub {
             &[revision],
         );
         let secret = authorization.as_deref().map(|secret| (&endpoint, secret));
-        let mut number = 0;
-        let (head, text) = loop {
-            number += 1;
-            let answer = follow(client, &url, Vec::new(), secret, check)
-                .and_then(|(answer, _)| answer.text(client, check));
-            let (busy, after) = match &answer {
-                Ok((head, _)) => (
-                    matches!(head.status, 429 | 500 | 502 | 503 | 504),
-                    head.field("retry-after").and_then(retry::after),
-                ),
-                Err(error) => (retry::may_pass(error), None),
-            };
-            let pause = retry::pause(number, after).filter(|_| busy && number < TRIES_TO_REACH);
-            let Some(pause) = pause else {
-                break answer.map_err(|error| unreachable(&name, &error))?;
-            };
-            retry::sleep(pause, check).map_err(|error| unreachable(&name, &error))?;
-        };
+        let (head, text) = Budget::default().tried(
+            &name,
+            check,
+            || 0,
+            || {
+                let answer = follow(client, &url, Vec::new(), secret, check)
+                    .and_then(|(answer, _)| answer.text(client, check));
+                let (head, text) = answer.map_err(|error| Trouble::of(error, &name))?;
+                match busy(&head) {
+                    Some((why, after)) => Err(Trouble::busy(why, after)),
+                    None => Ok((head, text)),
+                }
+            },
+        )?;
         let remedy = match &authorization {
             None => "set HF_TOKEN, if it is a private or gated one",
             Some(_) => "check that the token may read it, and that its terms have been accepted",

@@ -39,7 +39,7 @@ mod retry;
 
 use bucket::StoreBucket;
 use dmafile::internal::{Verb, names_collection};
-use dmafile::{CancelToken, Error, Model, ModelFolder, RemoteObject, Result};
+use dmafile::{CancelToken, Error, Model, ModelFolder, ModelObject, RemoteObject, Result};
 use http::{Client, basic};
 use hub::Hub;
 use object::HttpObject;
@@ -131,6 +131,17 @@ impl Remote {
         let (folder, name) = self.folder(&place)?;
         let name = Some(&*name).filter(|_| !place.is_folder());
         Model::open_remote(&folder, name)
+    }
+
+    /// Opens all that a URL stands for: an object, or those of a model.
+    ///
+    /// # Errors
+    /// As [`Remote::open_model`].
+    pub fn open_all(&self, url: &str) -> Result<Vec<ModelObject>> {
+        if is_collection(url) {
+            return Ok(self.open_model(url)?.objects());
+        }
+        Ok(vec![(self.open(url)?, Vec::new())])
     }
 
     /// Opens the small files next to a model's weights, such as its configuration and its tokenizer, and returns them

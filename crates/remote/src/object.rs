@@ -2,9 +2,9 @@
 
 use crate::OpenOptions;
 use crate::answer::{Answered, Version, judge};
-use crate::http::{Client, HttpAnswer, WaitCheck, is_gone};
+use crate::http::{Client, HttpAnswer, WaitCheck};
 use crate::origin::ObjectOrigin;
-use crate::retry::{self, Budget, Speeds, TRIES, TRIES_TO_REACH};
+use crate::retry::{Budget, PIECE, Speeds, Trouble};
 use dmafile::internal::Verb;
 use dmafile::{Error, ObjectReader, ReadBuf, RemoteObject, Result};
 use rustix::io::Errno;
@@ -12,12 +12,9 @@ use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// How much the first request asks for, which also says how large the object is: most headers of models.
 const FIRST: u64 = 256 << 10;
-/// The most bytes between two looks at the speed of a connection.
-const PIECE: u64 = 256 << 10;
 
 /// An object behind a URL.
 pub(crate) struct HttpObject {
@@ -29,23 +26,6 @@ pub(crate) struct HttpObject {
     first: Vec<u8>,
     budget: Budget,
     speeds: Speeds,
-}
-
-/// Why a request has to be made again, or must not.
-enum Trouble {
-    Again {
-        why: io::Error,
-        /// The server has answered, and may say when.
-        answered: bool,
-        after: Option<Duration>,
-    },
-    Final(Error),
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
-        Self::Final(error)
-    }
 }
 
 impl HttpObject {
@@ -90,68 +70,18 @@ impl HttpObject {
             .at(&self.name)
     }
 
-    fn unreachable(&self, error: &io::Error) -> Error {
-        unreachable(&self.name, error)
-    }
-
-    /// Tries something until it is done, or there is no point any more; `reached` says how many bytes have arrived.
+    /// As [`Budget::tried`].
     fn tried<T>(
         &self,
         check: WaitCheck<'_>,
         reached: impl Fn() -> u64,
-        mut once: impl FnMut() -> Result<T, Trouble>,
+        once: impl FnMut() -> Result<T, Trouble>,
     ) -> Result<T> {
-        self.budget.needs_one();
-        let mut number = 1;
-        loop {
-            let before = reached();
-            let (why, answered, after) = match once() {
-                Ok(done) => return Ok(done),
-                Err(Trouble::Final(error)) => return Err(error),
-                Err(Trouble::Again {
-                    why,
-                    answered,
-                    after,
-                }) => (why, answered, after),
-            };
-            // A server that has never been reached may not exist.
-            let known = answered || self.version.size > 0;
-            let most = if known { TRIES } else { TRIES_TO_REACH };
-            let failed = |remedy: String| self.unreachable(&why).with_remedy(remedy);
-            if reached() - before >= PIECE {
-                // Some servers close each connection after so many bytes.
-                self.budget.needs_one();
-                number = 0;
-            } else if !self.budget.allows_extra() {
-                return Err(failed(
-                    "too many requests have failed: check the server".to_string(),
-                ));
-            }
-            if number >= most {
-                return Err(failed(format!(
-                    "it was tried {number} times: check the server"
-                )));
-            }
-            number += 1;
-            let Some(pause) = retry::pause(number, after) else {
-                let seconds = after.unwrap_or_default().as_secs();
-                return Err(failed(format!("the server asks to wait {seconds} seconds")));
-            };
-            retry::sleep(pause, check).map_err(|error| self.unreachable(&error))?;
-            self.client.counts.retries.fetch_add(1, Ordering::Relaxed);
-        }
+        self.budget.tried(&self.name, check, reached, once)
     }
 
-    /// What a failed call means: the network may work again.
     fn trouble(&self, error: io::Error) -> Trouble {
-        if !retry::may_pass(&error) {
-            return Trouble::Final(self.unreachable(&error));
-        }
-        Trouble::Again {
-            why: error,
-            answered: false,
-            after: None,
-        }
+        Trouble::of(error, &self.name)
     }
 
     /// Asks for a range; returns the checked answer, the number of bytes and the version that it is of.
@@ -161,11 +91,6 @@ impl HttpObject {
         known: Option<&Version>,
         check: WaitCheck<'_>,
     ) -> Result<(HttpAnswer, u64, Version), Trouble> {
-        let again = |why: String, after| Trouble::Again {
-            why: io::Error::other(why),
-            answered: true,
-            after,
-        };
         let condition = known.and_then(Version::condition);
         let answer = self
             .origin
@@ -173,10 +98,10 @@ impl HttpObject {
         let answer = answer.map_err(|error| self.trouble(error))?;
         match judge(&answer.head, (start, end), known) {
             Answered::Range(length, version) => Ok((answer, length, version)),
-            Answered::Again(why, after) => Err(again(why, after)),
+            Answered::Again(why, after) => Err(Trouble::busy(why, after)),
             // The place where it was found may have been for a short time.
             Answered::Denied(status) | Answered::Missing(status) if self.origin.renew() => {
-                Err(again(format!("status {status}"), None))
+                Err(Trouble::busy(format!("status {status}"), None))
             }
             Answered::Denied(status) => {
                 let why = format!("the server does not allow it (status {status})");
@@ -230,40 +155,14 @@ impl HttpObject {
             received.map_err(|error| self.trouble(error))?;
             done += piece;
             if speed.is_slow(piece) && done < length && self.budget.allows_extra() {
-                return Err(Trouble::Again {
-                    why: io::Error::other("the connection is much slower than the others"),
-                    answered: true,
-                    after: None,
-                });
+                let why = "the connection is much slower than the others";
+                return Err(Trouble::busy(why, None));
             }
         }
         speed.end();
         answer.keep(&self.client);
         Ok(())
     }
-}
-
-/// An error of the network, or of what is asked.
-pub(crate) fn unreachable(name: &str, error: &io::Error) -> Error {
-    if let Some(own) = error
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<Error>())
-    {
-        return own.clone();
-    }
-    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
-    let errno = errno.unwrap_or(match error.kind() {
-        io::ErrorKind::ConnectionRefused => Errno::CONNREFUSED,
-        io::ErrorKind::TimedOut => Errno::TIMEDOUT,
-        io::ErrorKind::InvalidData | io::ErrorKind::PermissionDenied => Errno::PROTO,
-        io::ErrorKind::HostUnreachable => Errno::HOSTUNREACH,
-        io::ErrorKind::NetworkUnreachable => Errno::NETUNREACH,
-        _ if is_gone(error) => Errno::CONNRESET,
-        _ => Errno::IO,
-    });
-    Error::new("cannot fetch", error.to_string())
-        .with_errno(errno)
-        .at(name)
 }
 
 impl RemoteObject for HttpObject {
@@ -294,21 +193,8 @@ struct HttpReader<'a>(&'a HttpObject);
 impl ObjectReader for HttpReader<'_> {
     fn read(&mut self, offset: u64, into: &mut ReadBuf<'_>) -> io::Result<()> {
         let object = self.0;
-        while into.remaining() > 0 {
-            let at = offset + into.filled();
-            let Some(rest) = object
-                .first
-                .get(at as usize..)
-                .filter(|rest| !rest.is_empty())
-            else {
-                break;
-            };
-            into.fill(rest.len(), |memory| {
-                let length = memory.len();
-                memory.copy_from_slice(&rest[..length]);
-                Ok(length)
-            })?;
-        }
+        let first = object.first.get(offset as usize..).unwrap_or_default();
+        into.copy(first)?;
         if into.remaining() == 0 {
             return Ok(());
         }

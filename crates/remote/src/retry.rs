@@ -1,18 +1,19 @@
 //! When something is tried again, and when not any more.
 
+use crate::http::{WaitCheck, is_gone};
 use dmafile::Error;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// How often one part is tried.
-pub(crate) const TRIES: u32 = 10;
+const TRIES: u32 = 10;
 /// How often a server is tried that has never answered.
-pub(crate) const TRIES_TO_REACH: u32 = 4;
+const TRIES_TO_REACH: u32 = 4;
 /// The first pause is up to this long, each later one up to twice as long, up to the last one.
 const FIRST: Duration = Duration::from_millis(100);
 const LAST: Duration = Duration::from_secs(20);
@@ -22,15 +23,108 @@ const LONGEST: Duration = Duration::from_secs(300);
 const EXTRA_SHARE: u64 = 5;
 const EXTRA: u64 = 10;
 
+/// So many bytes are progress: what fails after them has not failed in vain.
+pub(crate) const PIECE: u64 = 256 << 10;
+
+/// Why a request has to be made again, or must not.
+pub(crate) enum Trouble {
+    Again {
+        why: io::Error,
+        /// The server has answered.
+        answered: bool,
+        /// It says when.
+        after: Option<Duration>,
+    },
+    Final(Error),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Final(error)
+    }
+}
+
+impl Trouble {
+    /// An answer that there will be a better one later.
+    pub(crate) fn busy(why: impl Into<String>, after: Option<Duration>) -> Self {
+        Self::Again {
+            why: io::Error::other(why.into()),
+            answered: true,
+            after,
+        }
+    }
+
+    /// What a failed call means: the network may work again. `name` is what was asked for.
+    pub(crate) fn of(error: io::Error, name: &str) -> Self {
+        if !may_pass(&error) {
+            return Self::Final(unreachable(name, &error));
+        }
+        Self::Again {
+            why: error,
+            answered: false,
+            after: None,
+        }
+    }
+}
+
 /// What an object's requests may cost in total, so that a failing store is not asked more and more.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     needed: AtomicU64,
     extra: AtomicU64,
+    /// The server has answered before: it exists.
+    answered: AtomicBool,
 }
 
 impl Budget {
-    pub(crate) fn needs_one(&self) {
+    /// Tries something until it is done, or there is no point any more; `reached` says how many bytes have arrived, and
+    /// `name` what is asked for.
+    pub(crate) fn tried<T>(
+        &self,
+        name: &str,
+        check: WaitCheck<'_>,
+        reached: impl Fn() -> u64,
+        mut once: impl FnMut() -> Result<T, Trouble>,
+    ) -> Result<T, Error> {
+        self.needs_one();
+        let mut number = 1;
+        loop {
+            let before = reached();
+            let (why, answered, after) = match once() {
+                Ok(done) => {
+                    self.answered.store(true, Ordering::Relaxed);
+                    return Ok(done);
+                }
+                Err(Trouble::Final(error)) => return Err(error),
+                Err(Trouble::Again {
+                    why,
+                    answered,
+                    after,
+                }) => (why, answered, after),
+            };
+            let known = self.answered.fetch_or(answered, Ordering::Relaxed) || answered;
+            let most = if known { TRIES } else { TRIES_TO_REACH };
+            let failed = |remedy: String| Err(unreachable(name, &why).with_remedy(remedy));
+            if reached() - before >= PIECE {
+                // Some servers close each connection after so many bytes.
+                self.needs_one();
+                number = 0;
+            } else if !self.allows_extra() {
+                return failed("too many requests have failed: check the server".to_string());
+            }
+            if number >= most {
+                return failed(format!("it was tried {number} times: check the server"));
+            }
+            number += 1;
+            let Some(pause) = pause(number, after) else {
+                let seconds = after.unwrap_or_default().as_secs();
+                return failed(format!("the server asks to wait {seconds} seconds"));
+            };
+            sleep(pause, check).map_err(|error| unreachable(name, &error))?;
+        }
+    }
+
+    fn needs_one(&self) {
         self.needed.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -41,9 +135,34 @@ impl Budget {
     }
 }
 
+/// An error of the network, or of what is asked.
+fn unreachable(name: &str, error: &io::Error) -> Error {
+    if let Some(own) = own(error) {
+        return own.clone();
+    }
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    let errno = errno.unwrap_or(match error.kind() {
+        io::ErrorKind::ConnectionRefused => Errno::CONNREFUSED,
+        io::ErrorKind::TimedOut => Errno::TIMEDOUT,
+        io::ErrorKind::InvalidData | io::ErrorKind::PermissionDenied => Errno::PROTO,
+        io::ErrorKind::HostUnreachable => Errno::HOSTUNREACH,
+        io::ErrorKind::NetworkUnreachable => Errno::NETUNREACH,
+        _ if is_gone(error) => Errno::CONNRESET,
+        _ => Errno::IO,
+    });
+    Error::new("cannot fetch", error.to_string())
+        .with_errno(errno)
+        .at(name)
+}
+
+/// The error of this crate that is inside.
+pub(crate) fn own(error: &io::Error) -> Option<&Error> {
+    error.get_ref()?.downcast_ref()
+}
+
 /// The pause before try `number`, from 1: random, so that clients do not come back together; at least as long as the
 /// server says. None if that is too long.
-pub(crate) fn pause(number: u32, after: Option<Duration>) -> Option<Duration> {
+fn pause(number: u32, after: Option<Duration>) -> Option<Duration> {
     let most = FIRST.saturating_mul(1 << number.min(16)).min(LAST);
     // A new hasher has random keys.
     let random = RandomState::new().hash_one(number);
@@ -53,8 +172,7 @@ pub(crate) fn pause(number: u32, after: Option<Duration>) -> Option<Duration> {
 }
 
 /// True if a failed call may succeed later: it is the network's fault.
-pub(crate) fn may_pass(error: &io::Error) -> bool {
-    let own = error.get_ref().is_some_and(|inner| inner.is::<Error>());
+fn may_pass(error: &io::Error) -> bool {
     let lasting = matches!(
         error.kind(),
         io::ErrorKind::InvalidData
@@ -62,11 +180,11 @@ pub(crate) fn may_pass(error: &io::Error) -> bool {
             | io::ErrorKind::PermissionDenied
             | io::ErrorKind::Unsupported
     );
-    !own && !lasting && error.raw_os_error() != Some(Errno::FAULT.raw_os_error())
+    own(error).is_none() && !lasting && error.raw_os_error() != Some(Errno::FAULT.raw_os_error())
 }
 
 /// Sleeps, for as long as `check` agrees.
-pub(crate) fn sleep(time: Duration, check: &dyn Fn() -> io::Result<()>) -> io::Result<()> {
+fn sleep(time: Duration, check: WaitCheck<'_>) -> io::Result<()> {
     let end = Instant::now() + time;
     loop {
         check()?;

@@ -176,8 +176,8 @@ fn first_word(text: &[u8]) -> String {
     word
 }
 
-/// Every method that loads files into any kind of memory on any kernel: `fetch` loads objects, `module` and `heap-read` only fill their own
-/// dma-bufs, and `copy-file-range` and `premap` need patched kernels.
+/// Every method that loads files into any kind of memory on any kernel: `fetch` loads objects, `module` and `heap-read`
+/// only fill their own dma-bufs, and `copy-file-range` and `premap` need patched kernels.
 pub fn methods() -> impl Iterator<Item = Method> {
     let few = [
         Method::Module,

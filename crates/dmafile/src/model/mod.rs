@@ -28,6 +28,9 @@ pub use shards::{ModelFolder, is_hidden, names_collection};
 /// Size in bytes below which [`Model::read_part`] is faster than a load, which must be planned first.
 pub const SMALL_READ: u64 = 256 << 10;
 
+/// An object of a model, and its tensors that do not count ([`Model::superseded`]).
+pub type ModelObject = (Arc<dyn RemoteObject>, Vec<String>);
+
 /// A tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -267,8 +270,12 @@ impl Model {
     }
 
     /// Its objects, in the same order; none if it consists of files.
-    pub fn objects(&self) -> Vec<Arc<dyn RemoteObject>> {
-        self.source.objects()
+    pub fn objects(&self) -> Vec<ModelObject> {
+        let objects = self.source.objects().into_iter().enumerate();
+        let superseded = |number| self.superseded(number).map(str::to_string).collect();
+        objects
+            .map(|(number, object)| (object, superseded(number)))
+            .collect()
     }
 
     /// Its tensors, in the order of their bytes in a buffer.

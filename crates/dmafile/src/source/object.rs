@@ -240,6 +240,22 @@ impl<'a> ReadBuf<'a> {
         Ok(got)
     }
 
+    /// Copies these bytes to it, as far as there is room.
+    ///
+    /// # Errors
+    /// EFAULT if the memory has been truncated.
+    pub fn copy(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() && self.remaining() > 0 {
+            let done = self.fill(bytes.len(), |memory| {
+                let length = memory.len();
+                memory.copy_from_slice(&bytes[..length]);
+                Ok(length)
+            })?;
+            bytes = &bytes[done..];
+        }
+        Ok(())
+    }
+
     fn add(&mut self, bytes: u64) {
         self.filled += bytes;
         if bytes > 0 {

@@ -121,14 +121,6 @@ impl Connection {
         })
     }
 
-    /// The version of TLS; None without.
-    pub(crate) fn tls_version(&self) -> Option<String> {
-        match &self.stream {
-            Transport::Plain(_) => None,
-            Transport::Tls(tls, _) => tls.protocol_version().map(|version| format!("{version:?}")),
-        }
-    }
-
     /// True if nothing has arrived since the last answer: neither its end nor bytes that nobody asked for.
     pub(crate) fn is_idle(&mut self) -> bool {
         if self.used < self.early.len() {
@@ -239,11 +231,8 @@ impl Connection {
             if self.used < self.early.len() {
                 let rest = &self.early[self.used..];
                 let most = rest.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-                self.used += into.fill(most, |memory| {
-                    let length = memory.len();
-                    memory.copy_from_slice(&rest[..length]);
-                    Ok(length)
-                })?;
+                into.copy(&rest[..most])?;
+                self.used += most;
                 continue;
             }
             let patience = Patience::new();

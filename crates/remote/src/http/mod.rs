@@ -11,6 +11,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 pub(crate) use connection::{Connection, WaitCheck, is_gone};
 pub(crate) use head::{AnswerHead, BodyLength};
+use percent_encoding::percent_decode_str;
 use proxy::Proxies;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject;
@@ -107,18 +108,8 @@ pub(crate) struct Client {
     idle: Mutex<HashMap<Endpoint, Vec<Connection>>>,
     /// Connections are spread over all addresses of a host.
     turn: AtomicUsize,
-    pub counts: RequestCounts,
     /// Readers that are open; connections are kept for them.
     pub readers: AtomicUsize,
-}
-
-/// For the report.
-#[derive(Debug, Default)]
-pub(crate) struct RequestCounts {
-    pub connections: AtomicUsize,
-    pub requests: AtomicUsize,
-    pub retries: AtomicUsize,
-    pub tls: OnceLock<String>,
 }
 
 impl Client {
@@ -130,7 +121,6 @@ impl Client {
             tls: OnceLock::new(),
             idle: Mutex::default(),
             turn: AtomicUsize::new(0),
-            counts: RequestCounts::default(),
             readers: AtomicUsize::new(0),
         }
     }
@@ -144,7 +134,6 @@ impl Client {
         let at = Endpoint::of(request.url)?;
         let proxy = self.proxies.of(request.url);
         let bytes = encode(request, proxy.filter(|_| !at.tls));
-        self.counts.requests.fetch_add(1, Ordering::Relaxed);
         loop {
             let kept = self.take_idle(&at);
             let was_kept = kept.is_some();
@@ -219,11 +208,7 @@ impl Client {
                 proxy::tunnel(&mut connection, proxy, &at.host, at.port, check)?;
             }
             connection = self.begin_tls(connection, at, check)?;
-            if let Some(version) = connection.tls_version() {
-                let _ = self.counts.tls.set(version);
-            }
         }
-        self.counts.connections.fetch_add(1, Ordering::Relaxed);
         Ok(connection)
     }
 
@@ -376,10 +361,7 @@ fn authority(url: &Url) -> String {
 
 /// The value of an authorization field, if a URL has a user.
 pub(crate) fn basic(url: &Url) -> Option<String> {
-    let text = |text: &str| {
-        let bytes: Vec<u8> = percent_decoded(text);
-        String::from_utf8_lossy(&bytes).into_owned()
-    };
+    let text = |text| percent_decode_str(text).decode_utf8_lossy();
     if url.username().is_empty() && url.password().is_none() {
         return None;
     }
@@ -389,28 +371,6 @@ pub(crate) fn basic(url: &Url) -> Option<String> {
         text(url.password().unwrap_or(""))
     );
     Some(format!("Basic {}", BASE64_STANDARD.encode(both)))
-}
-
-fn percent_decoded(text: &str) -> Vec<u8> {
-    let bytes = text.as_bytes();
-    let mut out = Vec::new();
-    let mut at = 0;
-    while at < bytes.len() {
-        let code = bytes.get(at + 1..at + 3);
-        let code = code.and_then(|code| std::str::from_utf8(code).ok());
-        let code = code.and_then(|code| u8::from_str_radix(code, 16).ok());
-        match code.filter(|_| bytes[at] == b'%') {
-            Some(byte) => {
-                out.push(byte);
-                at += 3;
-            }
-            None => {
-                out.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    out
 }
 
 #[cfg(test)]
