@@ -131,7 +131,10 @@ impl ObjectReader for FileReader<'_> {
             };
             while into.remaining() > 0 {
                 let got = into.fill(most, |memory| {
-                    self.file.read_exact_at(memory, at)?;
+                    // By the CPU: a system call would return EFAULT where this raises a signal.
+                    let mut bytes = vec![0; memory.len()];
+                    self.file.read_exact_at(&mut bytes, at)?;
+                    memory.copy_from_slice(&bytes);
                     Ok(memory.len())
                 })?;
                 at += got as u64;

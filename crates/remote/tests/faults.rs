@@ -490,6 +490,17 @@ fn random_faults_give_right_bytes_or_one_line() {
     );
 }
 
+#[test]
+fn an_answer_that_nobody_asked_for_is_not_taken_for_the_next() {
+    let server = Server::plain();
+    let bytes = noise((256 << 10) + 100_000, 17);
+    let url = server.put("/model.bin", bytes.clone());
+    server.decide(|_| Fault::Twice);
+    let object = open(&url, &OpenOptions::default()).unwrap();
+    let load = Load::of_object(object).block(16 << 10).queue_depth(1);
+    assert_loaded(load.run(), &bytes, "each answer twice");
+}
+
 /// Passes bytes on in pieces that end inside records of TLS, with pauses longer than a socket's timeout.
 fn relay(to: &str) -> u16 {
     let port: u16 = to.rsplit(':').next().unwrap().parse().unwrap();

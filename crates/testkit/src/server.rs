@@ -21,6 +21,8 @@ pub enum Fault {
     Short(u64),
     /// After the body come more bytes than announced.
     Long,
+    /// After the answer comes the same once more, in the same piece.
+    Twice,
     /// The range is moved by one byte.
     WrongRange,
     /// The range is right, but of other bytes than it says: the length differs.
@@ -328,6 +330,11 @@ impl Inner {
             _ => {}
         }
         head += "\r\n";
+        if fault == Fault::Twice {
+            let answer = [head.as_bytes(), body].concat();
+            out.write_all(&[&answer[..], &answer[..]].concat())?;
+            return out.flush().map(|()| true);
+        }
         out.write_all(head.as_bytes())?;
         match fault {
             Fault::Chunked => {
