@@ -111,9 +111,10 @@ def load(
             number of CPUs through the page cache, 16 for objects. At most 64 threads, where each
             does one operation after another.
         verify: Compute a checksum, and compare it with HEX if given; default: none. `crc32c`,
-            `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the load fails
-            (EBADMSG) if the digest differs. `hub` compares each file with the digest that is its
-            name in a Hugging Face cache, and refuses files without one.
+            `crc64nvme`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX`
+            the load fails (EBADMSG) if the digest differs. `store` compares each file with the
+            digest that is stored with it (its name in a Hugging Face cache; what the store of an
+            object says), and refuses files without one.
         check_memory: Refuse early what exceeds available memory or a cgroup's limit.
         progress: Called with the bytes in place and the total, at most 30 times a second, on this
             thread. An exception in it cancels the load, and is raised here. `True` draws a bar on

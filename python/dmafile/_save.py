@@ -124,8 +124,9 @@ def save(
             number of CPUs through the page cache. At most 64 threads, where each does one operation
             after another.
         verify: Compute a checksum of what is saved, and compare it with HEX if given; default:
-            none. `crc32c`, `xxh3`, `blake3` or `sha256`, which the report then contains; with
-            `=HEX` the save fails (EBADMSG) if the digest differs, before the old file is replaced.
+            none. `crc32c`, `crc64nvme`, `xxh3`, `blake3` or `sha256`, which the report then
+            contains; with `=HEX` the save fails (EBADMSG) if the digest differs, before the old
+            file is replaced.
         sync: Return only when the bytes and the name are on the disk.
         progress: As in `load`.
 

@@ -27,7 +27,7 @@ pub(crate) fn save_snapshot(
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Py<PyAny>> {
     let verify: Verify = verify.parse().map_err(|error| raise(py, &error, None))?;
-    if verify.expected.is_some() || verify.hub {
+    if verify.expected.is_some() || verify.stored {
         return Err(usage(
             py,
             "verify: a snapshot has a digest for each source: name an algorithm without =HEX",

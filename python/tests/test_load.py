@@ -41,7 +41,7 @@ def test_a_file_of_a_hugging_face_cache_is_compared_with_its_name(
     blob.write_bytes(file.read_bytes())
     path = snapshot / "model.bin"
     path.symlink_to(f"../../blobs/{blob.name}")
-    with dmafile.load(path, verify="hub") as buffer:
+    with dmafile.load(path, verify="store") as buffer:
         assert buffer.report is not None
         told = buffer.report["verify"]
         assert (told["digest"], told["matched"]) == (blob.name, True)
@@ -49,10 +49,10 @@ def test_a_file_of_a_hugging_face_cache_is_compared_with_its_name(
     data[-1] ^= 1
     blob.write_bytes(data)
     with pytest.raises(dmafile.Error) as bad:
-        dmafile.load(path, verify="hub")
+        dmafile.load(path, verify="store")
     assert bad.value.errno == errno.EBADMSG
     with pytest.raises(dmafile.Error, match="it is not in a Hugging Face cache") as none:
-        dmafile.load(file, verify="hub")
+        dmafile.load(file, verify="store")
     assert none.value.errno == errno.EINVAL and 'verify="sha256=HEX"' in str(none.value)
 
 

@@ -243,10 +243,10 @@ struct dmafile_options {
      */
     const char *allocation;
     /**
-     * Compute a checksum, and compare it with HEX if given; default: none. "crc32c", "xxh3", "blake3" or
-     * "sha256", which the report then contains; with "=HEX" the load fails (EBADMSG) if the digest differs.
-     * "hub" compares each file with the digest that is its name in a Hugging Face cache, and refuses files
-     * without one.
+     * Compute a checksum, and compare it with HEX if given; default: none. "crc32c", "crc64nvme", "xxh3",
+     * "blake3" or "sha256", which the report then contains; with "=HEX" the load fails (EBADMSG) if the
+     * digest differs. "store" compares each file with the digest that is stored with it (its name in a
+     * Hugging Face cache; what the store of an object says), and refuses files without one.
      */
     const char *verify;
     /**
@@ -479,8 +479,8 @@ struct dmafile_save_options {
     const char *io;
     /**
      * Compute a checksum of what is saved, and compare it with HEX if given; default: none. "crc32c",
-     * "xxh3", "blake3" or "sha256", which the report then contains; with "=HEX" the save fails (EBADMSG) if
-     * the digest differs, before the old file is replaced.
+     * "crc64nvme", "xxh3", "blake3" or "sha256", which the report then contains; with "=HEX" the save fails
+     * (EBADMSG) if the digest differs, before the old file is replaced.
      */
     const char *verify;
     /**

@@ -45,10 +45,10 @@ pub struct Options {
     /// When memory is allocated: "auto" (default), "ahead", "in-read", "before". "ahead" (one chunk ahead of
     /// the reads), "in-read" (by the reads themselves), "before" (all of it before the first read).
     pub allocation: *const c_char,
-    /// Compute a checksum, and compare it with HEX if given; default: none. "crc32c", "xxh3", "blake3" or
-    /// "sha256", which the report then contains; with "=HEX" the load fails (EBADMSG) if the digest differs.
-    /// "hub" compares each file with the digest that is its name in a Hugging Face cache, and refuses files
-    /// without one.
+    /// Compute a checksum, and compare it with HEX if given; default: none. "crc32c", "crc64nvme", "xxh3",
+    /// "blake3" or "sha256", which the report then contains; with "=HEX" the load fails (EBADMSG) if the
+    /// digest differs. "store" compares each file with the digest that is stored with it (its name in a
+    /// Hugging Face cache; what the store of an object says), and refuses files without one.
     pub verify: *const c_char,
     /// First byte of the file to load; default: 0.
     pub offset: u64,

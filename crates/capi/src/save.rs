@@ -44,8 +44,8 @@ pub struct SaveOptions {
     /// Bypass or use the page cache: "auto" (default), "direct", "buffered".
     pub io: *const c_char,
     /// Compute a checksum of what is saved, and compare it with HEX if given; default: none. "crc32c",
-    /// "xxh3", "blake3" or "sha256", which the report then contains; with "=HEX" the save fails (EBADMSG) if
-    /// the digest differs, before the old file is replaced.
+    /// "crc64nvme", "xxh3", "blake3" or "sha256", which the report then contains; with "=HEX" the save fails
+    /// (EBADMSG) if the digest differs, before the old file is replaced.
     pub verify: *const c_char,
     /// With DMAFILE_SAVE_IN_PLACE, where the first byte goes; otherwise 0.
     pub offset: u64,

@@ -404,6 +404,13 @@ pub(crate) fn report(report: &Report, verbose: bool) -> String {
             let _ = write!(text, ", and {hidden} ms of creating the dma-buf");
         }
         text.push('\n');
+        if let Some(remote) = &report.remote {
+            let _ = write!(text, "  {} requests", remote.requests);
+            if let Some(why) = &remote.why {
+                let _ = write!(text, ", {} of them again: {why}", remote.retries);
+            }
+            text.push('\n');
+        }
     }
     for verified in &report.verify {
         text += &digest(verified);

@@ -337,13 +337,13 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
         ),
         (
             "load file --verify md5=12",
-            &"invalid value 'md5=12' for '--verify <ALGO[=HEX]|hub>': 'md5' is not one of crc32c, \
-              xxh3, blake3, sha256, hub"
+            &"invalid value 'md5=12' for '--verify <ALGO[=HEX]|store>': 'md5' is not one of crc32c, \
+              crc64nvme, xxh3, blake3, sha256, store"
                 .to_string(),
         ),
         (
             "load file --verify sha256=12",
-            &"invalid value 'sha256=12' for '--verify <ALGO[=HEX]|hub>': '12' is not a valid sha256 \
+            &"invalid value 'sha256=12' for '--verify <ALGO[=HEX]|store>': '12' is not a valid sha256 \
               digest, which has 64 hexadecimal digits"
                 .to_string(),
         ),

@@ -1,6 +1,8 @@
 //! URLs in place of paths: the same bytes, from servers that speak as the hub and as S3 do.
 #![cfg(feature = "remote")]
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use dmafile_testkit::server::{Fault, Server};
 use dmafile_testkit::{bytes_digest, models, noise};
 use std::path::Path;
@@ -117,8 +119,15 @@ fn a_file_of_a_web_server_is_loaded_shown_and_explained() {
         plan.contains("fetch") && plan.contains("to receive"),
         "{plan}"
     );
+    server.decide(|asked| match asked.number {
+        1 => Fault::Status(503, String::new()),
+        _ => Fault::None,
+    });
     let loaded = good(&mut dmafile(&["load", "-v", &url, "--tensor", "a.1.w"]));
-    assert!(loaded.contains("received"), "{loaded}");
+    assert!(
+        loaded.contains("received") && loaded.contains(" requests, 1 of them again: status 503\n"),
+        "{loaded}"
+    );
     for said in [shown, plan, loaded] {
         assert!(!said.contains("hunter2"), "{said}");
     }
@@ -321,4 +330,108 @@ fn all_parts_of_a_split_model_on_a_web_server_are_loaded() {
         said.contains("m-00002-of-00003.gguf: there is no such object"),
         "{said}"
     );
+}
+
+/// CRC-64/NVME, bit by bit, in base64.
+fn crc64nvme(bytes: &[u8]) -> String {
+    let mut sum = u64::MAX;
+    for byte in bytes {
+        sum ^= u64::from(*byte);
+        for _ in 0..8 {
+            sum = (sum >> 1) ^ (0x9a6c_9329_ac4b_c9b5 * (sum & 1));
+        }
+    }
+    BASE64_STANDARD.encode((!sum).to_be_bytes())
+}
+
+#[test]
+fn bytes_are_compared_with_what_their_store_says_of_them() {
+    let bytes = noise(300_001, 7);
+    let sum = crc64nvme(&bytes);
+    let server = Server::plain();
+    let load = |url: &str| {
+        let mut load = dmafile(&["load", "-q", "--verify", "store", "--json", url]);
+        load.env("AWS_ENDPOINT_URL", server.url(""))
+            .env("AWS_ACCESS_KEY_ID", "me")
+            .env("AWS_SECRET_ACCESS_KEY", "hunter2");
+        load
+    };
+    let refused = |load: &mut Command, words: &str| {
+        let output = load.output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        let said = text(&output);
+        assert!(said.contains(words), "{said}");
+    };
+    let path = "/bucket/x";
+    let url = server.put(path, bytes.clone());
+    refused(&mut load(&url), "keeps no digest of all its bytes");
+    refused(&mut load("s3://bucket/x"), "keeps no digest of all");
+    server.say(path, &format!("x-amz-checksum-crc64nvme: {sum}\r\n"));
+    server.asked();
+    let said = good(&mut load("s3://bucket/x"));
+    assert!(
+        said.contains("crc64nvme") && said.contains("\"matched\":true"),
+        "{said}"
+    );
+    server.say(
+        path,
+        "x-goog-hash: md5=x\r\nx-goog-hash: crc32c=AAAAAA==\r\n",
+    );
+    refused(&mut load(&url), "crc32c is");
+    refused(&mut load(&url), "and should be 00000000 (EBADMSG)");
+    // The sum of the sums of parts is no digest of the bytes.
+    server.say(
+        path,
+        &format!("x-amz-checksum-crc64nvme: {sum}\r\nx-amz-checksum-type: COMPOSITE\r\n"),
+    );
+    refused(&mut load(&url), "keeps no digest of all its bytes");
+    // S3 only says it where it is asked to, which is signed as all of its own fields are.
+    server.say(path, "");
+    server.asked();
+    refused(&mut load("s3://bucket/x"), "keeps no digest of all");
+    let asked = server.asked();
+    let head = asked.iter().find(|asked| asked.method == "HEAD").unwrap();
+    assert_eq!(head.field("x-amz-checksum-mode"), Some("ENABLED"));
+    assert!(head.field("if-match").is_some());
+    let signed = head.field("authorization").unwrap();
+    assert!(signed.contains("x-amz-checksum-mode"), "{signed}");
+    server.decide(|asked| match asked.method.as_str() {
+        "HEAD" => Fault::Status(403, String::new()),
+        _ => Fault::None,
+    });
+    refused(
+        &mut load("s3://bucket/x"),
+        "does not say what its digest is (status 403)",
+    );
+    // A digest that nobody asked for is not fetched.
+    good(dmafile(&["load", "-q", &url]).env("AWS_ENDPOINT_URL", server.url("")));
+}
+
+#[test]
+fn files_of_the_hub_are_compared_with_their_tags() {
+    let bytes = noise(500_001, 8);
+    let right = bytes_digest(&bytes);
+    let wrong = right.replace(['1', '2', '3'], "4");
+    let (hub, elsewhere) = (Server::plain(), Server::plain());
+    let info = r#"{"sha":"c0ffee","siblings":[{"rfilename":"w.bin"}]}"#;
+    hub.put("/api/models/o/m/revision/main", info.into());
+    let place = elsewhere.put_tagged("/w", bytes, &format!("\"{wrong}\""));
+    for tag in [&right, &wrong] {
+        let answer = format!("{place}\r\nETag: \"its own\"\r\nX-Linked-Etag: \"{tag}\"");
+        hub.decide(move |asked| {
+            if asked.target.contains("/resolve/") {
+                return Fault::Redirect(answer.clone());
+            }
+            Fault::None
+        });
+        let url = "hf://o/m/w.bin";
+        let mut load = dmafile(&["load", "-q", "--json", "--verify", "store", url]);
+        let said = text(&load.env("HF_ENDPOINT", hub.url("")).output().unwrap());
+        let word = if *tag == right {
+            "\"matched\":true"
+        } else {
+            "(EBADMSG)"
+        };
+        assert!(said.contains(word), "{said}");
+    }
 }

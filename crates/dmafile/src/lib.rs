@@ -33,6 +33,7 @@
 
 mod buffer;
 mod control;
+mod digest;
 mod doctor;
 mod error;
 mod exporter;
@@ -80,7 +81,7 @@ pub use plan::{Attempt, Placement, Plan, Sizes};
 pub use reasons::{About, Reason};
 pub use save::{Origin, OriginKind, OriginPart, Save, SavePlan, SaveReport};
 pub use sink::{CopyTo, Delivered, Memory, Piece, Ring, Sink, Slot, SlotReceiver, deliver};
-pub use source::{ObjectReader, ReadBuf, RemoteObject, Shard};
+pub use source::{ObjectReader, ReadBuf, RemoteObject, Shard, Traffic};
 pub use verify::Verify;
 pub use verify::{Algorithm, Verified};
 

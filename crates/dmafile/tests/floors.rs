@@ -15,14 +15,15 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("open_files", &[]),
     ("sync", &[]),
     ("reasons", &["message", "sync"]),
+    ("digest", &[]),
     ("folder", &["error"]),
     ("pin", &["error"]),
     // The request and its source.
     ("options", &["error", "message", "pin"]),
-    ("source", &["error", "sync"]),
+    ("source", &["digest", "error", "sync"]),
     ("format", &["error"]),
     ("exporter", &["error", "message", "options"]),
-    ("verify", &["error", "message", "source"]),
+    ("verify", &["digest", "error", "message", "source"]),
     (
         "request",
         &["control", "error", "message", "options", "verify"],

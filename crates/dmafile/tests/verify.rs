@@ -114,7 +114,7 @@ fn files_of_a_hugging_face_cache_are_compared_with_their_names() {
     }
     for (algorithm, digest) in names {
         let path = in_cache(dir.path(), &format!("{algorithm}.bin"), &digest, &bytes);
-        let load = || Load::new(&path).verify(Verify::hub());
+        let load = || Load::new(&path).verify(Verify::stored());
         for kind in ["anon", "memfd"] {
             let to = load().to(kind.parse().unwrap());
             let verified = &to.run().unwrap().report.verify[0];
@@ -156,7 +156,7 @@ fn files_outside_a_hugging_face_cache_are_refused_with_the_reason() {
         (&copied, "it is not in a Hugging Face cache"),
         (&unnamed, "is not a known digest"),
     ] {
-        let error = Load::new(path).verify(Verify::hub()).run().unwrap_err();
+        let error = Load::new(path).verify(Verify::stored()).run().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Failed, "{error}");
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
         let text = error.to_string();
@@ -165,7 +165,7 @@ fn files_outside_a_hugging_face_cache_are_refused_with_the_reason() {
             "{error}"
         );
         assert!(text.contains(&path.display().to_string()), "{error}");
-        // Without `hub`, nothing is compared.
+        // Without `store`, nothing is compared.
         assert!(
             !Load::new(path)
                 .verify(sha256())
@@ -177,7 +177,7 @@ fn files_outside_a_hugging_face_cache_are_refused_with_the_reason() {
         );
     }
     let to = dir.path().join("to");
-    let save = Save::new(plain.to_str().unwrap().parse().unwrap(), &to).verify(Verify::hub());
+    let save = Save::new(plain.to_str().unwrap().parse().unwrap(), &to).verify(Verify::stored());
     assert_eq!(save.run().unwrap_err().kind(), ErrorKind::Usage);
     assert!(!to.exists());
 }

@@ -245,7 +245,7 @@ fn again(
         (None, _) => true,
         (Some(_), None) => false,
         // The file's name was compared when it was loaded; under another name it would be another file.
-        (Some(Verify { hub: true, .. }), Some(known)) => known.matched,
+        (Some(Verify { stored: true, .. }), Some(known)) => known.matched,
         (Some(verify), Some(known)) => {
             let expected = verify.expected.as_ref();
             known.algorithm == verify.algorithm.name()

@@ -2,6 +2,9 @@
 
 use crate::http::{AnswerHead, BodyLength};
 use crate::retry;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use dmafile::Algorithm;
 use std::time::Duration;
 
 /// What is known of an object: each later answer must be about the same one.
@@ -73,6 +76,53 @@ pub(crate) fn busy(head: &AnswerHead) -> Option<(String, Option<Duration>)> {
     let after = || head.field("retry-after").and_then(retry::after);
     matches!(head.status, 408 | 429 | 500 | 502 | 503 | 504)
         .then(|| (format!("status {}", head.status), after()))
+}
+
+/// An algorithm, and a digest in hexadecimal.
+pub(crate) type KnownDigest = (Algorithm, String);
+
+/// The digest of the whole object that an answer of a store names.
+pub(crate) fn digest(head: &AnswerHead) -> Option<KnownDigest> {
+    // A digest of the digests of an object's parts is of no use here.
+    let whole = head
+        .field("x-amz-checksum-type")
+        .is_none_or(|kind| kind.eq_ignore_ascii_case("FULL_OBJECT"));
+    let amazon = [
+        ("x-amz-checksum-crc64nvme", Algorithm::Crc64Nvme),
+        ("x-amz-checksum-sha256", Algorithm::Sha256),
+        ("x-amz-checksum-crc32c", Algorithm::Crc32c),
+    ];
+    let amazon = amazon.into_iter().filter(|_| whole);
+    let mut amazon = amazon
+        .filter_map(|(name, algorithm)| Some((algorithm, hex(algorithm, head.field(name)?)?)));
+    let google = || {
+        let mut hashes = head
+            .fields()
+            .filter(|field| field.0.eq_ignore_ascii_case("x-goog-hash"));
+        hashes.find_map(|(_, hashes)| {
+            let sum = hashes
+                .split(',')
+                .find_map(|hash| hash.trim().strip_prefix("crc32c="))?;
+            Some((Algorithm::Crc32c, hex(Algorithm::Crc32c, sum)?))
+        })
+    };
+    amazon.next().or_else(google)
+}
+
+/// The digest that the tag of a file of the hub is: SHA-256 of a large file, git's name of a small one.
+pub(crate) fn digest_of_tag(tag: &str) -> Option<KnownDigest> {
+    let name = tag.trim_start_matches("W/").trim_matches('"');
+    let known = [Algorithm::Sha256, Algorithm::GitSha1];
+    let algorithm = known.into_iter().find(|one| one.digits() == name.len())?;
+    let digits = name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    digits.then(|| (algorithm, name.to_ascii_lowercase()))
+}
+
+/// A digest in base64, in hexadecimal.
+fn hex(algorithm: Algorithm, text: &str) -> Option<String> {
+    let bytes = BASE64_STANDARD.decode(text.trim()).ok()?;
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    (hex.len() == algorithm.digits()).then_some(hex)
 }
 
 /// Judges the answer to a request for `[start, end)`, or up to the end of the object if that comes first. `known` is

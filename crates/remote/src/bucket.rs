@@ -3,17 +3,19 @@
 //! `object_store` knows their credentials and signs requests; it gets the answers of this crate's client, except those
 //! to requests for bytes: their bodies go where they belong.
 
-use crate::http::{Client, ClientRequest, HttpAnswer, WaitCheck};
+use crate::http::{AnswerHead, Client, ClientRequest, HttpAnswer, WaitCheck};
 use crate::origin::{Condition, ObjectOrigin};
 use crate::place::Dialect;
 use crate::retry::own;
+use ::http::HeaderValue;
 use bytes::Bytes;
 use dmafile::{Error, Result};
 use http_body_util::BodyExt;
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsAuthorizer, AwsCredentialProvider};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
+    HttpResponse, HttpService,
 };
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
@@ -32,6 +34,14 @@ pub(crate) struct StoreBucket {
     store: Arc<dyn ObjectStore>,
     dialect: Dialect,
     name: String,
+    signer: Option<Signer>,
+}
+
+/// What signs requests for S3 that `object_store` does not make.
+#[derive(Clone)]
+struct Signer {
+    credentials: AwsCredentialProvider,
+    region: String,
 }
 
 /// An object in it.
@@ -49,13 +59,22 @@ impl StoreBucket {
             retry_timeout: Duration::from_secs(20),
             ..RetryConfig::default()
         };
+        let mut signer = None;
         let store: object_store::Result<Arc<dyn ObjectStore>> = match dialect {
-            Dialect::S3 => AmazonS3Builder::from_env()
-                .with_bucket_name(bucket)
-                .with_http_connector(connector)
-                .with_retry(retries)
-                .build()
-                .map(|store| Arc::new(store) as _),
+            Dialect::S3 => {
+                let builder = AmazonS3Builder::from_env()
+                    .with_bucket_name(bucket)
+                    .with_http_connector(connector)
+                    .with_retry(retries);
+                let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
+                builder.build().map(|store| {
+                    signer = Some(Signer {
+                        credentials: Arc::clone(store.credentials()),
+                        region: region.unwrap_or_else(|| "us-east-1".to_string()),
+                    });
+                    Arc::new(store) as _
+                })
+            }
             Dialect::Gcs => GoogleCloudStorageBuilder::from_env()
                 .with_bucket_name(bucket)
                 .with_http_connector(connector)
@@ -75,6 +94,7 @@ impl StoreBucket {
             store,
             dialect,
             name,
+            signer,
         })
     }
 
@@ -222,6 +242,49 @@ impl ObjectOrigin for Key {
         }
     }
 
+    fn describe(
+        &self,
+        client: &Client,
+        condition: Condition,
+        check: WaitCheck<'_>,
+    ) -> io::Result<Option<AnswerHead>> {
+        let Some(signer) = &self.bucket.signer else {
+            return Ok(None);
+        };
+        let mut options = GetOptions {
+            head: true,
+            ..GetOptions::default()
+        };
+        if let Some(("If-Match", etag)) = condition {
+            options.if_match = Some(etag);
+        }
+        ASKED.set(Signing::Armed);
+        let got = run(self.bucket.store.get_opts(&self.path, options));
+        let Signing::Signed(parts) = ASKED.take() else {
+            let error = match got {
+                Ok(_) => return Ok(None),
+                Err(error) => refused(&error, self.bucket.dialect),
+            };
+            return Err(error.at(self.bucket.name_of(self.path.as_ref())).into());
+        };
+        // Without this field S3 does not say.
+        let mut request = HttpRequest::from_parts(*parts, HttpRequestBody::empty());
+        let mode = HeaderValue::from_static("ENABLED");
+        request.headers_mut().insert("x-amz-checksum-mode", mode);
+        if request.headers_mut().remove("authorization").is_some() {
+            let signed = run(async {
+                let credential = signer.credentials.get_credential().await?;
+                AwsAuthorizer::new(&credential, "s3", &signer.region)
+                    .try_authorize(&mut request, None)
+            });
+            signed.map_err(io::Error::other)?;
+        }
+        let (parts, _) = request.into_parts();
+        let answer = send(client, &parts, &[], check)?;
+        // An answer to HEAD has no body, whatever its fields say.
+        Ok(Some(answer.head))
+    }
+
     fn renew(&self) -> bool {
         false
     }
@@ -262,7 +325,8 @@ impl HttpConnector for Connector {
 impl HttpService for Connector {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let (parts, body) = request.into_parts();
-        if parts.headers.contains_key("range") && matches!(ASKED.take(), Signing::Armed) {
+        let is_asked = parts.headers.contains_key("range") || parts.method == "HEAD";
+        if is_asked && matches!(ASKED.take(), Signing::Armed) {
             ASKED.set(Signing::Signed(Box::new(parts)));
             return Err(HttpError::new(
                 HttpErrorKind::Unknown,

@@ -1,12 +1,12 @@
 //! An object behind a URL.
 
 use crate::OpenOptions;
-use crate::answer::{Answered, Version, judge};
-use crate::http::{Client, HttpAnswer, WaitCheck};
+use crate::answer::{Answered, KnownDigest, Version, busy, digest, judge};
+use crate::http::{AnswerHead, Client, HttpAnswer, WaitCheck};
 use crate::origin::ObjectOrigin;
 use crate::retry::{Budget, PIECE, Speeds, Trouble};
 use dmafile::internal::Verb;
-use dmafile::{Error, ObjectReader, ReadBuf, RemoteObject, Result};
+use dmafile::{Error, ObjectReader, ReadBuf, RemoteObject, Result, Traffic};
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::io;
@@ -24,6 +24,8 @@ pub(crate) struct HttpObject {
     version: Version,
     /// Its first bytes.
     first: Vec<u8>,
+    /// What its store said with them of all its bytes.
+    digest: Option<KnownDigest>,
     budget: Budget,
     speeds: Speeds,
 }
@@ -42,6 +44,7 @@ impl HttpObject {
             origin,
             version: Version::default(),
             first: Vec::new(),
+            digest: None,
             budget: Budget::default(),
             speeds: Speeds::default(),
         };
@@ -52,7 +55,7 @@ impl HttpObject {
             Ok(())
         };
         let mut first = Vec::new();
-        let version = object.tried(&check, || 0, || object.first(&mut first, &check))?;
+        let (version, digest) = object.tried(&check, || 0, || object.first(&mut first, &check))?;
         let covers = version.size <= first.len() as u64;
         if version.condition().is_none() && !covers && !options.unpinned {
             let why = "its server names no version of it (ETag or Last-Modified)";
@@ -60,7 +63,7 @@ impl HttpObject {
                 .error(why, Errno::OPNOTSUPP)
                 .with_remedy("a load could mix two versions; allow that, or copy it elsewhere"));
         }
-        (object.version, object.first) = (version, first);
+        (object.version, object.first, object.digest) = (version, first, digest);
         Ok(object)
     }
 
@@ -111,11 +114,7 @@ impl HttpObject {
                 let why = format!("there is no such object (status {status})");
                 Err(self.error(why, Errno::NOENT).into())
             }
-            Answered::Changed(why) => {
-                let why = format!("it was replaced during the load: {why}");
-                let remedy = "load it again when nothing writes to it";
-                Err(self.error(why, Errno::STALE).with_remedy(remedy).into())
-            }
+            Answered::Changed(why) => Err(self.replaced(&why).into()),
             Answered::Empty => {
                 let remedy = "a buffer needs at least one byte";
                 Err(self
@@ -127,8 +126,38 @@ impl HttpObject {
         }
     }
 
-    /// Receives the first bytes, and returns the version.
-    fn first(&self, first: &mut Vec<u8>, check: WaitCheck<'_>) -> Result<Version, Trouble> {
+    /// Asks for what the store says of the whole object.
+    fn describe(&self, check: WaitCheck<'_>) -> Result<Option<AnswerHead>, Trouble> {
+        let condition = self.version.condition();
+        let head = self.origin.describe(&self.client, condition, check);
+        let Some(head) = head.map_err(|error| self.trouble(error))? else {
+            return Ok(None);
+        };
+        if let Some((why, after)) = busy(&head) {
+            return Err(Trouble::busy(why, after));
+        }
+        match head.status {
+            200 => Ok(Some(head)),
+            412 => Err(self.replaced("the server says so (status 412)").into()),
+            status => {
+                let why = format!("its store does not say what its digest is (status {status})");
+                Err(self.error(why, Errno::ACCESS).into())
+            }
+        }
+    }
+
+    fn replaced(&self, why: &str) -> Error {
+        let why = format!("it was replaced during the load: {why}");
+        let remedy = "load it again when nothing writes to it";
+        self.error(why, Errno::STALE).with_remedy(remedy)
+    }
+
+    /// Receives the first bytes, and returns the version, and the digest if the answer has it.
+    fn first(
+        &self,
+        first: &mut Vec<u8>,
+        check: WaitCheck<'_>,
+    ) -> Result<(Version, Option<KnownDigest>), Trouble> {
         let (mut answer, length, version) = self.ask((0, FIRST), None, check)?;
         *first = vec![0; length as usize];
         let received = {
@@ -136,8 +165,9 @@ impl HttpObject {
             answer.connection.receive_into(&mut buf, length)
         };
         received.map_err(|error| self.trouble(error))?;
+        let digest = self.origin.digest(&answer);
         answer.keep(&self.client);
-        Ok(version)
+        Ok((version, digest))
     }
 
     /// Receives bytes until `into` is full, or something happens.
@@ -180,6 +210,19 @@ impl RemoteObject for HttpObject {
 
     fn version(&self) -> Option<String> {
         self.version.condition().map(|(_, version)| version)
+    }
+
+    fn digest(&self) -> io::Result<Option<KnownDigest>> {
+        if self.digest.is_some() {
+            return Ok(self.digest.clone());
+        }
+        let check = || Ok(());
+        let described = self.tried(&check, || 0, || self.describe(&check))?;
+        Ok(described.as_ref().and_then(digest))
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        Some(self.budget.traffic().clone())
     }
 
     fn reader(&self) -> io::Result<Box<dyn ObjectReader + '_>> {

@@ -1,6 +1,7 @@
 //! Who is asked for the bytes of an object, and how.
 
-use crate::http::{Client, ClientRequest, HttpAnswer, WaitCheck};
+use crate::answer::{KnownDigest, digest, digest_of_tag};
+use crate::http::{AnswerHead, Client, ClientRequest, HttpAnswer, WaitCheck};
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use url::Url;
@@ -24,6 +25,21 @@ pub(crate) trait ObjectOrigin: Send + Sync {
         condition: Condition,
         check: WaitCheck<'_>,
     ) -> io::Result<HttpAnswer>;
+
+    /// The digest of the whole object that an answer names.
+    fn digest(&self, answer: &HttpAnswer) -> Option<KnownDigest> {
+        digest(&answer.head)
+    }
+
+    /// Asks for what the store says of the whole object, if that takes a request of its own.
+    fn describe(
+        &self,
+        _client: &Client,
+        _condition: Condition,
+        _check: WaitCheck<'_>,
+    ) -> io::Result<Option<AnswerHead>> {
+        Ok(None)
+    }
 
     /// Forgets what may have expired, after the credentials or the place were not accepted; true if there was such.
     fn renew(&self) -> bool;
@@ -83,6 +99,13 @@ impl ObjectOrigin for Web {
         Ok(answer)
     }
 
+    fn digest(&self, answer: &HttpAnswer) -> Option<KnownDigest> {
+        match self.store.as_str() {
+            "hf" => answer.first_tag.as_deref().and_then(digest_of_tag),
+            _ => digest(&answer.head),
+        }
+    }
+
     fn renew(&self) -> bool {
         self.found().take().is_some()
     }
@@ -97,6 +120,7 @@ pub(crate) fn follow(
     check: WaitCheck<'_>,
 ) -> io::Result<(HttpAnswer, Url)> {
     let mut url = first.clone();
+    let mut first_tag = None;
     for _ in 0..=MOST_REDIRECTS {
         let mut fields = fields.clone();
         if let Some((own, secret)) = authorization
@@ -110,9 +134,16 @@ pub(crate) fn follow(
             fields,
             body: &[],
         };
-        let answer = client.send(&request, check)?;
+        let mut answer = client.send(&request, check)?;
+        if same_server(&url, first) && first_tag.is_none() {
+            let tag = |name| answer.head.field(name);
+            first_tag = tag("x-linked-etag")
+                .or_else(|| tag("etag"))
+                .map(str::to_string);
+        }
         let moved = matches!(answer.head.status, 301 | 302 | 303 | 307 | 308);
         let Some(place) = answer.head.field("location").filter(|_| moved) else {
+            answer.first_tag = first_tag;
             return Ok((answer, url));
         };
         url = redirected(&url, place)?;

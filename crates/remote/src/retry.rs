@@ -1,13 +1,13 @@
 //! When something is tried again, and when not any more.
 
 use crate::http::{WaitCheck, is_gone};
-use dmafile::Error;
+use dmafile::{Error, Traffic};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// How often one part is tried.
@@ -74,6 +74,7 @@ pub(crate) struct Budget {
     extra: AtomicU64,
     /// The server has answered before: it exists.
     answered: AtomicBool,
+    traffic: Mutex<Traffic>,
 }
 
 impl Budget {
@@ -90,6 +91,7 @@ impl Budget {
         let mut number = 1;
         loop {
             let before = reached();
+            self.traffic().requests += 1;
             let (why, answered, after) = match once() {
                 Ok(done) => {
                     self.answered.store(true, Ordering::Relaxed);
@@ -120,8 +122,18 @@ impl Budget {
                 let seconds = after.unwrap_or_default().as_secs();
                 return failed(format!("the server asks to wait {seconds} seconds"));
             };
+            {
+                let mut traffic = self.traffic();
+                traffic.retries += 1;
+                traffic.why = Some(why.to_string());
+            }
             sleep(pause, check).map_err(|error| unreachable(name, &error))?;
         }
+    }
+
+    /// What it has taken until now.
+    pub(crate) fn traffic(&self) -> MutexGuard<'_, Traffic> {
+        self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn needs_one(&self) {

@@ -77,6 +77,8 @@ type Decide = Box<dyn Fn(&Asked) -> Fault + Send + Sync>;
 
 struct Inner {
     objects: Mutex<HashMap<String, Object>>,
+    /// More fields of each answer about an object.
+    fields: Mutex<HashMap<String, String>>,
     decide: Mutex<Decide>,
     asked: Mutex<Vec<Asked>>,
     number: AtomicUsize,
@@ -120,6 +122,7 @@ impl Server {
         let port = listener.local_addr().unwrap().port();
         let inner = Arc::new(Inner {
             objects: Mutex::default(),
+            fields: Mutex::default(),
             decide: Mutex::new(Box::new(|_| Fault::None)),
             asked: Mutex::default(),
             number: AtomicUsize::new(0),
@@ -155,6 +158,12 @@ impl Server {
             .unwrap()
             .insert(path.to_string(), object);
         self.url(path)
+    }
+
+    /// Adds these fields, each with CR and LF, to the answers about an object.
+    pub fn say(&self, path: &str, fields: &str) {
+        let mut all = self.inner.fields.lock().unwrap();
+        all.insert(path.to_string(), fields.to_string());
     }
 
     pub fn url(&self, path: &str) -> String {
@@ -304,6 +313,9 @@ impl Inner {
         let body = &bytes[first as usize..=last as usize];
         let status = if range.is_some() { "206" } else { "200" };
         let mut head = format!("HTTP/1.1 {status} X\r\n");
+        if let Some(fields) = self.fields.lock().unwrap().get(path) {
+            head += fields;
+        }
         if !tag.is_empty() {
             head += &format!("ETag: {tag}\r\n");
         }
@@ -336,6 +348,9 @@ impl Inner {
             return out.flush().map(|()| true);
         }
         out.write_all(head.as_bytes())?;
+        if asked.method == "HEAD" {
+            return out.flush().map(|()| true);
+        }
         match fault {
             Fault::Chunked => {
                 out.write_all(format!("{:x}\r\n", body.len()).as_bytes())?;

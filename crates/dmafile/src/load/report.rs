@@ -9,7 +9,7 @@ use crate::flow::run::Run;
 use crate::flow::trace;
 use crate::options::{Io, MemoryKind, Method};
 use crate::reasons::{About, Reason};
-use crate::source::Shard;
+use crate::source::{Shard, Traffic};
 use crate::transfer::{LoadTask, Outcome};
 use crate::verify::Verified;
 use serde::Serialize;
@@ -81,6 +81,9 @@ pub struct Report {
     pub bytes_buffered: u64,
     /// Bytes in holes, which were not read.
     pub bytes_hole: u64,
+    /// What the objects of stores took, of those that say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remote: Option<Traffic>,
     /// Where each file is in the buffer, if a model has several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shards: Vec<Shard>,
@@ -94,6 +97,17 @@ pub struct Report {
     pub verify: Vec<Verified>,
     #[serde(skip)]
     trace: Option<serde_json::Value>,
+}
+
+/// What all objects took together.
+fn traffic(task: &LoadTask) -> Option<Traffic> {
+    let objects = task.source.objects();
+    let all = objects.iter().filter_map(|object| object.traffic());
+    all.reduce(|sum, one| Traffic {
+        requests: sum.requests + one.requests,
+        retries: sum.retries + one.retries,
+        why: sum.why.or(one.why),
+    })
 }
 
 impl Report {
@@ -141,6 +155,7 @@ impl Report {
             bytes_direct: direct,
             bytes_buffered: buffered,
             bytes_hole: plan.holes,
+            remote: traffic(task),
             shards: task.shards.clone(),
             dma_bufs: dma_bufs
                 .iter()

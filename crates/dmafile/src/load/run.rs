@@ -245,9 +245,8 @@ impl Load {
             Some(verify) => DigestCheck::all(verify, source, start, end)?,
             None => Vec::new(),
         };
-        if let Some(check) = checks.iter().find(|check| check.by_name) {
-            let why = "expected from the file's name in the Hugging Face cache";
-            log.add(About::Verify, check.algorithm, why);
+        if let Some((check, from)) = checks.iter().find_map(|check| Some((check, check.from?))) {
+            log.add(About::Verify, check.algorithm, from);
         }
         Ok(checks)
     }

@@ -355,7 +355,7 @@ mod tests {
             let OptionType::Text(words) = verify.unwrap().accepts else {
                 panic!("it is a text");
             };
-            assert_eq!(words.strip_suffix(&["hub"]).unwrap_or(words), names);
+            assert_eq!(words.strip_suffix(&["store"]).unwrap_or(words), names);
         }
     }
 

@@ -114,11 +114,13 @@ options! {
         "First byte of the file to load", "";
     Length Load What, Bytes(1, u64::MAX), "BYTES", "to the end of the file":
         "How many bytes to load", "A range that ends after the file is refused.";
-    Verify Load What, Text(&["crc32c", "xxh3", "blake3", "sha256", "hub"]), "ALGO[=HEX]|hub", "none":
+    Verify Load What, Text(&["crc32c", "crc64nvme", "xxh3", "blake3", "sha256", "store"]),
+        "ALGO[=HEX]|store", "none":
         "Compute a checksum, and compare it with HEX if given",
-        "`crc32c`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the load fails \
-         (EBADMSG) if the digest differs. `hub` compares each file with the digest that is its name in a \
-         Hugging Face cache, and refuses files without one.";
+        "`crc32c`, `crc64nvme`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the \
+         load fails (EBADMSG) if the digest differs. `store` compares each file with the digest that is stored \
+         with it (its name in a Hugging Face cache; what the store of an object says), and refuses files \
+         without one.";
     To Load Where,
         Text(&["anon", "memfd", "udmabuf", "heap:system", "module", "dma-buf"]),
         "KIND", "`memfd`":
@@ -137,10 +139,10 @@ options! {
          the two do not overlap.";
     Length Save What, Bytes(0, u64::MAX), "BYTES", "to the end of the source":
         "How many bytes to save", "";
-    Verify Save What, Text(&["crc32c", "xxh3", "blake3", "sha256"]), "ALGO[=HEX]", "none":
+    Verify Save What, Text(&["crc32c", "crc64nvme", "xxh3", "blake3", "sha256"]), "ALGO[=HEX]", "none":
         "Compute a checksum of what is saved, and compare it with HEX if given",
-        "`crc32c`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the save fails \
-         (EBADMSG) if the digest differs, before the old file is replaced.";
+        "`crc32c`, `crc64nvme`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX` the \
+         save fails (EBADMSG) if the digest differs, before the old file is replaced.";
     Sync Save What,
         Flag("Return before the bytes are on the disk: a system crash shortly afterwards may leave the old \
          file, or an incomplete one"),

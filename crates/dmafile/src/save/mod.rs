@@ -153,8 +153,9 @@ impl<'m> Save<'m> {
         self.common.check()?;
         self.wanted.how.check()?;
         let verify = self.common.verify.as_ref();
-        if verify.is_some_and(|verify| verify.hub || !Algorithm::ALL.contains(&verify.algorithm)) {
-            let why = "hub is for loads only";
+        if verify.is_some_and(|verify| verify.stored || !Algorithm::ALL.contains(&verify.algorithm))
+        {
+            let why = "store is for loads only";
             return Err(Error::usage(Opt::Verify, why).with_remedy("name an algorithm"));
         }
         Ok(())

@@ -498,7 +498,7 @@ impl SaveTransfer<'_> {
             range: (0, 0),
             algorithm: verify.algorithm,
             expected: verify.expected.clone(),
-            by_name: false,
+            from: None,
         })
     }
 }

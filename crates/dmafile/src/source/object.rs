@@ -1,9 +1,11 @@
 //! What is loaded but is not a file: an object in a store, or anything else that can be read by offset.
 
 use super::place;
+use crate::digest::Algorithm;
 use crate::error::{Error, Result, Verb};
 use crate::sys::map::Region;
 use crate::sys::{Errno, sandbox, socket};
+use serde::Serialize;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -67,11 +69,37 @@ pub trait RemoteObject: Send + Sync {
         None
     }
 
+    /// The digest of all its bytes that its store keeps, in lower-case hexadecimal; None if there is none. Called if the
+    /// load is verified ([`Verify::stored`](crate::Verify::stored)).
+    ///
+    /// # Errors
+    /// They end the load.
+    fn digest(&self) -> io::Result<Option<(Algorithm, String)>> {
+        Ok(None)
+    }
+
+    /// What opening and reading it has taken until now, for the report; None if that is not known.
+    fn traffic(&self) -> Option<Traffic> {
+        None
+    }
+
     /// Opens a reader. Called on the thread that will use it, before its first read.
     ///
     /// # Errors
     /// They end the load.
     fn reader(&self) -> io::Result<Box<dyn ObjectReader + '_>>;
+}
+
+/// What it takes to read objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Traffic {
+    /// Requests.
+    pub requests: u64,
+    /// Those of them that were made because another one had failed.
+    pub retries: u64,
+    /// Why one of these had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 /// The schemes of URLs that the crate `dmafile-remote` opens.

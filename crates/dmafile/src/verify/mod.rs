@@ -1,59 +1,17 @@
 //! Checksums, computed in file order while later extents are still being read.
 
 mod follower;
-mod hasher;
 
+pub use crate::digest::{Algorithm, Hasher};
 pub use follower::Follower;
-pub use hasher::Hasher;
 
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
-use crate::source::Source;
+use crate::source::{RemoteObject, Source, failed};
 use crate::sys::Errno;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use strum::{Display, EnumString, IntoStaticStr};
-
-/// A checksum algorithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr)]
-#[serde(into = "&'static str")]
-#[strum(serialize_all = "lowercase")]
-#[non_exhaustive]
-pub enum Algorithm {
-    /// CRC-32C (Castagnoli), 8 hexadecimal digits.
-    Crc32c,
-    /// XXH3, 64 bits, 16 digits.
-    Xxh3,
-    /// BLAKE3, 64 digits.
-    Blake3,
-    /// SHA-256, 64 digits: what `sha256sum` prints.
-    Sha256,
-    /// The name that git gives to a file (`git hash-object`), 40 digits: SHA-1 over its size and its bytes.
-    /// Only used to check small files of a Hugging Face cache ([`Verify::hub`]); it cannot be requested.
-    #[strum(serialize = "git-sha1")]
-    GitSha1,
-}
-
-impl Algorithm {
-    /// Every algorithm that can be requested.
-    pub const ALL: &'static [Self] = &[Self::Crc32c, Self::Xxh3, Self::Blake3, Self::Sha256];
-
-    /// Its name on the command line and in JSON.
-    pub fn name(self) -> &'static str {
-        self.into()
-    }
-
-    /// Number of hexadecimal digits.
-    pub fn digits(self) -> usize {
-        match self {
-            Self::Crc32c => 8,
-            Self::Xxh3 => 16,
-            Self::GitSha1 => 40,
-            Self::Blake3 | Self::Sha256 => 64,
-        }
-    }
-}
 
 /// A checksum to compute, and its expected value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,20 +20,21 @@ pub struct Verify {
     /// The algorithm.
     pub algorithm: Algorithm,
     /// The expected digest in lower-case hexadecimal. Without one the digest is only computed and
-    /// reported, except for the SHA-256 of files in a Hugging Face cache, which are named by it.
+    /// reported, except where it is stored with the bytes, as the SHA-256 of files in a Hugging Face cache is.
     pub expected: Option<String>,
-    /// Each file must be in a Hugging Face cache, and is compared with the digest that names it there.
-    pub hub: bool,
+    /// Each file is compared with the digest that is stored with it, and must have one.
+    pub stored: bool,
 }
 
 impl Verify {
-    /// Compares each file with the digest that names it in a Hugging Face cache (SHA-256, or git's SHA-1
-    /// for small files), and fails the load if there is none.
-    pub fn hub() -> Self {
+    /// Compares each file with the digest that is stored with it, and fails the load if there is none: the one that
+    /// names it in a Hugging Face cache (SHA-256, or git's SHA-1 for small files), or the one that the store of an
+    /// object keeps ([`RemoteObject::digest`](crate::RemoteObject::digest)).
+    pub fn stored() -> Self {
         Self {
             algorithm: Algorithm::Sha256,
             expected: None,
-            hub: true,
+            stored: true,
         }
     }
 
@@ -84,7 +43,7 @@ impl Verify {
         Self {
             algorithm,
             expected: None,
-            hub: false,
+            stored: false,
         }
     }
 
@@ -104,7 +63,7 @@ impl Verify {
         Ok(Self {
             algorithm,
             expected: Some(hex),
-            hub: false,
+            stored: false,
         })
     }
 }
@@ -112,10 +71,10 @@ impl Verify {
 impl FromStr for Verify {
     type Err = Error;
 
-    /// `ALGO` or `ALGO=HEX`, where ALGO is crc32c, xxh3 (or xxh3-64), blake3 or sha256; or `hub`.
+    /// `ALGO` or `ALGO=HEX`, where ALGO is crc32c, crc64nvme, xxh3 (or xxh3-64), blake3 or sha256; or `store`.
     fn from_str(text: &str) -> Result<Self> {
-        if text == "hub" {
-            return Ok(Self::hub());
+        if text == "store" {
+            return Ok(Self::stored());
         }
         let (name, expected) = match text.split_once('=') {
             Some((name, hex)) => (name, Some(hex)),
@@ -126,7 +85,10 @@ impl FromStr for Verify {
         let algorithm = *known.ok_or_else(|| {
             let names: Vec<_> = Algorithm::ALL.iter().map(|one| one.name()).collect();
             let names = names.join(", ");
-            Error::usage(Opt::Verify, format!("'{name}' is not one of {names}, hub"))
+            Error::usage(
+                Opt::Verify,
+                format!("'{name}' is not one of {names}, store"),
+            )
         })?;
         match expected {
             Some(hex) => Self::expect(algorithm, hex),
@@ -161,8 +123,8 @@ pub struct DigestCheck {
     pub algorithm: Algorithm,
     /// The digest that it must have.
     pub expected: Option<String>,
-    /// The expected digest comes from the file's name in the Hugging Face cache.
-    pub by_name: bool,
+    /// Where the expected digest comes from, if the user has not named it.
+    pub from: Option<&'static str>,
 }
 
 impl DigestCheck {
@@ -175,24 +137,33 @@ impl DigestCheck {
                 continue;
             }
             let whole = range == (at, at + size);
-            let named = match verify {
-                Verify { hub: true, .. } => Some(named_in_hub(path, whole)?),
-                Verify { expected: None, .. } if whole => named_in_cache(path)
+            let stored = || match source.object(at) {
+                Some((_, object)) => of_object(object),
+                None => named_in_cache(path),
+            };
+            let stored = match verify {
+                Verify { stored: true, .. } => Some(required(path, whole, stored)?),
+                Verify { expected: None, .. } if whole => stored()
                     .ok()
-                    .filter(|(algorithm, _)| *algorithm == verify.algorithm),
+                    .filter(|stored| stored.algorithm == verify.algorithm),
                 _ => None,
             };
-            let by_name = named.is_some();
-            let (algorithm, expected) = match named {
-                Some((algorithm, digest)) => (algorithm, Some(digest)),
-                None => (verify.algorithm, verify.expected.clone()),
-            };
-            checks.push(Self {
-                file: path.to_path_buf(),
-                range,
-                algorithm,
-                expected,
-                by_name,
+            let file = path.to_path_buf();
+            checks.push(match stored {
+                Some(stored) => Self {
+                    file,
+                    range,
+                    algorithm: stored.algorithm,
+                    expected: Some(stored.digest),
+                    from: Some(stored.from),
+                },
+                None => Self {
+                    file,
+                    range,
+                    algorithm: verify.algorithm,
+                    expected: verify.expected.clone(),
+                    from: None,
+                },
             });
         }
         if verify.expected.is_some() && checks.len() > 1 {
@@ -227,29 +198,65 @@ impl DigestCheck {
     }
 }
 
-/// As [`named_in_cache`], for a file that must have such a name.
-fn named_in_hub(path: &Path, whole: bool) -> Result<(Algorithm, String)> {
-    let named = if whole {
-        named_in_cache(path)
-    } else {
-        Err("only a whole file is named by its digest")
-    };
-    named.map_err(|why| {
-        Error::new("cannot verify", why)
-            .with_errno(Errno::INVAL)
-            .at(path.display().to_string())
-            .with_remedy(message![
-                "name its digest: ",
-                Opt::Verify.set("sha256=HEX"),
-                ", or load the whole file from such a cache"
-            ])
-    })
+/// A digest that is stored with the bytes.
+struct StoredDigest {
+    algorithm: Algorithm,
+    digest: String,
+    from: &'static str,
+}
+
+/// The digest that is stored with a file, which must have one.
+fn required(
+    path: &Path,
+    whole: bool,
+    stored: impl FnOnce() -> Result<StoredDigest>,
+) -> Result<StoredDigest> {
+    if whole {
+        return stored();
+    }
+    Err(no_digest("only a whole file has a stored digest").at(path.display().to_string()))
+}
+
+fn no_digest(why: &str) -> Error {
+    Error::new("cannot verify", why)
+        .with_errno(Errno::INVAL)
+        .with_remedy(message![
+            "name its digest: ",
+            Opt::Verify.set("sha256=HEX"),
+            ", or load a whole file that has one"
+        ])
+}
+
+/// The digest that the store of an object keeps.
+fn of_object(object: &dyn RemoteObject) -> Result<StoredDigest> {
+    let found = object.digest();
+    match found.map_err(|error| failed(error, || object.name()))? {
+        Some((algorithm, digest)) => Ok(StoredDigest {
+            algorithm,
+            digest,
+            from: "expected by its store",
+        }),
+        None => Err(
+            no_digest("its store keeps no digest of all its bytes that is known here")
+                .at(object.name()),
+        ),
+    }
 }
 
 /// The digest that names a file in a Hugging Face cache, or why there is none:
 /// `models--…/snapshots/REVISION/NAME` is a link to `models--…/blobs/DIGEST`, where DIGEST is the SHA-256
 /// of a large file (Git LFS) or git's own name of any other.
-fn named_in_cache(path: &Path) -> Result<(Algorithm, String), &'static str> {
+fn named_in_cache(path: &Path) -> Result<StoredDigest> {
+    let named = name_in_cache(path);
+    let (algorithm, digest) = named.map_err(|why| no_digest(why).at(path.display().to_string()))?;
+    Ok(StoredDigest {
+        algorithm,
+        digest,
+        from: "expected from the file's name in the Hugging Face cache",
+    })
+}
+
+fn name_in_cache(path: &Path) -> Result<(Algorithm, String), &'static str> {
     const NONE: &str = "it is not in a Hugging Face cache (models--…/blobs), whose files are named by their digests";
     let blob = path.canonicalize().map_err(|_| NONE)?;
     let folder = |path: &Path| {
@@ -290,8 +297,8 @@ mod tests {
             "crc32c=0000000g",
             "",
             "git-sha1",
-            "hub=",
-            "Hub",
+            "store=",
+            "Store",
         ] {
             assert!(bad.parse::<Verify>().is_err(), "{bad}");
         }

@@ -42,6 +42,9 @@ pub(crate) struct ClientRequest<'a> {
 pub(crate) struct HttpAnswer {
     pub head: AnswerHead,
     pub connection: Connection,
+    /// The entity tag of the first answer that had one, before redirections to other servers; `X-Linked-Etag` is the
+    /// hub's for what is elsewhere.
+    pub first_tag: Option<String>,
     at: Endpoint,
 }
 
@@ -148,6 +151,7 @@ impl Client {
                     return Ok(HttpAnswer {
                         head,
                         connection,
+                        first_tag: None,
                         at,
                     });
                 }
