@@ -14,6 +14,7 @@ use dmafile_gpu::parse_kind;
 use dmafile_hold::Hold;
 use dmafile_record::{Snapshot, SnapshotLoad};
 use nix::unistd::Group;
+use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -168,21 +169,93 @@ pub struct LoadOptions {
 
     #[command(flatten)]
     pub given: OfLoad,
+
+    #[command(flatten)]
+    pub urls: UrlArgs,
+
+    /// The file or folder in the cache that has what the URL stands for.
+    #[arg(skip)]
+    here: OnceCell<PathBuf>,
+}
+
+/// How URLs are opened.
+#[derive(Args, Clone, Debug, Default)]
+pub struct UrlArgs {
+    /// Keep what a URL stands for in this folder, and load it from there the next time
+    ///
+    /// It has the layout of the Hugging Face Hub's cache, so that other programs use what is in it, too. The files are
+    /// written while COMMAND already runs. Processes that need the same at the same time fetch it once.
+    #[arg(long, value_name = "DIR", help_heading = WHAT)]
+    pub cache: Option<PathBuf>,
+
+    /// The most that the cache may hold: what was not used for the longest time is removed
+    #[arg(long, value_name = "BYTES", value_parser = size, requires = "cache", help_heading = WHAT)]
+    pub cache_limit: Option<u64>,
+
+    /// Ask no server: what a URL stands for is in the cache, or it is an error
+    #[arg(long, requires = "cache", help_heading = WHAT)]
+    pub offline: bool,
+
+    /// Load what its server names no version of, too; if it is replaced meanwhile, two versions are mixed
+    #[arg(long, help_heading = WHAT)]
+    pub unpinned: bool,
 }
 
 impl LoadOptions {
+    /// The file, or what the cache has in place of a URL.
+    pub fn file(&self) -> &Path {
+        self.here.get().unwrap_or(&self.file)
+    }
+
+    /// From now on, [`LoadOptions::file`] is what the cache has. What is not there is left to the store.
+    pub fn look_in_cache(&self) -> Result<(), crate::Failure> {
+        remote::configure(&self.urls, [self.file.as_path()], true)?;
+        if let Some(url) = remote::url(&self.file)
+            && let Some(path) = remote::find_cached(url)?
+        {
+            let _ = self.here.set(path);
+        }
+        Ok(())
+    }
+
+    /// The same. What is not there, and will be loaded as a whole, gets a place in the cache; with `others`, it includes
+    /// the small files next to a model's weights.
+    pub fn reserve(
+        &self,
+        others: bool,
+        quiet: bool,
+    ) -> Result<Option<remote::CacheSlot>, crate::Failure> {
+        let parts = [Opt::Tensors, Opt::Offset, Opt::Length];
+        let Some(url) = remote::url(&self.file) else {
+            self.look_in_cache()?;
+            return Ok(None);
+        };
+        if parts.into_iter().any(|part| self.given.has(part)) {
+            self.look_in_cache()?;
+            return Ok(None);
+        }
+        remote::configure(&self.urls, [self.file.as_path()], quiet)?;
+        match remote::reserve(url, others)? {
+            Ok(path) => {
+                let _ = self.here.set(path);
+                Ok(None)
+            }
+            Err(slot) => Ok(slot),
+        }
+    }
+
     /// What to load: bytes of a file, or a model.
     fn source(&self) -> dmafile::Result<Load> {
         let tensors = self.given.parsed(Opt::Tensors)?;
-        let url = remote::url(&self.file);
+        let url = remote::url(self.file());
         if tensors.is_empty() && !self.is_collection() {
             // A range is always one of the named file.
             return match url {
                 Some(url) => Ok(Load::of_object(remote::open(url)?)),
-                None => Ok(Load::new(&self.file)),
+                None => Ok(Load::new(self.file())),
             };
         }
-        let model = open_model(&self.file)?;
+        let model = open_model(self.file())?;
         match &tensors[..] {
             [] => Ok(model.load()),
             chosen => model.load_tensors(chosen),
@@ -192,9 +265,9 @@ impl LoadOptions {
     /// Returns `true` if it is a model of several files, or one in a folder.
     pub fn is_collection(&self) -> bool {
         let range = self.given.has(Opt::Offset) || self.given.has(Opt::Length);
-        let is_collection = || match remote::url(&self.file) {
+        let is_collection = || match remote::url(self.file()) {
             Some(url) => remote::is_collection(url),
-            None => Model::is_collection(&self.file),
+            None => Model::is_collection(self.file()),
         };
         !range && is_collection()
     }
@@ -237,7 +310,7 @@ impl LoadOptions {
         tuning: &HowToLoad,
         exact_size: bool,
     ) -> dmafile::Result<Option<SnapshotLoad>> {
-        if !SnapshotLoad::is_snapshot(&self.file) {
+        if !SnapshotLoad::is_snapshot(self.file()) {
             return Ok(None);
         }
         let what = OptionInfo::all(Operation::Load).filter(|info| info.group == OptionGroup::What);
@@ -246,7 +319,7 @@ impl LoadOptions {
             return Err(Error::usage(info.option, why));
         }
         let (options, tuning) = (self.clone(), tuning.clone());
-        let load = SnapshotLoad::new(&self.file).names(&crate::Options);
+        let load = SnapshotLoad::new(self.file()).names(&crate::Options);
         Ok(Some(load.each(move |_, load| {
             options.tune(load, &tuning).exact_size(exact_size)
         })))
@@ -709,6 +782,9 @@ pub struct ShowArgs {
 
     #[command(flatten)]
     pub given: OfShow,
+
+    #[command(flatten)]
+    pub urls: UrlArgs,
 
     /// Print the model as one JSON object
     #[arg(long)]

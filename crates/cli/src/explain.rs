@@ -7,6 +7,7 @@ use dmafile::Ring;
 use dmafile_gpu::Device;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
+    args.options.look_in_cache()?;
     if let Some(snapshot) = args.options.snapshot(&args.tuning, false)? {
         let plan = snapshot.plan()?;
         return if args.json {

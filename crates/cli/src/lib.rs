@@ -93,6 +93,10 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     if args.get(1).is_some_and(|word| word == folder::WORD) {
         return folder::run(launcher, &args[2..]);
     }
+    #[cfg(feature = "remote")]
+    if args.get(1).is_some_and(|word| word == remote::KEEPER) {
+        return remote::keep_here(launcher, args.len() > 2);
+    }
     if args.get(1).is_some_and(|word| word == hold::LOOKER) {
         return hold::look();
     }

@@ -3,9 +3,10 @@
 use crate::args::LoadArgs;
 use crate::command::{self, Named, Shape, Variable, become_command, wants_path};
 use crate::output::{Output, progress_bar, write_file, write_wanted_json};
+use crate::remote::{self, Fetched};
 use crate::signals::interruptible;
 use crate::{Failure, Launcher, shards, snapshot, text};
-use dmafile::{CancelToken, Load, Loaded, Opt, Reason, Report};
+use dmafile::{Algorithm, Buffer, CancelToken, Load, Loaded, Opt, Reason, Report, Verify};
 use std::sync::{Arc, Mutex};
 
 /// The progress bar of a load.
@@ -45,13 +46,17 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     }
     let token = CancelToken::new();
     interruptible(&token)?;
+    let slot = args.options.reserve(by_path, args.output.quiet)?;
     if let Some(load) = args.options.snapshot(&args.tuning, by_path)? {
         return snapshot::load(args, load, out, &token, launcher);
     }
     if by_path && args.options.is_collection() {
-        return shards::load(args, out, &token, launcher);
+        return shards::load(args, slot, out, &token, launcher);
     }
-    let load = args.options.load(&args.tuning)?;
+    let mut load = args.options.load(&args.tuning)?;
+    if slot.is_some() && !args.options.given.has(Opt::Verify) {
+        load = load.verify(Verify::compute(Algorithm::Xxh3));
+    }
     if by_path && (args.options.given.has(Opt::Offset) || args.options.to().starts_with("fd:")) {
         // Checked before a load that would be useless.
         let name = args.options.name();
@@ -59,6 +64,13 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     }
     let Loaded { buffer, report, .. } = one(args, load.exact_size(by_path), out, &token)?;
     write_files(args, &report)?;
+    if let Some(slot) = slot {
+        remote::keep(
+            &slot,
+            &fetched(&buffer, &report),
+            deliver.then_some(launcher),
+        )?;
+    }
     match (deliver, by_path) {
         (true, _) if token.is_cancelled() => Err(interrupted()),
         (true, false) => Err(exec(args, buffer)?),
@@ -75,6 +87,19 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
         }
         (false, _) => Ok(0),
     }
+}
+
+/// What of a buffer was fetched, file by file.
+fn fetched(buffer: &Buffer, report: &Report) -> Vec<Fetched> {
+    let objects = remote::opened();
+    let starts = report.shards.iter().map(|shard| shard.at);
+    let starts: Vec<_> = match report.shards.len() {
+        0 => vec![report.offset],
+        _ => starts.collect(),
+    };
+    let files = objects.iter().zip(starts).enumerate();
+    let file = |(number, (object, at))| Fetched::of(object, buffer, at, report.verify.get(number));
+    files.map(file).collect()
 }
 
 /// Loads, and shows progress and report.

@@ -1,6 +1,8 @@
 //! URLs. The crate `dmafile-remote` opens them; a command without it starts the program of that name, which is this
 //! command with it.
 
+use crate::Failure;
+use crate::args::UrlArgs;
 use dmafile::internal::is_url;
 use std::path::Path;
 
@@ -9,26 +11,92 @@ pub(crate) fn url(path: &Path) -> Option<&str> {
     path.to_str().filter(|text| is_url(text))
 }
 
+/// Notes how URLs are opened from now on. Without one in `files`, no option about them may be given.
+pub(crate) fn configure<'f>(
+    options: &UrlArgs,
+    files: impl IntoIterator<Item = &'f Path>,
+    quiet: bool,
+) -> Result<(), Failure> {
+    let given = [
+        (options.cache.is_some(), "--cache"),
+        (options.unpinned, "--unpinned"),
+    ];
+    if let Some((_, option)) = given.into_iter().find(|option| option.0)
+        && !files.into_iter().any(|file| url(file).is_some())
+    {
+        return Err(Failure::usage(&format!("{option} is for URLs")));
+    }
+    set(options, quiet);
+    Ok(())
+}
+
 #[cfg(feature = "remote")]
 mod with {
-    use crate::signals;
-    use dmafile::{Model, ModelObject, RemoteObject, Result};
-    use dmafile_remote::{OpenOptions, Remote};
-    use std::sync::{Arc, LazyLock};
+    use crate::args::UrlArgs;
+    use crate::{Failure, Launcher, signals};
+    use dmafile::{Buffer, Model, ModelObject, RemoteObject, Result, Verified};
+    use dmafile_remote::{CacheOptions, CacheWrite, Cached, FetchedFile, OpenOptions, Remote};
+    use std::fs::File;
+    use std::io::{Read, Seek};
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::os::unix::process::CommandExt;
+    use std::path::PathBuf;
+    use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+
+    pub(crate) use dmafile_remote::{CacheSlot, is_collection};
+
+    /// The word that begins a process which writes into a cache.
+    pub(crate) const KEEPER: &str = "-keep";
+
+    static OPTIONS: OnceLock<(UrlArgs, bool)> = OnceLock::new();
 
     static REMOTE: LazyLock<Remote> = LazyLock::new(|| {
+        let (options, quiet) = OPTIONS.get().cloned().unwrap_or_default();
         Remote::new(OpenOptions {
+            cache: options.cache.map(|folder| CacheOptions {
+                folder,
+                limit: options.cache_limit,
+            }),
+            offline: options.offline,
+            unpinned: options.unpinned,
+            waiting: (!quiet).then_some(|| {
+                eprintln!("dmafile: waiting for another process that fetches it");
+            }),
             cancel: signals::token(),
             ..OpenOptions::default()
         })
     });
 
+    /// The objects that were opened last: one stays the same.
+    static OPENED: Mutex<Vec<Arc<dyn RemoteObject>>> = Mutex::new(Vec::new());
+
+    pub(super) fn set(options: &UrlArgs, quiet: bool) {
+        let _ = OPTIONS.set((options.clone(), quiet));
+    }
+
     pub(crate) fn open(url: &str) -> Result<Arc<dyn RemoteObject>> {
-        REMOTE.open(url)
+        let mut opened = OPENED.lock().expect("no holder of this lock panics");
+        if let [object] = &opened[..] {
+            return Ok(Arc::clone(object));
+        }
+        let object = REMOTE.open(url)?;
+        *opened = vec![Arc::clone(&object)];
+        Ok(object)
     }
 
     pub(crate) fn open_model(url: &str) -> Result<Model> {
-        REMOTE.open_model(url)
+        let model = REMOTE.open_model(url)?;
+        let objects = model.objects().into_iter().map(|object| object.0);
+        *OPENED.lock().expect("no holder of this lock panics") = objects.collect();
+        Ok(model)
+    }
+
+    /// The objects of a load.
+    pub(crate) fn opened() -> Vec<Arc<dyn RemoteObject>> {
+        OPENED
+            .lock()
+            .expect("no holder of this lock panics")
+            .clone()
     }
 
     pub(crate) fn open_all(url: &str) -> Result<Vec<ModelObject>> {
@@ -40,19 +108,140 @@ mod with {
         REMOTE.open_others(url)
     }
 
-    pub(crate) use dmafile_remote::is_collection;
+    /// What the cache has of a URL.
+    pub(crate) fn find_cached(url: &str) -> Result<Option<PathBuf>> {
+        REMOTE.find_cached(url, false)
+    }
+
+    /// The same, or the place in the cache where it will be; None without a cache.
+    pub(crate) fn reserve(
+        url: &str,
+        others: bool,
+    ) -> Result<std::result::Result<PathBuf, Option<CacheSlot>>> {
+        Ok(match REMOTE.reserve(url, others)? {
+            Some(Cached::Here(path)) => Ok(path),
+            Some(Cached::Absent(slot)) => Err(Some(slot)),
+            None => Err(None),
+        })
+    }
+
+    /// A file that has been fetched into memory.
+    pub(crate) struct Fetched {
+        name: String,
+        object: Arc<dyn RemoteObject>,
+        /// A process that is started inherits it.
+        fd: Option<OwnedFd>,
+        at: u64,
+        digest: Option<Verified>,
+    }
+
+    impl Fetched {
+        /// A file that begins at byte `at` of a buffer.
+        pub(crate) fn of(
+            object: &Arc<dyn RemoteObject>,
+            buffer: &Buffer,
+            at: u64,
+            digest: Option<&Verified>,
+        ) -> Self {
+            let name = object.name();
+            Self {
+                name: name.rsplit('/').next().unwrap_or_default().to_string(),
+                object: Arc::clone(object),
+                // One that is closed in programs would not do.
+                fd: buffer.as_fd().and_then(|fd| rustix::io::dup(fd).ok()),
+                at,
+                digest: digest.cloned(),
+            }
+        }
+    }
+
+    /// Has what was fetched written into the cache: by a process of its own if COMMAND runs meanwhile.
+    pub(crate) fn keep(
+        slot: &CacheSlot,
+        files: &[Fetched],
+        launcher: Option<&Launcher>,
+    ) -> std::result::Result<(), Failure> {
+        let with_fds = files.iter().map_while(|file| {
+            Some(FetchedFile {
+                name: &file.name,
+                object: &*file.object,
+                fd: file.fd.as_ref()?.as_fd(),
+                at: file.at,
+                digest: file.digest.as_ref(),
+            })
+        });
+        let with_fds: Vec<_> = with_fds.collect();
+        let write = if with_fds.len() == files.len() {
+            slot.write(&with_fds)?
+        } else {
+            None
+        };
+        match (write, launcher) {
+            (None, _) => Ok(()),
+            (Some(write), None) => Ok(write.run()?),
+            (Some(write), Some(launcher)) => start(&write, launcher)
+                .map_err(|error| Failure::os("cannot start", "the cache", &error, "")),
+        }
+    }
+
+    /// Starts a process that runs on beside COMMAND, and is not its child.
+    fn start(write: &CacheWrite, launcher: &Launcher) -> std::io::Result<()> {
+        let memory = rustix::fs::memfd_create("cache", rustix::fs::MemfdFlags::CLOEXEC)?;
+        let mut text = File::from(memory);
+        serde_json::to_writer(&text, write)?;
+        text.rewind()?;
+        let started = launcher
+            .command()
+            .arg(KEEPER)
+            .stdin(text)
+            .stdout(std::process::Stdio::null())
+            .process_group(0)
+            .status()?;
+        if !started.success() {
+            return Err(std::io::Error::other(started.to_string()));
+        }
+        Ok(())
+    }
+
+    /// Is started by [`start`], and starts what writes.
+    pub(crate) fn keep_here(
+        launcher: &Launcher,
+        is_last: bool,
+    ) -> std::result::Result<u8, Failure> {
+        if !is_last {
+            let mut last = launcher.command();
+            last.arg(KEEPER).arg("now");
+            let started = last.spawn();
+            return match started {
+                Ok(_) => Ok(0),
+                Err(error) => Err(Failure::os("cannot start", "the cache", &error, "")),
+            };
+        }
+        let mut text = Vec::new();
+        let read = std::io::stdin().read_to_end(&mut text).map(drop);
+        let write = read.and_then(|()| Ok(serde_json::from_slice::<CacheWrite>(&text)?));
+        let write = write.map_err(|error| Failure::os("cannot read", "stdin", &error, ""))?;
+        write.run()?;
+        Ok(0)
+    }
 }
 
 #[cfg(feature = "remote")]
-pub(crate) use with::{is_collection, open, open_all, open_model, open_others};
+use with::set;
+#[cfg(feature = "remote")]
+pub(crate) use with::{
+    CacheSlot, Fetched, KEEPER, find_cached, is_collection, keep, keep_here, open, open_all,
+    open_model, open_others, opened, reserve,
+};
 
 #[cfg(not(feature = "remote"))]
 mod without {
-    use crate::Failure;
-    use dmafile::{Error, Model, ModelObject, RemoteObject, Result};
+    use crate::args::UrlArgs;
+    use crate::{Failure, Launcher};
+    use dmafile::{Buffer, Error, Model, ModelObject, RemoteObject, Result, Verified};
     use std::ffi::OsString;
     use std::os::unix::process::CommandExt;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
     use std::process::Command;
     use std::sync::Arc;
 
@@ -114,7 +303,53 @@ mod without {
     pub(crate) fn is_collection(_: &str) -> bool {
         false
     }
+
+    pub(super) fn set(_: &UrlArgs, _: bool) {}
+
+    pub(crate) fn opened() -> Vec<Arc<dyn RemoteObject>> {
+        Vec::new()
+    }
+
+    pub(crate) fn find_cached(_: &str) -> Result<Option<PathBuf>> {
+        unavailable()
+    }
+
+    /// There is none.
+    pub(crate) enum CacheSlot {}
+
+    pub(crate) fn reserve(
+        _: &str,
+        _: bool,
+    ) -> Result<std::result::Result<PathBuf, Option<CacheSlot>>> {
+        unavailable()
+    }
+
+    pub(crate) struct Fetched;
+
+    impl Fetched {
+        pub(crate) fn of(
+            _: &Arc<dyn RemoteObject>,
+            _: &Buffer,
+            _: u64,
+            _: Option<&Verified>,
+        ) -> Self {
+            Self
+        }
+    }
+
+    pub(crate) fn keep(
+        slot: &CacheSlot,
+        _: &[Fetched],
+        _: Option<&Launcher>,
+    ) -> std::result::Result<(), Failure> {
+        match *slot {}
+    }
 }
 
 #[cfg(not(feature = "remote"))]
-pub(crate) use without::{become_program, is_collection, open, open_all, open_model, open_others};
+use without::set;
+#[cfg(not(feature = "remote"))]
+pub(crate) use without::{
+    CacheSlot, Fetched, become_program, find_cached, is_collection, keep, open, open_all,
+    open_model, open_others, opened, reserve,
+};

@@ -4,12 +4,15 @@ use crate::args::{LoadArgs, open_model};
 use crate::command::{self, Named, Others, Shape};
 use crate::load::{interrupted, one};
 use crate::output::{Output, write_wanted_json};
-use crate::{Failure, Launcher, remote, text};
+use crate::remote::{self, CacheSlot, Fetched};
+use crate::{Failure, Launcher, text};
 use dmafile::internal::{is_hidden, one_line};
-use dmafile::{CancelToken, Load, Opt, Report, Shard};
+use dmafile::{Algorithm, CancelToken, Load, Opt, Report, Shard, Verify};
 use serde::Serialize;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The JSON object of several loads.
 #[derive(Serialize)]
@@ -26,23 +29,25 @@ struct FileReport {
 
 pub(crate) fn load(
     args: &LoadArgs,
+    slot: Option<CacheSlot>,
     out: Output,
     token: &CancelToken,
     launcher: &Launcher,
 ) -> Result<u8, Failure> {
     let options = &args.options;
-    let url = remote::url(&options.file);
-    let model = open_model(&options.file)?;
+    let url = remote::url(options.file());
+    let model = open_model(options.file())?;
     let shards = model.shards();
     refuse(args, shards.len())?;
-    let shape = match url {
-        Some(url) => remote_shape(url, &shards, token)?,
-        None => shape(&options.file, &shards)?,
+    let (shape, mut fetched) = match url {
+        Some(url) => remote_shape(url, &shards, token, slot.is_some())?,
+        None => (shape(options.file(), options.name(), &shards)?, Vec::new()),
     };
     // Checked before a load that would be useless.
     command::names(shards.iter().filter_map(|shard| shard.file.file_name()))?;
     // Checks that there is room for all of them, before the first one is loaded.
     options.tune(model.load(), &args.tuning).plan()?;
+    let objects = model.objects();
     // Objects are loaded from there; the descriptors of files are not needed any more.
     let model = Some(model).filter(|_| url.is_some());
     let (mut named, mut files) = (Vec::new(), Vec::new());
@@ -55,8 +60,15 @@ pub(crate) fn load(
         let mut load = options.tune(load, &args.tuning);
         if let Some(verify) = options.given.texts(Opt::Verify).next() {
             load = load.set(Opt::Verify, verify);
+        } else if slot.is_some() {
+            load = load.verify(Verify::compute(Algorithm::Xxh3));
         }
         let loaded = one(args, load.exact_size(true), out, token)?;
+        if let Some((object, _)) = objects.get(number) {
+            let digest = loaded.report.verify.first();
+            let at = loaded.report.offset;
+            fetched.push(Fetched::of(object, &loaded.buffer, at, digest));
+        }
         files.push(FileReport {
             file: shard.file.to_string_lossy().into_owned(),
             report: loaded.report,
@@ -67,6 +79,9 @@ pub(crate) fn load(
         });
     }
     write_wanted_json(&args.output.json, &Reports { files })?;
+    if let Some(slot) = slot {
+        remote::keep(&slot, &fetched, Some(launcher))?;
+    }
     if token.is_cancelled() {
         Err(interrupted())
     } else {
@@ -100,11 +115,21 @@ fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
 }
 
 /// The model as its URL names it, with the small files next to its weights, which are loaded, too.
-fn remote_shape(url: &str, shards: &[Shard], token: &CancelToken) -> Result<Shape, Failure> {
-    let mut files = Vec::new();
+fn remote_shape(
+    url: &str,
+    shards: &[Shard],
+    token: &CancelToken,
+    keep: bool,
+) -> Result<(Shape, Vec<Fetched>), Failure> {
+    let (mut files, mut fetched) = (Vec::new(), Vec::new());
     for (name, object) in remote::open_others(url)? {
-        let load = Load::of_object(object).exact_size(true);
+        let mut load = Load::of_object(Arc::clone(&object)).exact_size(true);
+        if keep {
+            load = load.verify(Verify::compute(Algorithm::Xxh3));
+        }
         let loaded = load.names(&crate::Options).cancel(token.clone()).run()?;
+        let (digest, at) = (loaded.report.verify.first(), loaded.report.offset);
+        fetched.push(Fetched::of(&object, &loaded.buffer, at, digest));
         files.push(Named {
             name: name.into(),
             buffer: loaded.buffer,
@@ -118,16 +143,16 @@ fn remote_shape(url: &str, shards: &[Shard], token: &CancelToken) -> Result<Shap
         links: Vec::new(),
         files,
     };
-    Ok(if is_index || shards.iter().any(is_file) {
+    let shape = if is_index || shards.iter().any(is_file) {
         Shape::Within { name, others }
     } else {
         Shape::Folder { name, others }
-    })
+    };
+    Ok((shape, fetched))
 }
 
 /// The model as its path names it, with everything next to its weights that is not hidden.
-fn shape(path: &Path, shards: &[Shard]) -> Result<Shape, Failure> {
-    let name = command::name_of(path);
+fn shape(path: &Path, name: OsString, shards: &[Shard]) -> Result<Shape, Failure> {
     let folder = if path.is_dir() {
         path
     } else {

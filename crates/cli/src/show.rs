@@ -1,8 +1,8 @@
 //! `dmafile show`
 
-use crate::Failure;
 use crate::args::{ShowArgs, open_model};
 use crate::output::{to_stdout, write_json};
+use crate::{Failure, remote};
 use dmafile::internal::one_line;
 use dmafile::{Model, Opt, Tensor, format::Value};
 use indicatif::BinaryBytes;
@@ -13,7 +13,12 @@ use unicode_width::UnicodeWidthStr;
 const WIDEST: usize = 100;
 
 pub(crate) fn run(args: &ShowArgs) -> Result<u8, Failure> {
-    let model = open_model(&args.file)?;
+    remote::configure(&args.urls, [args.file.as_path()], true)?;
+    let found = match remote::url(&args.file) {
+        Some(url) => remote::find_cached(url)?,
+        None => None,
+    };
+    let model = open_model(found.as_ref().unwrap_or(&args.file))?;
     let tensors: Vec<&Tensor> = match &args.given.parsed(Opt::Tensors)?[..] {
         [] => model.tensors().iter().collect(),
         chosen => model.matching(chosen)?,

@@ -291,7 +291,10 @@ fn parse_errors_name_the_valid_values_and_exit_2() {
         ("load file --pages 4k", "auto, base, thp, huge"),
         ("load file --pages 1g", "auto, base, thp, huge"),
         ("load file --io twice", "auto, direct, buffered"),
-        ("load file --verify md5", "crc32c, crc64nvme, xxh3, blake3, sha256"),
+        (
+            "load file --verify md5",
+            "crc32c, crc64nvme, xxh3, blake3, sha256",
+        ),
         ("load file --verify sha256=12", "64 hexadecimal digits"),
         ("explain", "<FILE>"),
         ("explain file --trace out", "'--trace'"),

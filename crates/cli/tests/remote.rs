@@ -66,9 +66,16 @@ fn hub() -> (Server, Server, Vec<(String, Vec<u8>)>) {
     hub.put("/api/models/o/m/revision/main", info.into_bytes());
     for (name, bytes) in &files {
         let path = format!("/o/m/resolve/c0ffee/{name}");
-        hub.put(&path, bytes.clone());
+        // Files have the tags that the real hub gives them.
+        let tag = format!("\"{}\"", bytes_digest(bytes));
+        hub.put_tagged(&path, bytes.clone(), &tag);
+        hub.say(&path, &format!("X-Linked-Etag: {tag}\r\n"));
         store.put(&path, bytes.clone());
     }
+    let tags: Vec<_> = files
+        .iter()
+        .map(|(name, bytes)| (name.clone(), bytes_digest(bytes)))
+        .collect();
     let place = store.url("");
     hub.decide(move |asked| {
         // It is busy at first.
@@ -78,10 +85,17 @@ fn hub() -> (Server, Server, Vec<(String, Vec<u8>)>) {
         if asked.field("authorization") != Some("Bearer hf_hunter2") {
             return Fault::Status(401, String::new());
         }
-        if asked.target.ends_with(".safetensors") {
-            return Fault::Redirect(format!("{place}{}?signature=1", asked.target));
+        if !asked.target.ends_with(".safetensors") {
+            return Fault::None;
         }
-        Fault::None
+        let (_, tag) = tags
+            .iter()
+            .find(|tag| asked.target.ends_with(&tag.0))
+            .unwrap();
+        let target = &asked.target;
+        Fault::Redirect(format!(
+            "{place}{target}?signature=1\r\nX-Linked-Etag: \"{tag}\""
+        ))
     });
     (hub, store, files)
 }
@@ -434,4 +448,181 @@ fn files_of_the_hub_are_compared_with_their_tags() {
         };
         assert!(said.contains(word), "{said}");
     }
+}
+
+/// All bytes that a COMMAND reads, by the sha256sum of each file and the name of the folder.
+const SUMS: &str = "basename {}; cd {}; sha256sum *";
+
+#[test]
+fn a_model_of_the_hub_is_fetched_once_and_then_in_the_cache() {
+    let (hub, store, files) = hub();
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().to_str().unwrap();
+    let load = |more: &[&str]| {
+        let mut load = dmafile(&["load", "-q", "hf://o/m", "--cache", cache]);
+        load.args(more)
+            .args(["--", "sh", "-c", SUMS])
+            .env("HF_ENDPOINT", hub.url(""))
+            .env("HF_TOKEN", "hf_hunter2");
+        load
+    };
+    let first = good(&mut load(&[]));
+    assert!(first.starts_with("m\n"), "{first}");
+    let repository = dir.path().join("models--o--m");
+    let read = |path: &str| std::fs::read_to_string(repository.join(path));
+    assert_eq!(read("refs/main").unwrap(), "c0ffee");
+    for (name, bytes) in &files {
+        let digest = bytes_digest(bytes);
+        assert!(first.contains(&digest), "{name}: {first}");
+        let link = std::fs::read_link(repository.join("snapshots/c0ffee").join(name)).unwrap();
+        assert_eq!(link, Path::new("../../blobs").join(&digest));
+        assert_eq!(
+            std::fs::read(repository.join("blobs").join(&digest)).unwrap(),
+            *bytes
+        );
+    }
+    assert_eq!(
+        std::fs::read_dir(repository.join("blobs")).unwrap().count(),
+        files.len()
+    );
+    store.asked();
+    hub.asked();
+    assert_eq!(good(&mut load(&[])), first);
+    assert_eq!(good(&mut load(&["--verify", "store"])), first);
+    // Only which commit it is was asked for.
+    assert!(store.asked().is_empty());
+    assert!(
+        hub.asked()
+            .iter()
+            .all(|asked| asked.target.contains("/api/"))
+    );
+    let plan = good(
+        dmafile(&["explain", "hf://o/m", "--cache", cache])
+            .env("HF_ENDPOINT", hub.url(""))
+            .env("HF_TOKEN", "hf_hunter2"),
+    );
+    assert!(
+        !plan.contains("fetch") && plan.contains("snapshots/c0ffee"),
+        "{plan}"
+    );
+    // A file that is not there is fetched, and a model is one only if all of it is there.
+    std::fs::remove_file(repository.join("blobs").join(bytes_digest(&files[0].1))).unwrap();
+    assert_eq!(good(&mut load(&[])), first);
+    let before = hub.asked().len();
+    assert_eq!(good(&mut load(&["--offline"])), first);
+    assert!(before > 0 && hub.asked().is_empty());
+    let mut other = dmafile(&["load", "-q", "hf://o/other", "--cache", cache, "--offline"]);
+    let said = text(&other.output().unwrap());
+    assert!(
+        said.ends_with(
+            "hf://o/other: it is not in the cache (ENOENT); load it once without --offline\n"
+        ),
+        "{said}"
+    );
+}
+
+#[test]
+fn an_object_in_the_cache_is_the_version_that_the_store_has() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let load = |more: &[&str]| {
+        let cache = dir.path().to_str().unwrap();
+        let mut load = dmafile(&["load", "-q", "s3://bucket/a b/x.bin", "--cache", cache]);
+        load.args(more)
+            .args(["--", "sh", "-c", SUM])
+            .env("AWS_ENDPOINT_URL", server.url(""))
+            .env("AWS_ACCESS_KEY_ID", "me")
+            .env("AWS_SECRET_ACCESS_KEY", "hunter2");
+        load
+    };
+    let blobs = || {
+        let mut all = Vec::new();
+        for repository in std::fs::read_dir(dir.path()).unwrap().flatten() {
+            let blobs = std::fs::read_dir(repository.path().join("blobs"));
+            all.extend(
+                blobs
+                    .into_iter()
+                    .flatten()
+                    .flatten()
+                    .map(|blob| blob.path()),
+            );
+        }
+        all
+    };
+    let path = "/bucket/a%20b/x.bin";
+    // More than the first request gets.
+    for number in 0..2 {
+        let bytes = noise(700_001, 10 + number);
+        server.put_tagged(path, bytes.clone(), &format!("\"{number}\""));
+        for time in 0..3 {
+            server.asked();
+            assert_eq!(good(&mut load(&[])).trim(), bytes_digest(&bytes));
+            // One request says which version the store has.
+            assert_eq!(server.asked().len() == 1, time > 0);
+        }
+        assert_eq!(blobs().len() as u64, number + 1);
+    }
+    // What was not used for the longest time is removed.
+    server.put_tagged(path, noise(700_001, 12), "\"2\"");
+    good(&mut load(&["--cache-limit", "1500000"]));
+    assert_eq!(blobs().len(), 2);
+}
+
+#[test]
+fn processes_that_need_the_same_at_the_same_time_fetch_it_once() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = noise(20 << 20, 30);
+    let url = server.put("/x.bin", bytes.clone());
+    let load = || {
+        let mut load = dmafile(&["load", "-q", &url, "--cache", dir.path().to_str().unwrap()]);
+        load.args(["--", "sh", "-c", SUM]);
+        load.stdout(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let all = [load(), load(), load()];
+    for one in all {
+        let output = one.wait_with_output().unwrap();
+        assert_eq!(text(&output).trim(), bytes_digest(&bytes));
+    }
+    let fetched: u64 = server
+        .asked()
+        .iter()
+        .filter_map(|asked| asked.range())
+        .filter(|range| range.0 > 0)
+        .map(|(first, last)| last.min((20 << 20) - 1) - first + 1)
+        .sum();
+    assert_eq!(fetched, (20 << 20) - (256 << 10));
+}
+
+#[test]
+fn what_a_server_says_leads_out_of_no_cache() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().join("cache");
+    std::fs::write(dir.path().join("x.bin"), b"another").unwrap();
+    for (commit, name) in [("../../..", "x.bin"), ("c0ffee", "../../../../x.bin")] {
+        let info = format!(r#"{{"sha":"{commit}","siblings":[{{"rfilename":"{name}"}}]}}"#);
+        server.put("/api/models/o/m/revision/main", info.into_bytes());
+        // Whatever the file is.
+        server.decide(|asked| {
+            if asked.target.contains("/resolve/") {
+                return Fault::Status(404, String::new());
+            }
+            Fault::None
+        });
+        for file in [name, ""] {
+            let url = format!("hf://o/m/{file}");
+            let mut load = dmafile(&["load", "-q", &url, "--cache", cache.to_str().unwrap()]);
+            load.args(["--", "sh", "-c", "cat /proc/self/fd/$DMAFILE_FD"]);
+            let output = load.env("HF_ENDPOINT", server.url("")).output().unwrap();
+            assert_eq!(
+                output.status.code(),
+                Some(1),
+                "{commit} {url}: {}",
+                text(&output)
+            );
+        }
+    }
+    let names = std::fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(names, 2);
 }

@@ -98,8 +98,8 @@ impl StoreBucket {
         })
     }
 
-    /// The names of the objects directly below a prefix, which ends with a slash or is empty.
-    pub(crate) fn names(&self, prefix: &str) -> Result<Vec<String>> {
+    /// The names of the objects directly below a prefix, which ends with a slash or is empty, with their ETags.
+    pub(crate) fn list(&self, prefix: &str) -> Result<Vec<(String, String)>> {
         let place = || format!("{}/{prefix}", self.name);
         let path = parse(prefix).map_err(|error| error.at(place()))?;
         let listed = run(async {
@@ -107,10 +107,14 @@ impl StoreBucket {
             Ok::<_, object_store::Error>(all.objects)
         });
         let listed = listed.map_err(|error| refused(&error, self.dialect).at(place()))?;
-        let names = listed
-            .iter()
-            .filter_map(|object| object.location.filename());
-        Ok(names.map(str::to_string).collect())
+        let mut names = Vec::new();
+        for object in listed {
+            if let Some(name) = object.location.filename() {
+                names.push((name.to_string(), object.e_tag.unwrap_or_default()));
+            }
+        }
+        names.sort();
+        Ok(names)
     }
 
     pub(crate) fn key(&self, key: &str) -> Result<Key> {
@@ -128,7 +132,7 @@ impl StoreBucket {
 }
 
 impl Dialect {
-    fn scheme(self) -> &'static str {
+    pub(crate) fn scheme(self) -> &'static str {
         match self {
             Self::S3 => "s3",
             Self::Gcs => "gs",

@@ -30,6 +30,7 @@
 
 mod answer;
 mod bucket;
+mod cache;
 mod http;
 mod hub;
 mod object;
@@ -51,6 +52,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+pub use cache::{CacheOptions, CacheSlot, CacheWrite, Cached, FetchedFile};
 pub use dmafile::internal::is_url;
 
 /// How URLs are opened.
@@ -61,6 +63,12 @@ pub struct OpenOptions {
     pub unpinned: bool,
     /// A file with the certificates of authorities that count, in place of the system's.
     pub certificates: Option<PathBuf>,
+    /// Where what has been fetched is kept ([`Remote::reserve`]).
+    pub cache: Option<CacheOptions>,
+    /// Only the cache is asked.
+    pub offline: bool,
+    /// Called before waiting for another process that fetches the same.
+    pub waiting: Option<fn()>,
     /// Cancels opening.
     pub cancel: CancelToken,
 }
@@ -81,6 +89,11 @@ const WEIGHTS: [&str; 13] = [
     ".tflite",
     ".npz",
 ];
+
+/// True for what is no small file next to a model's weights.
+fn is_weights(name: &str) -> bool {
+    name.starts_with('.') || WEIGHTS.iter().any(|ending| name.ends_with(ending))
+}
 
 /// Opens URLs. What it opens shares connections, and a revision of a model of the hub is the same commit each time.
 #[derive(Debug, Default)]
@@ -156,9 +169,7 @@ impl Remote {
             return Ok(Vec::new());
         }
         let names = folder.names()?;
-        let small = names.iter().filter(|name| {
-            !name.starts_with('.') && !WEIGHTS.iter().any(|ending| name.ends_with(ending))
-        });
+        let small = names.iter().filter(|name| !is_weights(name));
         let open = |name: &String| match folder.open(name) {
             Ok(object) => Some(Ok((name.clone(), object))),
             // There are marks in some folders.
@@ -211,7 +222,7 @@ impl Remote {
             client: Arc::clone(client),
             kind,
             prefix,
-            names: OnceLock::new(),
+            listed: OnceLock::new(),
         };
         Ok((folder, name))
     }
@@ -252,7 +263,8 @@ struct RemoteFolder<'r> {
     kind: FolderKind,
     /// Empty, or with a slash at the end.
     prefix: String,
-    names: OnceLock<Vec<String>>,
+    /// What is in it, with the versions that a store tells.
+    listed: OnceLock<Vec<(String, String)>>,
 }
 
 enum FolderKind {
@@ -260,6 +272,34 @@ enum FolderKind {
     Web(url::Url, Option<String>),
     Hub(Arc<Hub>),
     Bucket(StoreBucket),
+}
+
+impl RemoteFolder<'_> {
+    fn listed(&self) -> Result<&Vec<(String, String)>> {
+        if let Some(known) = self.listed.get() {
+            return Ok(known);
+        }
+        let listed = match &self.kind {
+            FolderKind::Web(..) => {
+                let why = "a web server does not say what is in a folder";
+                return Err(Error::new(Verb::Load, why)
+                    .with_errno(Errno::OPNOTSUPP)
+                    .at(self.name())
+                    .with_remedy("name a file, or the index of a model"));
+            }
+            FolderKind::Hub(hub) => {
+                let own = hub
+                    .names
+                    .iter()
+                    .filter_map(|name| name.strip_prefix(&self.prefix));
+                own.filter(|name| !name.contains('/'))
+                    .map(|name| (name.to_string(), String::new()))
+                    .collect()
+            }
+            FolderKind::Bucket(bucket) => bucket.list(&self.prefix)?,
+        };
+        Ok(self.listed.get_or_init(|| listed))
+    }
 }
 
 impl ModelFolder for RemoteFolder<'_> {
@@ -275,29 +315,8 @@ impl ModelFolder for RemoteFolder<'_> {
     }
 
     fn names(&self) -> Result<Vec<String>> {
-        if let Some(known) = self.names.get() {
-            return Ok(known.clone());
-        }
-        let names = match &self.kind {
-            FolderKind::Web(..) => {
-                let why = "a web server does not say what is in a folder";
-                return Err(Error::new(Verb::Load, why)
-                    .with_errno(Errno::OPNOTSUPP)
-                    .at(self.name())
-                    .with_remedy("name a file, or the index of a model"));
-            }
-            FolderKind::Hub(hub) => {
-                let own = hub
-                    .names
-                    .iter()
-                    .filter_map(|name| name.strip_prefix(&self.prefix));
-                own.filter(|name| !name.contains('/'))
-                    .map(str::to_string)
-                    .collect()
-            }
-            FolderKind::Bucket(bucket) => bucket.names(&self.prefix)?,
-        };
-        Ok(self.names.get_or_init(|| names).clone())
+        let listed = self.listed()?.iter();
+        Ok(listed.map(|(name, _)| name.clone()).collect())
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn RemoteObject>> {
