@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
             key = name.removeprefix(f"/{bucket}/")
             if key != name and key.startswith(prefix) and "/" not in key[len(prefix) :]:
                 items += (
-                    f"<Contents><Key>{escape(key)}</Key><Size>{len(data)}</Size><ETag>x</ETag>"
+                    f"<Contents><Key>{escape(key)}</Key><Size>{len(data)}</Size><ETag>&quot;{hashlib.sha256(data).hexdigest()}&quot;</ETag>"
                     "<LastModified>2026-11-28T00:00:00.000Z</LastModified></Contents>"
                 )
         return (

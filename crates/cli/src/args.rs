@@ -152,6 +152,7 @@ impl Command {
             Self::Explain(args) => is_url(&args.options.file),
             Self::Show(args) => is_url(&args.file),
             Self::Hold(args) => args.models.iter().any(|model| is_url(model)),
+            Self::Save(args) => args.parts().is_some_and(|parts| is_url(parts.1)),
             _ => false,
         }
     }
@@ -665,6 +666,8 @@ pub struct ThawArgs {
                   replaced keeps its mode, owner and extended attributes; a symbolic link is followed. \
                   With --offset the bytes go into an existing file or block device, which is not atomic. \
                   Exit status 0 means that everything is on the disk, unless --no-sync is given.\n\n\
+                  An object of a store (s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY) is replaced when \
+                  all bytes have arrived. Exit status 0 means that the store has acknowledged it.\n\n\
                   Several sources, or one with =NAME, make a snapshot in the folder DEST: they become \
                   valid all at once, and until then the previous snapshot stays valid. `dmafile load DEST` \
                   loads them again.\n\n\
@@ -672,7 +675,7 @@ pub struct ThawArgs {
 )]
 pub struct SaveArgs {
     /// SRC is what to save: a file, fd:N, or - (standard input), and for a snapshot SRC=NAME. DEST is
-    /// where to: a file, or a folder for a snapshot
+    /// where to: a file, a folder for a snapshot, or the URL of an object
     ///
     /// fd:N is a memfd, a dma-buf, any open file or a pipe; fd:N@OFFSET starts at that byte. A pipe is
     /// saved to its end. Only a snapshot has several sources; standard input is fd:0=NAME there.
@@ -682,6 +685,14 @@ pub struct SaveArgs {
 
     #[command(flatten)]
     pub given: OfSave,
+
+    /// Save only if there is no such object; DEST is a URL
+    #[arg(long, help_heading = WHAT, conflicts_with = "if_match")]
+    pub if_none_match: bool,
+
+    /// Save only if the object has this ETag, as `dmafile save --json` prints it; DEST is a URL
+    #[arg(long, value_name = "ETAG", help_heading = WHAT)]
+    pub if_match: Option<String>,
 
     /// Print the plan and the reason for each choice; save nothing
     #[arg(long, help_heading = OUTPUT, conflicts_with = "trace")]
@@ -707,6 +718,36 @@ impl SaveArgs {
             .names(&crate::Options)
             .set_all(self.given.all())
             .set_all(self.tuning.all()))
+    }
+
+    /// The URL to save to. Options that are about files, and those about URLs without one, are refused.
+    pub fn url(&self) -> Result<Option<&str>, crate::Failure> {
+        let url = self.parts().and_then(|parts| remote::url(parts.1));
+        let files = [
+            (self.given.has(Opt::InPlace), "--offset"),
+            (self.given.has(Opt::Sync), "--no-sync"),
+            (self.tuning.has(Opt::Method), "--method"),
+            (self.tuning.has(Opt::Io), "--io"),
+            (self.tuning.has(Opt::Block), "--block"),
+            (self.explain, "--explain"),
+            (self.output.trace.is_some(), "--trace"),
+            (
+                self.parts().is_some_and(|parts| parts.0.len() > 1),
+                "a snapshot",
+            ),
+        ];
+        let urls = [
+            (self.if_none_match, "--if-none-match"),
+            (self.if_match.is_some(), "--if-match"),
+        ];
+        let (options, what) = match url {
+            Some(_) => (&files[..], "is for saves to files"),
+            None => (&urls[..], "is for saves to URLs"),
+        };
+        match options.iter().find(|option| option.0) {
+            Some((_, option)) => Err(crate::Failure::usage(&format!("{option} {what}"))),
+            None => Ok(url),
+        }
     }
 
     /// The snapshot they describe; None for a save of one source to a file.

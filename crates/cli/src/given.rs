@@ -71,6 +71,15 @@ impl<const SUBSET: usize> Given<SUBSET> {
         self.texts(option).map(str::parse).collect()
     }
 
+    /// The number that was given for an option.
+    #[cfg_attr(not(feature = "remote"), allow(dead_code))]
+    pub fn number(&self, option: Opt) -> Option<u64> {
+        self.0.iter().find_map(|(given, value)| match value {
+            OptionValue::Number(number) if *given == option => Some(*number),
+            _ => None,
+        })
+    }
+
     /// All that were given.
     pub fn all(&self) -> &[(Opt, OptionValue)] {
         &self.0

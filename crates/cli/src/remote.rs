@@ -32,10 +32,20 @@ pub(crate) fn configure<'f>(
 
 #[cfg(feature = "remote")]
 mod with {
-    use crate::args::UrlArgs;
+    use crate::args::{SaveArgs, UrlArgs};
+    use crate::output::{Output, progress_bar, write_wanted_json};
+    use crate::save::PROGRESS;
     use crate::{Failure, Launcher, signals};
-    use dmafile::{Buffer, Model, ModelObject, RemoteObject, Result, Verified};
-    use dmafile_remote::{CacheOptions, CacheWrite, Cached, FetchedFile, OpenOptions, Remote};
+    use dmafile::{
+        Buffer, CancelToken, Model, ModelObject, Opt, Origin, RemoteObject, Result, Verified,
+        Verify,
+    };
+    use dmafile_remote::{
+        CacheOptions, CacheWrite, Cached, FetchedFile, OpenOptions, Remote, SaveCondition,
+        SaveOptions,
+    };
+    use indicatif::BinaryBytes;
+    use std::ffi::OsStr;
     use std::fs::File;
     use std::io::{Read, Seek};
     use std::os::fd::{AsFd, OwnedFd};
@@ -155,6 +165,58 @@ mod with {
         }
     }
 
+    /// Saves to a store.
+    pub(crate) fn save(
+        args: &SaveArgs,
+        from: &OsStr,
+        url: &str,
+        out: Output,
+    ) -> std::result::Result<u8, Failure> {
+        let cancel = CancelToken::new();
+        signals::interruptible(&cancel)?;
+        let verify = args.given.parsed::<Verify>(Opt::Verify)?.pop();
+        let condition = match &args.if_match {
+            Some(etag) => Some(SaveCondition::Version(etag.clone())),
+            None => args.if_none_match.then_some(SaveCondition::Absent),
+        };
+        let bar = progress_bar(args.output.quiet, PROGRESS);
+        let shown = bar.clone();
+        let mut options = SaveOptions {
+            length: args.given.number(Opt::Length),
+            verify,
+            connections: args
+                .tuning
+                .number(Opt::QueueDepth)
+                .map(|depth| depth as u32),
+            condition,
+            cancel,
+            ..SaveOptions::default()
+        };
+        if let Some(bar) = bar {
+            options.progress = Some(Box::new(move |progress| {
+                bar.set_length(progress.total);
+                bar.set_position(progress.done);
+            }));
+        }
+        let saved = REMOTE.save(&Origin::parse(from)?, url, &options);
+        if let Some(bar) = shown {
+            bar.abandon();
+        }
+        let saved = saved?;
+        let rate = BinaryBytes((saved.bytes as f64 / saved.seconds.max(1e-9)) as u64);
+        out.print(&format!(
+            "saved {} in {:.3} s: {rate}/s; in {} {}\n",
+            BinaryBytes(saved.bytes),
+            saved.seconds,
+            saved.parts,
+            if saved.parts == 1 { "request" } else { "parts" },
+        ))?;
+        if let Some(digest) = &saved.digest {
+            out.print(&format!("{digest}\n"))?;
+        }
+        write_wanted_json(&args.output.json, &saved).map(|()| 0)
+    }
+
     /// Has what was fetched written into the cache: by a process of its own if COMMAND runs meanwhile.
     pub(crate) fn keep(
         slot: &CacheSlot,
@@ -231,15 +293,16 @@ use with::set;
 #[cfg(feature = "remote")]
 pub(crate) use with::{
     CacheSlot, Fetched, KEEPER, find_cached, is_collection, keep, keep_here, open, open_all,
-    open_model, open_others, opened, reserve,
+    open_model, open_others, opened, reserve, save,
 };
 
 #[cfg(not(feature = "remote"))]
 mod without {
-    use crate::args::UrlArgs;
+    use crate::args::{SaveArgs, UrlArgs};
+    use crate::output::Output;
     use crate::{Failure, Launcher};
     use dmafile::{Buffer, Error, Model, ModelObject, RemoteObject, Result, Verified};
-    use std::ffi::OsString;
+    use std::ffi::{OsStr, OsString};
     use std::os::unix::process::CommandExt;
     use std::path::{Path, PathBuf};
     use std::process::Command;
@@ -314,6 +377,15 @@ mod without {
         unavailable()
     }
 
+    pub(crate) fn save(
+        _: &SaveArgs,
+        _: &OsStr,
+        _: &str,
+        _: Output,
+    ) -> std::result::Result<u8, Failure> {
+        Ok(unavailable()?)
+    }
+
     /// There is none.
     pub(crate) enum CacheSlot {}
 
@@ -351,5 +423,5 @@ use without::set;
 #[cfg(not(feature = "remote"))]
 pub(crate) use without::{
     CacheSlot, Fetched, become_program, find_cached, is_collection, keep, open, open_all,
-    open_model, open_others, opened, reserve,
+    open_model, open_others, opened, reserve, save,
 };

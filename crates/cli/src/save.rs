@@ -3,7 +3,7 @@
 use crate::args::SaveArgs;
 use crate::output::{progress_bar, write_file, write_wanted_json};
 use crate::signals::interruptible;
-use crate::{Failure, snapshot, text};
+use crate::{Failure, remote, snapshot, text};
 use dmafile::{CancelToken, Reason};
 use std::sync::{Arc, Mutex};
 
@@ -16,6 +16,9 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
     let (from, to) = args.parts().ok_or_else(|| {
         Failure::usage("save needs a source and a destination: dmafile save SRC... DEST")
     })?;
+    if let Some(url) = args.url()? {
+        return remote::save(args, &from[0], url, out);
+    }
     if let Some(several) = args.snapshot(from, to)? {
         return snapshot::save(args, several, out);
     }

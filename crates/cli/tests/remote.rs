@@ -626,3 +626,176 @@ fn what_a_server_says_leads_out_of_no_cache() {
     let names = std::fs::read_dir(dir.path()).unwrap().count();
     assert_eq!(names, 2);
 }
+
+/// `dmafile save SRC s3://bucket/KEY` with these options.
+fn save(server: &Server, args: &[&str]) -> Command {
+    let mut save = dmafile(&["save", "-q", "--json"]);
+    save.args(args)
+        .env("AWS_ENDPOINT_URL", server.url(""))
+        .env("AWS_ACCESS_KEY_ID", "me")
+        .env("AWS_SECRET_ACCESS_KEY", "hunter2");
+    save
+}
+
+#[test]
+fn files_and_pipes_are_saved_as_objects() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let file = path.to_str().unwrap();
+    for size in [
+        0,
+        1,
+        (8 << 20) - 1,
+        8 << 20,
+        (8 << 20) + 1,
+        (25 << 20) + 777,
+    ] {
+        let bytes = noise(size, 40);
+        std::fs::write(&path, &bytes).unwrap();
+        for source in [file, "-"] {
+            let mut one = save(
+                &server,
+                &[source, "s3://bucket/a b/x+y", "--verify", "sha256"],
+            );
+            let said = good(one.stdin(std::fs::File::open(&path).unwrap()));
+            assert!(said.contains(&bytes_digest(&bytes)), "{said}");
+            let saved = server.object("/bucket/a%20b/x%2By").unwrap();
+            assert!(saved == bytes, "{size} bytes of {source}");
+            // The store can compare each part.
+            let asked = server.asked();
+            let parts = asked.iter().filter(|asked| asked.method == "PUT");
+            let sums: Vec<_> = parts
+                .map(|part| part.field("x-amz-checksum-crc64nvme").unwrap().to_string())
+                .collect();
+            assert_eq!(sums.len(), size.div_ceil(8 << 20).max(1), "{size} {source}");
+            if sums.len() == 1 {
+                assert_eq!(sums[0], crc64nvme(&bytes));
+            }
+        }
+    }
+    let part = good(&mut save(
+        &server,
+        &[file, "s3://bucket/part", "--length", "9000000"],
+    ));
+    assert!(
+        part.contains("\"bytes\":9000000,") && part.contains("\"parts\":2"),
+        "{part}"
+    );
+    assert!(server.object("/bucket/part").unwrap() == noise((25 << 20) + 777, 40)[..9_000_000]);
+    assert!(server.uploads().is_empty());
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_old_object_and_no_parts() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let (file, url) = (path.to_str().unwrap(), "s3://bucket/x");
+    let bytes = noise((20 << 20) + 5, 50);
+    std::fs::write(&path, &bytes).unwrap();
+    server.put("/bucket/x", b"old".to_vec());
+    let fails = |args: &[&str], words: &str| {
+        let output = save(&server, &[&[file, url], args].concat())
+            .output()
+            .unwrap();
+        let said = text(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains(words) && said.trim_end().lines().count() == 1,
+            "{said}"
+        );
+        assert!(!said.contains("hunter2"));
+        assert_eq!(server.object("/bucket/x").unwrap(), b"old");
+        assert!(server.uploads().is_empty(), "{words}");
+    };
+    fails(&["--verify", "crc32c=00000000"], "wrong digest");
+    fails(
+        &["--length", "7", "--verify", "crc32c=00000000"],
+        "wrong digest",
+    );
+    fails(&["--if-none-match"], "(EEXIST)");
+    fails(&["--length", "7", "--if-none-match"], "(EEXIST)");
+    fails(&["--if-match", "\"other\""], "(ESTALE)");
+    server.decide(|asked| {
+        if asked.target.contains("partNumber=2") {
+            return Fault::Status(403, String::new());
+        }
+        Fault::None
+    });
+    fails(&[], "(EACCES)");
+    // What may pass is sent again.
+    server.decide(|asked| match asked.number {
+        3 | 5 => Fault::Status(503, String::new()),
+        4 | 6 => Fault::Reset(0),
+        _ => Fault::None,
+    });
+    good(&mut save(&server, &[file, url]));
+    assert!(server.object("/bucket/x").unwrap() == bytes);
+    server.decide(|_| Fault::None);
+    let tag = format!("\"{}\"", bytes_digest(&bytes));
+    for (condition, value) in [("--if-match", Some(&*tag)), ("--if-none-match", None)] {
+        let to = match value {
+            Some(_) => url,
+            None => "s3://bucket/new",
+        };
+        let args: Vec<_> = [file, to, condition].into_iter().chain(value).collect();
+        good(&mut save(&server, &args));
+    }
+    assert!(server.object("/bucket/new").unwrap() == bytes);
+}
+
+#[test]
+fn what_a_crashed_save_left_behind_is_removed_by_the_next_one() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, noise(9 << 20, 60)).unwrap();
+    let upload = |path: &str, initiated: &str| dmafile_testkit::server::Upload {
+        path: path.to_string(),
+        initiated: initiated.to_string(),
+        ..Default::default()
+    };
+    let (old, new) = ("2026-01-01T00:00:00.000Z", "2999-01-01T00:00:00.000Z");
+    for (name, path, at) in [
+        ("old", "/bucket/a/x", old),
+        ("new", "/bucket/a/x", new),
+        ("longer", "/bucket/a/xy", old),
+    ] {
+        server.uploads().insert(name.to_string(), upload(path, at));
+    }
+    good(&mut save(
+        &server,
+        &[path.to_str().unwrap(), "s3://bucket/a/x"],
+    ));
+    let left: Vec<_> = server.uploads().keys().cloned().collect();
+    assert_eq!(left, ["longer", "new"]);
+}
+
+#[test]
+fn an_interrupted_save_to_a_store_ends() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, noise(20 << 20, 70)).unwrap();
+    server.decide(|asked| {
+        if asked.target.contains("partNumber=") {
+            return Fault::Status(503, "Retry-After: 1\r\n".to_string());
+        }
+        Fault::None
+    });
+    let mut one = save(&server, &[path.to_str().unwrap(), "s3://bucket/x"])
+        .spawn()
+        .unwrap();
+    while !server
+        .asked()
+        .iter()
+        .any(|asked| asked.target.contains("partNumber="))
+    {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let pid = rustix::process::Pid::from_child(&one);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(one.wait().unwrap().code(), Some(130));
+    assert!(server.uploads().is_empty());
+}

@@ -9,7 +9,7 @@ pub use crate::model::{is_hidden, names_collection};
 pub use crate::reasons::Reasons;
 pub use crate::request::Selection;
 pub use crate::save::part;
-pub use crate::save::{Staged, cannot_make};
+pub use crate::save::{OriginReader, Staged, cannot_make};
 pub use crate::source::{Source, URL_SCHEMES, is_url};
 pub use crate::verify::{DigestCheck, Follower, Hasher};
 

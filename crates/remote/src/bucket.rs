@@ -7,34 +7,81 @@ use crate::http::{AnswerHead, Client, ClientRequest, HttpAnswer, WaitCheck};
 use crate::origin::{Condition, ObjectOrigin};
 use crate::place::Dialect;
 use crate::retry::own;
-use ::http::HeaderValue;
+use crate::upload::MultipartStore;
+use ::http::header::{HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH};
 use bytes::Bytes;
-use dmafile::{Error, Result};
+use chrono::{DateTime, Utc};
+use dmafile::internal::Verb;
+use dmafile::{CancelToken, Error, Result};
 use http_body_util::BodyExt;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsAuthorizer, AwsCredentialProvider};
+use object_store::aws::{
+    AmazonS3Builder, AmazonS3ConfigKey, AwsAuthorizer, AwsCredentialProvider, Checksum,
+};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
     HttpResponse, HttpService,
 };
 use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::multipart::PartId;
 use object_store::path::Path;
-use object_store::{ClientOptions, GetOptions, GetRange, ObjectStore, RetryConfig};
+use object_store::{
+    ClientOptions, GetOptions, GetRange, ObjectStore, PutMode, RetryConfig, UpdateVersion,
+};
 use rustix::io::Errno;
-use std::cell::Cell;
+use serde::Deserialize;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use url::Url;
 
 /// A bucket, or what corresponds to one.
 #[derive(Clone)]
 pub(crate) struct StoreBucket {
     store: Arc<dyn ObjectStore>,
+    multipart: MultipartStore,
+    client: Arc<Client>,
+    cancel: CancelToken,
     dialect: Dialect,
     name: String,
     signer: Option<Signer>,
+}
+
+/// Which object a save may replace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SaveCondition {
+    /// None: there must not be one.
+    Absent,
+    /// The one with this ETag.
+    Version(String),
+}
+
+impl SaveCondition {
+    fn field(&self) -> (HeaderName, &str) {
+        match self {
+            Self::Absent => (IF_NONE_MATCH, "*"),
+            Self::Version(etag) => (IF_MATCH, etag),
+        }
+    }
+}
+
+/// A store, as both of what it is.
+struct AnyStore {
+    object: Arc<dyn ObjectStore>,
+    multipart: MultipartStore,
+}
+
+impl AnyStore {
+    fn of<S: ObjectStore + object_store::multipart::MultipartStore>(store: S) -> Self {
+        let store = Arc::new(store);
+        let object = Arc::clone(&store);
+        Self {
+            object,
+            multipart: store,
+        }
+    }
 }
 
 /// What signs requests for S3 that `object_store` does not make.
@@ -42,6 +89,38 @@ pub(crate) struct StoreBucket {
 struct Signer {
     credentials: AwsCredentialProvider,
     region: String,
+}
+
+impl Signer {
+    /// Signs a request once more, if it was.
+    fn sign(&self, parts: ::http::request::Parts) -> io::Result<::http::request::Parts> {
+        let mut request = HttpRequest::from_parts(parts, HttpRequestBody::empty());
+        if request.headers_mut().remove("authorization").is_some() {
+            let signed = run(async {
+                let credential = self.credentials.get_credential().await?;
+                AwsAuthorizer::new(&credential, "s3", &self.region)
+                    .try_authorize(&mut request, None)
+            });
+            signed.map_err(io::Error::other)?;
+        }
+        Ok(request.into_parts().0)
+    }
+}
+
+/// The uploads of a bucket that have not become objects.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Uploads {
+    #[serde(default)]
+    upload: Vec<OneUpload>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct OneUpload {
+    key: String,
+    upload_id: String,
+    initiated: DateTime<Utc>,
 }
 
 /// An object in it.
@@ -53,26 +132,64 @@ pub(crate) struct Key {
 impl StoreBucket {
     /// With the settings and credentials of the environment.
     pub(crate) fn open(client: &Arc<Client>, dialect: Dialect, bucket: &str) -> Result<Self> {
-        let connector = Connector(Arc::clone(client));
         let retries = RetryConfig {
             max_retries: 3,
             retry_timeout: Duration::from_secs(20),
             ..RetryConfig::default()
         };
+        Self::with(client, dialect, bucket, retries, CancelToken::new())
+    }
+
+    /// The same for saving, where no part is to be sent in vain.
+    pub(crate) fn open_to_save(
+        client: &Arc<Client>,
+        dialect: Dialect,
+        bucket: &str,
+        cancel: CancelToken,
+    ) -> Result<Self> {
+        let retries = RetryConfig {
+            max_retries: 9,
+            retry_timeout: Duration::from_secs(300),
+            ..RetryConfig::default()
+        };
+        Self::with(client, dialect, bucket, retries, cancel)
+    }
+
+    fn with(
+        client: &Arc<Client>,
+        dialect: Dialect,
+        bucket: &str,
+        retries: RetryConfig,
+        cancel: CancelToken,
+    ) -> Result<Self> {
+        let connector = Connector {
+            client: Arc::clone(client),
+            cancel: cancel.clone(),
+        };
         let mut signer = None;
-        let store: object_store::Result<Arc<dyn ObjectStore>> = match dialect {
+        let store: object_store::Result<AnyStore> = match dialect {
             Dialect::S3 => {
-                let builder = AmazonS3Builder::from_env()
+                let mut builder = AmazonS3Builder::from_env()
                     .with_bucket_name(bucket)
                     .with_http_connector(connector)
                     .with_retry(retries);
-                let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
+                let value = |builder: &AmazonS3Builder, key| builder.get_config_value(&key);
+                if value(&builder, AmazonS3ConfigKey::Checksum).is_none() {
+                    // The store compares what it gets, and keeps it for loads to compare.
+                    builder = builder.with_checksum_algorithm(Checksum::CRC64NVME);
+                }
+                let endpoint = value(&builder, AmazonS3ConfigKey::Endpoint);
+                if endpoint.is_none_or(|endpoint| endpoint.starts_with("https:")) {
+                    // TLS protects the bytes, and that checksum.
+                    builder = builder.with_unsigned_payload(true);
+                }
+                let region = value(&builder, AmazonS3ConfigKey::Region);
                 builder.build().map(|store| {
                     signer = Some(Signer {
                         credentials: Arc::clone(store.credentials()),
                         region: region.unwrap_or_else(|| "us-east-1".to_string()),
                     });
-                    Arc::new(store) as _
+                    AnyStore::of(store)
                 })
             }
             Dialect::Gcs => GoogleCloudStorageBuilder::from_env()
@@ -80,18 +197,21 @@ impl StoreBucket {
                 .with_http_connector(connector)
                 .with_retry(retries)
                 .build()
-                .map(|store| Arc::new(store) as _),
+                .map(AnyStore::of),
             Dialect::Azure => MicrosoftAzureBuilder::from_env()
                 .with_container_name(bucket)
                 .with_http_connector(connector)
                 .with_retry(retries)
                 .build()
-                .map(|store| Arc::new(store) as _),
+                .map(AnyStore::of),
         };
         let name = format!("{}://{bucket}", dialect.scheme());
-        let store = store.map_err(|error| refused(&error, dialect).at(&name))?;
+        let store = store.map_err(|error| refused("cannot fetch", &error, dialect).at(&name))?;
         Ok(Self {
-            store,
+            store: store.object,
+            multipart: store.multipart,
+            client: Arc::clone(client),
+            cancel,
             dialect,
             name,
             signer,
@@ -106,7 +226,8 @@ impl StoreBucket {
             let all = self.store.list_with_delimiter(Some(&path)).await?;
             Ok::<_, object_store::Error>(all.objects)
         });
-        let listed = listed.map_err(|error| refused(&error, self.dialect).at(place()))?;
+        let listed =
+            listed.map_err(|error| refused("cannot fetch", &error, self.dialect).at(place()))?;
         let mut names = Vec::new();
         for object in listed {
             if let Some(name) = object.location.filename() {
@@ -118,11 +239,161 @@ impl StoreBucket {
     }
 
     pub(crate) fn key(&self, key: &str) -> Result<Key> {
-        let path = parse(key).map_err(|error| error.at(format!("{}/{key}", self.name)))?;
         Ok(Key {
             bucket: self.clone(),
-            path,
+            path: self.path(key)?,
         })
+    }
+
+    pub(crate) fn path(&self, key: &str) -> Result<Path> {
+        parse(key).map_err(|error| error.at(self.name_of(key)))
+    }
+
+    /// Runs a part of a save.
+    fn saved<T>(
+        &self,
+        path: &Path,
+        future: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T> {
+        let name = || self.name_of(path.as_ref());
+        let cancel = || self.cancel.is_cancelled();
+        match run_until(future, cancel) {
+            Some(done) => {
+                done.map_err(|error| refused("cannot save", &error, self.dialect).at(name()))
+            }
+            None => Err(Error::cancelled(Verb::Save, name())),
+        }
+    }
+
+    /// Says which condition does not hold, if that is the error.
+    fn explained(&self, path: &Path, error: Error, condition: Option<&SaveCondition>) -> Error {
+        let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+        let (why, errno) = match (condition, errno) {
+            (Some(SaveCondition::Absent), Some(Errno::EXIST | Errno::STALE)) => {
+                ("there is such an object", Errno::EXIST)
+            }
+            (Some(SaveCondition::Version(_)), Some(Errno::EXIST | Errno::STALE)) => {
+                ("the object has another ETag", Errno::STALE)
+            }
+            _ => return error,
+        };
+        Error::new("cannot save", why)
+            .with_errno(errno)
+            .at(self.name_of(path.as_ref()))
+    }
+
+    /// Saves an object in one request; returns its version.
+    pub(crate) fn put(
+        &self,
+        path: &Path,
+        bytes: Bytes,
+        condition: Option<&SaveCondition>,
+    ) -> Result<Option<String>> {
+        let mode = match condition {
+            None => PutMode::Overwrite,
+            Some(SaveCondition::Absent) => PutMode::Create,
+            Some(SaveCondition::Version(etag)) => PutMode::Update(UpdateVersion {
+                e_tag: Some(etag.clone()),
+                version: None,
+            }),
+        };
+        let put = self.store.put_opts(path, bytes.into(), mode.into());
+        let put = self.saved(path, put);
+        Ok(put
+            .map_err(|error| self.explained(path, error, condition))?
+            .e_tag)
+    }
+
+    /// Begins an upload of several parts; returns its name.
+    pub(crate) fn begin(&self, path: &Path, condition: Option<&SaveCondition>) -> Result<String> {
+        if condition.is_some() && self.dialect != Dialect::S3 {
+            let why = "this store has no conditions for objects in several parts";
+            return Err(Error::new("cannot save", why)
+                .with_errno(Errno::OPNOTSUPP)
+                .at(self.name_of(path.as_ref())));
+        }
+        self.saved(path, self.multipart.create_multipart(path))
+    }
+
+    pub(crate) fn put_part(
+        &self,
+        path: &Path,
+        id: &str,
+        index: usize,
+        bytes: Bytes,
+    ) -> Result<PartId> {
+        let id = id.to_string();
+        self.saved(
+            path,
+            self.multipart.put_part(path, &id, index, bytes.into()),
+        )
+    }
+
+    /// Makes the parts an object; returns its version.
+    pub(crate) fn complete(
+        &self,
+        path: &Path,
+        id: &str,
+        parts: Vec<PartId>,
+        condition: Option<&SaveCondition>,
+    ) -> Result<Option<String>> {
+        let id = id.to_string();
+        CONDITION.set(condition.cloned());
+        let done = self.saved(path, self.multipart.complete_multipart(path, &id, parts));
+        CONDITION.set(None);
+        Ok(done
+            .map_err(|error| self.explained(path, error, condition))?
+            .e_tag)
+    }
+
+    /// Removes what saves of this object have left behind that ended a day ago or earlier, in a crash for example. Other
+    /// stores than S3 do that by themselves.
+    pub(crate) fn clear_leftovers(&self, key: &str) {
+        let Some(signer) = &self.signer else { return };
+        // Nothing depends on it, and it may not be allowed.
+        let Ok(left) = self.uploads(signer, key) else {
+            return;
+        };
+        let old = DateTime::<Utc>::from(SystemTime::now() - LEFT_BEHIND);
+        let Ok(path) = self.path(key) else { return };
+        for upload in left.upload {
+            if upload.key == key && upload.initiated < old {
+                self.abort(&path, &upload.upload_id);
+            }
+        }
+    }
+
+    fn uploads(&self, signer: &Signer, key: &str) -> io::Result<Uploads> {
+        // The address of the bucket.
+        ASKED.set(Signing::Armed);
+        let _ = run(self.store.list_with_delimiter(None));
+        let Signing::Signed(mut parts) = ASKED.take() else {
+            return Err(io::Error::other("nothing was asked for"));
+        };
+        let mut url = Url::parse(&parts.uri.to_string()).map_err(io::Error::other)?;
+        url.query_pairs_mut()
+            .clear()
+            .append_pair("prefix", key)
+            .append_pair("uploads", "");
+        // A signature has spaces in this form.
+        let query = url.query().unwrap_or_default().replace('+', "%20");
+        url.set_query(Some(&query));
+        parts.uri = url.as_str().parse().map_err(io::Error::other)?;
+        let parts = signer.sign(*parts)?;
+        let check = || Ok(());
+        let answer = send(&self.client, &parts, &[], &check)?;
+        let (head, text) = answer.text(&self.client, &check)?;
+        if head.status != 200 {
+            return Err(io::Error::other(format!("status {}", head.status)));
+        }
+        let text = String::from_utf8_lossy(&text);
+        quick_xml::de::from_str(&text).map_err(io::Error::other)
+    }
+
+    /// Gives the parts of an upload up.
+    pub(crate) fn abort(&self, path: &Path, id: &str) {
+        // It failed already, and that error counts. This one is sent even if the save was cancelled.
+        let _ = run(self.multipart.abort_multipart(path, &id.to_string()));
     }
 
     /// The name of a key in messages.
@@ -169,7 +440,7 @@ fn parse(key: &str) -> Result<Path> {
 }
 
 /// An error of `object_store`. Their texts may be several lines.
-fn refused(error: &object_store::Error, dialect: Dialect) -> Error {
+fn refused(what: &'static str, error: &object_store::Error, dialect: Dialect) -> Error {
     use object_store::Error as E;
     let mut why = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -188,9 +459,11 @@ fn refused(error: &object_store::Error, dialect: Dialect) -> Error {
         E::NotFound { .. } => Errno::NOENT,
         E::PermissionDenied { .. } | E::Unauthenticated { .. } => Errno::ACCESS,
         E::InvalidPath { .. } => Errno::INVAL,
+        E::AlreadyExists { .. } => Errno::EXIST,
+        E::Precondition { .. } => Errno::STALE,
         _ => Errno::IO,
     };
-    Error::new("cannot fetch", why)
+    Error::new(what, why)
         .with_errno(errno)
         .with_remedy(dialect.remedy())
 }
@@ -237,7 +510,7 @@ impl ObjectOrigin for Key {
                 }
             }
             (Signing::Nothing | Signing::Armed, Err(error)) => {
-                let error = refused(&error, self.bucket.dialect);
+                let error = refused("cannot fetch", &error, self.bucket.dialect);
                 Err(error.at(self.bucket.name_of(self.path.as_ref())).into())
             }
             (Signing::Nothing | Signing::Armed, Ok(_)) => {
@@ -267,23 +540,15 @@ impl ObjectOrigin for Key {
         let Signing::Signed(parts) = ASKED.take() else {
             let error = match got {
                 Ok(_) => return Ok(None),
-                Err(error) => refused(&error, self.bucket.dialect),
+                Err(error) => refused("cannot fetch", &error, self.bucket.dialect),
             };
             return Err(error.at(self.bucket.name_of(self.path.as_ref())).into());
         };
+        let mut parts = *parts;
         // Without this field S3 does not say.
-        let mut request = HttpRequest::from_parts(*parts, HttpRequestBody::empty());
         let mode = HeaderValue::from_static("ENABLED");
-        request.headers_mut().insert("x-amz-checksum-mode", mode);
-        if request.headers_mut().remove("authorization").is_some() {
-            let signed = run(async {
-                let credential = signer.credentials.get_credential().await?;
-                AwsAuthorizer::new(&credential, "s3", &signer.region)
-                    .try_authorize(&mut request, None)
-            });
-            signed.map_err(io::Error::other)?;
-        }
-        let (parts, _) = request.into_parts();
+        parts.headers.insert("x-amz-checksum-mode", mode);
+        let parts = signer.sign(parts)?;
         let answer = send(client, &parts, &[], check)?;
         // An answer to HEAD has no body, whatever its fields say.
         Ok(Some(answer.head))
@@ -316,8 +581,37 @@ fn run<T>(future: impl Future<Output = T>) -> T {
     runtime.expect("it needs nothing").block_on(future)
 }
 
+/// As [`run`], for as long as it is needed; None if it is not any more.
+fn run_until<T>(future: impl Future<Output = T>, over: impl Fn() -> bool) -> Option<T> {
+    run(async {
+        let mut future = std::pin::pin!(future);
+        loop {
+            // Pauses between two tries are waited for here; what blocks looks for itself.
+            match tokio::time::timeout(TICK, &mut future).await {
+                Ok(done) => return Some(done),
+                Err(_) if over() => return None,
+                Err(_) => {}
+            }
+        }
+    })
+}
+
+/// A save that takes longer has to be done again.
+const LEFT_BEHIND: Duration = Duration::from_secs(24 * 3600);
+
+/// How often a pause looks whether it is still needed.
+const TICK: Duration = Duration::from_millis(100);
+
+thread_local! {
+    /// What the completion of an upload demands.
+    static CONDITION: RefCell<Option<SaveCondition>> = const { RefCell::new(None) };
+}
+
 #[derive(Clone, Debug)]
-struct Connector(Arc<Client>);
+struct Connector {
+    client: Arc<Client>,
+    cancel: CancelToken,
+}
 
 impl HttpConnector for Connector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
@@ -328,8 +622,12 @@ impl HttpConnector for Connector {
 #[async_trait::async_trait]
 impl HttpService for Connector {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let (parts, body) = request.into_parts();
-        let is_asked = parts.headers.contains_key("range") || parts.method == "HEAD";
+        let (mut parts, body) = request.into_parts();
+        let is_list = parts
+            .uri
+            .query()
+            .is_some_and(|query| query.contains("list-type="));
+        let is_asked = is_list || parts.headers.contains_key("range") || parts.method == "HEAD";
         if is_asked && matches!(ASKED.take(), Signing::Armed) {
             ASKED.set(Signing::Signed(Box::new(parts)));
             return Err(HttpError::new(
@@ -337,10 +635,25 @@ impl HttpService for Connector {
                 io::Error::other("it is sent later"),
             ));
         }
+        if parts.method == "POST" {
+            // It is not signed, and need not be.
+            if let Some(condition) = CONDITION.with_borrow(Clone::clone) {
+                let (name, value) = condition.field();
+                if let Ok(value) = HeaderValue::from_str(value) {
+                    parts.headers.insert(name, value);
+                }
+            }
+        }
         let body = body.collect().await?.to_bytes();
-        let check = || Ok(());
+        let check = || {
+            if self.cancel.is_cancelled() {
+                return Err(Error::cancelled(Verb::Save, "").into());
+            }
+            Ok(())
+        };
+        let client = &self.client;
         let text =
-            send(&self.0, &parts, &body, &check).and_then(|answer| answer.text(&self.0, &check));
+            send(client, &parts, &body, &check).and_then(|answer| answer.text(client, &check));
         let (head, text) = text.map_err(|error| HttpError::new(kind(&error), error))?;
         let mut response = ::http::Response::builder().status(head.status);
         for (name, value) in head.fields() {
@@ -380,6 +693,7 @@ fn send(
 
 fn kind(error: &io::Error) -> HttpErrorKind {
     match error.kind() {
+        _ if own(error).is_some() => HttpErrorKind::Unknown,
         io::ErrorKind::TimedOut => HttpErrorKind::Timeout,
         io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => HttpErrorKind::Connect,
         io::ErrorKind::InvalidData => HttpErrorKind::Decode,

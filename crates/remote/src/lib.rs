@@ -37,6 +37,7 @@ mod object;
 mod origin;
 mod place;
 mod retry;
+mod upload;
 
 use bucket::StoreBucket;
 use dmafile::internal::{Verb, names_collection};
@@ -52,8 +53,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+pub use bucket::SaveCondition;
 pub use cache::{CacheOptions, CacheSlot, CacheWrite, Cached, FetchedFile};
 pub use dmafile::internal::is_url;
+pub use upload::{SaveOptions, SavedObject};
 
 /// How URLs are opened.
 #[derive(Clone, Debug, Default)]
@@ -179,20 +182,28 @@ impl Remote {
         small.filter_map(open).collect()
     }
 
+    /// What asks stores of this kind.
+    fn client(&self, dialect: Dialect) -> &Arc<Client> {
+        if dialect != Dialect::S3 {
+            return self.other_client();
+        }
+        self.client_of_s3.get_or_init(|| {
+            let bundle = std::env::var_os("AWS_CA_BUNDLE").filter(|file| !file.is_empty());
+            let own = self.options.certificates.clone();
+            Arc::new(Client::from_env(own.or(bundle.map(PathBuf::from))))
+        })
+    }
+
+    fn other_client(&self) -> &Arc<Client> {
+        self.client
+            .get_or_init(|| Arc::new(Client::from_env(self.options.certificates.clone())))
+    }
+
     /// The folder that a place is or is in, and its name there.
     fn folder(&self, place: &UrlPlace) -> Result<(RemoteFolder<'_>, String)> {
         let client = match place {
-            UrlPlace::Bucket {
-                dialect: Dialect::S3,
-                ..
-            } => self.client_of_s3.get_or_init(|| {
-                let bundle = std::env::var_os("AWS_CA_BUNDLE").filter(|file| !file.is_empty());
-                let own = self.options.certificates.clone();
-                Arc::new(Client::from_env(own.or(bundle.map(PathBuf::from))))
-            }),
-            _ => self
-                .client
-                .get_or_init(|| Arc::new(Client::from_env(self.options.certificates.clone()))),
+            UrlPlace::Bucket { dialect, .. } => self.client(*dialect),
+            _ => self.other_client(),
         };
         let split = |path: &str| match path.rsplit_once('/') {
             Some((before, name)) => (format!("{before}/"), name.to_string()),

@@ -1,11 +1,11 @@
 //! A web server for tests: it serves objects by ranges, and fails on demand.
 
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// What a server does with one request.
@@ -52,6 +52,7 @@ pub struct Asked {
     pub method: String,
     pub target: String,
     pub fields: HashMap<String, String>,
+    pub body: Vec<u8>,
     /// Its number, from 0.
     pub number: usize,
 }
@@ -73,10 +74,19 @@ impl Asked {
 
 /// The bytes of an object, and its ETag.
 type Object = (Arc<Vec<u8>>, String);
+/// A multipart upload of S3: the path, and the parts by number.
+#[derive(Clone, Debug, Default)]
+pub struct Upload {
+    pub path: String,
+    pub parts: BTreeMap<u64, Vec<u8>>,
+    /// As S3 writes it.
+    pub initiated: String,
+}
 type Decide = Box<dyn Fn(&Asked) -> Fault + Send + Sync>;
 
 struct Inner {
     objects: Mutex<HashMap<String, Object>>,
+    uploads: Mutex<BTreeMap<String, Upload>>,
     /// More fields of each answer about an object.
     fields: Mutex<HashMap<String, String>>,
     decide: Mutex<Decide>,
@@ -122,6 +132,7 @@ impl Server {
         let port = listener.local_addr().unwrap().port();
         let inner = Arc::new(Inner {
             objects: Mutex::default(),
+            uploads: Mutex::default(),
             fields: Mutex::default(),
             decide: Mutex::new(Box::new(|_| Fault::None)),
             asked: Mutex::default(),
@@ -158,6 +169,17 @@ impl Server {
             .unwrap()
             .insert(path.to_string(), object);
         self.url(path)
+    }
+
+    /// The object at a path, which may have been saved.
+    pub fn object(&self, path: &str) -> Option<Vec<u8>> {
+        let objects = self.inner.objects.lock().unwrap();
+        objects.get(path).map(|object| object.0.to_vec())
+    }
+
+    /// The multipart uploads that are neither complete nor aborted, by name.
+    pub fn uploads(&self) -> MutexGuard<'_, BTreeMap<String, Upload>> {
+        self.inner.uploads.lock().unwrap()
     }
 
     /// Adds these fields, each with CR and LF, to the answers about an object.
@@ -243,13 +265,24 @@ impl Inner {
                 fields.insert(name.to_ascii_lowercase(), value.trim().to_string());
             }
             let number = self.number.fetch_add(1, Ordering::Relaxed);
+            let length = fields
+                .get("content-length")
+                .and_then(|text| text.parse().ok());
+            let mut body = vec![0; length.unwrap_or(0)];
+            stream.read_exact(&mut body)?;
             let asked = Asked {
                 method,
                 target,
                 fields,
+                body,
                 number,
             };
-            self.asked.lock().unwrap().push(asked.clone());
+            // What has been sent is not kept.
+            let noted = Asked {
+                body: Vec::new(),
+                ..asked.clone()
+            };
+            self.asked.lock().unwrap().push(noted);
             let fault = (self.decide.lock().unwrap())(&asked);
             if !self.answer(stream.get_mut(), raw, &asked, fault)? {
                 return Ok(());
@@ -283,6 +316,13 @@ impl Inner {
                 return out.flush().map(|()| true);
             }
             _ => {}
+        }
+        if let Some((status, fields, text)) = self.save(asked) {
+            let length = text.len();
+            let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n{fields}\r\n");
+            out.write_all(head.as_bytes())?;
+            out.write_all(text.as_bytes())?;
+            return out.flush().map(|()| true);
         }
         let path = asked.target.split('?').next().unwrap_or_default();
         let found = self.objects.lock().unwrap().get(path).cloned();
@@ -391,6 +431,94 @@ impl Inner {
         }
         out.flush()?;
         Ok(true)
+    }
+}
+
+impl Inner {
+    /// What S3 answers to a request that saves: a status, fields and a text. None for other requests.
+    fn save(&self, asked: &Asked) -> Option<(u16, String, String)> {
+        let (path, query) = asked.target.split_once('?').unwrap_or((&asked.target, ""));
+        let value = |name: &str| {
+            let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+            pairs
+                .find(|pair| pair.0 == name)
+                .map(|pair| pair.1.to_string())
+        };
+        let mut objects = self.objects.lock().unwrap();
+        let mut uploads = self.uploads.lock().unwrap();
+        let there = objects.get(path).map(|object| object.1.clone());
+        let refused = (asked.field("if-none-match") == Some("*") && there.is_some())
+            || asked
+                .field("if-match")
+                .is_some_and(|wanted| there.as_deref() != Some(wanted));
+        let is_list = asked.method == "GET" && query.contains("uploads");
+        let ends = asked.method == "POST" || (asked.method == "PUT" && value("uploadId").is_none());
+        if refused && ends {
+            return Some((412, String::new(), String::new()));
+        }
+        let missing = Some((404, String::new(), String::new()));
+        let mut put = |bytes: Vec<u8>| {
+            let tag = format!("\"{}\"", crate::bytes_digest(&bytes));
+            objects.insert(path.to_string(), (Arc::new(bytes), tag.clone()));
+            tag
+        };
+        match (asked.method.as_str(), value("uploadId")) {
+            ("PUT", None) => {
+                let tag = put(asked.body.clone());
+                Some((200, format!("ETag: {tag}\r\n"), String::new()))
+            }
+            ("PUT", Some(id)) => {
+                let Some(upload) = uploads.get_mut(&id) else {
+                    return missing;
+                };
+                let number = value("partNumber")?.parse().ok()?;
+                upload.parts.insert(number, asked.body.clone());
+                Some((200, format!("ETag: \"{number}\"\r\n"), String::new()))
+            }
+            ("POST", None) => {
+                let id = format!("upload-{}", asked.number);
+                let upload = Upload {
+                    path: path.to_string(),
+                    initiated: "2026-11-28T00:00:00.000Z".to_string(),
+                    ..Upload::default()
+                };
+                uploads.insert(id.clone(), upload);
+                let text = format!("<X><UploadId>{id}</UploadId></X>");
+                Some((200, String::new(), text))
+            }
+            ("POST", Some(id)) => {
+                let Some(upload) = uploads.remove(&id) else {
+                    return missing;
+                };
+                // The parts that the request names, in its order.
+                let list = String::from_utf8_lossy(&asked.body).into_owned();
+                let numbers = list.split("<PartNumber>").skip(1);
+                let numbers =
+                    numbers.filter_map(|rest| rest.split('<').next()?.parse::<u64>().ok());
+                let parts = numbers.map(|number| upload.parts[&number].clone());
+                let tag = put(parts.collect::<Vec<_>>().concat());
+                let tag = tag.replace('"', "&quot;");
+                Some((200, String::new(), format!("<X><ETag>{tag}</ETag></X>")))
+            }
+            ("DELETE", Some(id)) => {
+                uploads.remove(&id);
+                Some((204, String::new(), String::new()))
+            }
+            ("GET", None) if is_list => {
+                let all = uploads.iter().map(|(id, upload)| {
+                    let key = upload.path.splitn(3, '/').nth(2).unwrap_or_default();
+                    let initiated = &upload.initiated;
+                    format!("<Upload><Key>{key}</Key><UploadId>{id}</UploadId><Initiated>{initiated}</Initiated></Upload>")
+                });
+                let all: String = all.collect();
+                Some((
+                    200,
+                    String::new(),
+                    format!("<ListMultipartUploadsResult>{all}</ListMultipartUploadsResult>"),
+                ))
+            }
+            _ => None,
+        }
     }
 }
 

@@ -136,7 +136,7 @@ impl Client {
     ) -> io::Result<HttpAnswer> {
         let at = Endpoint::of(request.url)?;
         let proxy = self.proxies.of(request.url);
-        let bytes = encode(request, proxy.filter(|_| !at.tls));
+        let head = encode(request, proxy.filter(|_| !at.tls));
         loop {
             let kept = self.take_idle(&at);
             let was_kept = kept.is_some();
@@ -144,8 +144,16 @@ impl Client {
                 Some(connection) => connection,
                 None => self.connect(&at, proxy, check)?,
             };
-            let sent = connection.send(&bytes, check);
-            let answered = sent.and_then(|()| connection.receive_head(check));
+            let sent = connection.send(&head, check);
+            let sent = sent.and_then(|()| connection.send(request.body, check));
+            let answered = match sent {
+                Ok(()) => connection.receive_head(check),
+                // A server that does not want the body may say why before it closes the connection.
+                Err(error) if !was_kept && is_gone(&error) => {
+                    connection.receive_head(check).map_err(|_| error)
+                }
+                Err(error) => Err(error),
+            };
             match answered {
                 Ok(head) => {
                     return Ok(HttpAnswer {
@@ -317,7 +325,7 @@ fn named(error: io::Error, at: &Endpoint) -> io::Error {
     )
 }
 
-/// The bytes of a request. A `proxy` without a tunnel needs the whole URL, and its password.
+/// The head of a request. A `proxy` without a tunnel needs the whole URL, and its password.
 fn encode(request: &ClientRequest<'_>, proxy: Option<&Url>) -> Vec<u8> {
     let url = request.url;
     let mut target = String::new();
@@ -351,7 +359,7 @@ fn encode(request: &ClientRequest<'_>, proxy: Option<&Url>) -> Vec<u8> {
         field("Content-Length", &request.body.len().to_string());
     }
     text.push_str("\r\n");
-    [text.as_bytes(), request.body].concat()
+    text.into_bytes()
 }
 
 /// Host and port, as in the field `Host`.
