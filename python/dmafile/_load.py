@@ -27,6 +27,7 @@ class Options(TypedDict, total=False):
     chunk: int | None
     block: int | None
     queue_depth: int | None
+    limit: int | None
     check_memory: bool
 
 
@@ -71,6 +72,7 @@ def load(
     chunk: int | None = None,
     block: int | None = None,
     queue_depth: int | None = None,
+    limit: int | None = None,
     verify: str | None = None,
     check_memory: bool = True,
     progress: Callback | bool | None = None,
@@ -110,6 +112,9 @@ def load(
         queue_depth: Operations in flight, 1 to 4096; default: 8 for direct I/O, 1 to 8 by the
             number of CPUs through the page cache, 16 for objects. At most 64 threads, where each
             does one operation after another.
+        limit: The most to read or receive in a second, at least 64 KiB; default: none. It is held
+            on average, block by block. Methods in which the kernel moves all bytes in one call are
+            left out.
         verify: Compute a checksum, and compare it with HEX if given; default: none. `crc32c`,
             `crc64nvme`, `xxh3`, `blake3` or `sha256`, which the report then contains; with `=HEX`
             the load fails (EBADMSG) if the digest differs. `store` compares each file with the
@@ -138,6 +143,7 @@ def load(
         "chunk": chunk,
         "block": block,
         "queue_depth": queue_depth,
+        "limit": limit,
         "verify": verify,
         "check_memory": check_memory,
     }

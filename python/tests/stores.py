@@ -14,6 +14,11 @@ from xml.sax.saxutils import escape
 COMMIT = "c0ffee" * 6
 
 
+def tag_of(data: bytes) -> str:
+    """As the hub has it."""
+    return f'"{hashlib.sha256(data).hexdigest()}"'
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: "Stores"
@@ -33,6 +38,14 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.part(data)
 
+    def do_PUT(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.files[unquote(urlsplit(self.path).path)] = data
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.send_header("ETag", tag_of(data))
+        self.end_headers()
+
     def listing(self, bucket: str, prefix: str) -> bytes:
         """The objects directly below a prefix, as ListObjectsV2 has them."""
         items = ""
@@ -40,7 +53,8 @@ class Handler(BaseHTTPRequestHandler):
             key = name.removeprefix(f"/{bucket}/")
             if key != name and key.startswith(prefix) and "/" not in key[len(prefix) :]:
                 items += (
-                    f"<Contents><Key>{escape(key)}</Key><Size>{len(data)}</Size><ETag>&quot;{hashlib.sha256(data).hexdigest()}&quot;</ETag>"
+                    f"<Contents><Key>{escape(key)}</Key><Size>{len(data)}</Size>"
+                    f"<ETag>{escape(tag_of(data))}</ETag>"
                     "<LastModified>2026-11-28T00:00:00.000Z</LastModified></Contents>"
                 )
         return (
@@ -60,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206)
         self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
         self.send_header("Content-Length", str(last - first + 1))
-        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("ETag", tag_of(data))
         self.end_headers()
         self.wfile.write(data[first : last + 1])
 

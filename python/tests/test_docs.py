@@ -174,6 +174,7 @@ def test_the_commands_of_the_documentation_run(page: Path, place: Path, stores: 
     path = f"{place}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "XDG_RUNTIME_DIR": str(place / "run")}
     environment |= {"WANTED": wanted}
+    environment |= {"HOME": str(place)}
     environment |= stores.environment()
     for start in (f"/Qwen/Qwen3-0.6B/resolve/{COMMIT}/", "/bucket/models/qwen/"):
         stores.files[f"{start}model.safetensors"] = model.read_bytes()
@@ -192,6 +193,7 @@ def test_the_commands_of_the_documentation_run(page: Path, place: Path, stores: 
                 continue
             line = line.replace("sha256=…", f"sha256={wanted}")
             line = line.replace("/dev/nvme0n1p2", "disk").replace("https://host/", f"{stores.url}/")
+            line = line.replace("/nvme/models", "models")
             # Root's holds are those of the whole machine.
             line = re.sub(r"\bllama\b(?!-)", f"llama-{os.getpid()}", line)
             script = f"exec 3<&{memory} 4<&{memory}; exec {memory}<&-; {line}"

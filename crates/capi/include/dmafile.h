@@ -291,6 +291,11 @@ struct dmafile_options {
      * has returned.
      */
     const struct dmafile_token *cancel;
+    /**
+     * The most to read or receive in a second, at least 64 KiB; default: none. It is held on average, block
+     * by block. Methods in which the kernel moves all bytes in one call are left out.
+     */
+    uint64_t limit;
 };
 
 /**

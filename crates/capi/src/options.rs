@@ -74,6 +74,9 @@ pub struct Options {
     /// Ends the load early (-ECANCELED) when it is set; NULL for none. It must stay valid until the load
     /// has returned.
     pub cancel: *const Token,
+    /// The most to read or receive in a second, at least 64 KiB; default: none. It is held on average, block
+    /// by block. Methods in which the kernel moves all bytes in one call are left out.
+    pub limit: u64,
 }
 
 /// A versioned struct: all zeros is its default, and later versions add members at its end.
@@ -292,6 +295,7 @@ impl Options {
             (Opt::Chunk, Number(self.chunk)),
             (Opt::Block, Number(self.block)),
             (Opt::QueueDepth, Number(self.queue_depth.into())),
+            (Opt::Limit, Number(self.limit)),
             (Opt::CheckMemory, Off(off)),
         ];
         // SAFETY: as this function requires.

@@ -190,15 +190,15 @@ pub struct UrlArgs {
     pub cache: Option<PathBuf>,
 
     /// The most that the cache may hold: what was not used for the longest time is removed
-    #[arg(long, value_name = "BYTES", value_parser = size, requires = "cache", help_heading = WHAT)]
+    #[arg(long, value_name = "BYTES", value_parser = size, requires = "cache", help_heading = WHAT, hide_short_help = true)]
     pub cache_limit: Option<u64>,
 
     /// Ask no server: what a URL stands for is in the cache, or it is an error
-    #[arg(long, requires = "cache", help_heading = WHAT)]
+    #[arg(long, requires = "cache", help_heading = WHAT, hide_short_help = true)]
     pub offline: bool,
 
     /// Load what its server names no version of, too; if it is replaced meanwhile, two versions are mixed
-    #[arg(long, help_heading = WHAT)]
+    #[arg(long, help_heading = WHAT, hide_short_help = true)]
     pub unpinned: bool,
 }
 

@@ -194,7 +194,14 @@ impl Accepted {
     fn value(&self, text: &str) -> Result<OptionValue, String> {
         let (info, value) = (self.0, OptionValue::from(text));
         let checked = match (info.accepts, SUBSETS[self.1].0) {
-            (OptionType::Bytes(..), _) => return size(text).map(Into::into),
+            (OptionType::Bytes(..), _) => {
+                // A rate, in bytes.
+                let text = match info.option {
+                    Opt::Limit => text.strip_suffix("/s").unwrap_or(text),
+                    _ => text,
+                };
+                return size(text).map(Into::into);
+            }
             (OptionType::Count(..), _) => {
                 let number = text.parse::<u64>().map_err(|error| error.to_string())?;
                 return Ok(number.into());

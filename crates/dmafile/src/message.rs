@@ -27,6 +27,8 @@ pub enum Opt {
     Block,
     /// [`Load::queue_depth`](crate::Load::queue_depth).
     QueueDepth,
+    /// [`Load::limit`](crate::Load::limit).
+    Limit,
     /// [`Load::allocation`](crate::Load::allocation).
     Allocation,
     /// `Load::verify`.

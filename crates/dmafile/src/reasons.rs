@@ -25,6 +25,7 @@ pub enum About {
     Keeps,
     Kind,
     Left,
+    Limit,
     Links,
     Method,
     Mode,

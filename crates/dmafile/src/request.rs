@@ -184,6 +184,8 @@ pub(crate) struct Request {
     pub offset: u64,
     pub length: Option<u64>,
     pub chunk: Option<u64>,
+    /// Bytes in a second.
+    pub limit: Option<u64>,
     pub allocation: Allocation,
     pub check_memory: bool,
 }
@@ -200,6 +202,7 @@ impl Default for Request {
             offset: 0,
             length: None,
             chunk: None,
+            limit: None,
             allocation: Allocation::Auto,
             check_memory: true,
         }
@@ -236,6 +239,7 @@ impl Request {
             return Err(out_of_range(Opt::Chunk, chunk, (block, i64::MAX as u64)));
         }
         OptionInfo::check(Operation::Load, Opt::Length, self.length)?;
+        OptionInfo::check(Operation::Load, Opt::Limit, self.limit)?;
         if self.selection != Selection::Requested && (self.offset != 0 || self.length.is_some()) {
             let why = message![
                 "selects its own bytes: cannot be combined with ",

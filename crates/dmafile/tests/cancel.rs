@@ -3,6 +3,7 @@
 use dmafile::{CancelToken, ErrorKind, Load, Method, Progress};
 use dmafile_testkit::{cold, dir};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 const METHODS: [Method; 4] = [Method::Auto, Method::Uring, Method::Threads, Method::Bounce];
 
@@ -106,4 +107,34 @@ fn a_plan_reads_nothing_and_equals_that_of_the_load() {
     for reason in &plan.reasons {
         assert!(loaded.report.reasons.contains(reason), "{reason}");
     }
+}
+
+/// With a limit, a load takes at least as long as the limit says: slower is always allowed.
+#[test]
+fn a_limited_load_takes_its_time_and_can_be_cancelled() {
+    let dir = dir();
+    let path = cold(dir.path(), (4 << 20) + 5);
+    let bytes = std::fs::read(&path).unwrap();
+    for method in METHODS {
+        let load = || {
+            Load::new(&path)
+                .to("anon".parse().unwrap())
+                .io(dmafile::Io::Direct)
+                .method(method)
+                .block(256 << 10)
+        };
+        let begin = Instant::now();
+        let loaded = load().limit(8 << 20).run().unwrap();
+        assert!(loaded.buffer.as_slice() == Some(&bytes[..]), "{method}");
+        // The last block need not be waited for, nor what it is rounded up to.
+        let least = Duration::from_secs_f64((3 << 20) as f64 / (8 << 20) as f64);
+        assert!(begin.elapsed() >= least, "{method}: {:?}", begin.elapsed());
+        let token = CancelToken::new();
+        let stop = token.clone();
+        let load = load().limit(64 << 10).cancel(token);
+        let error = load.progress(move |_| stop.cancel()).run().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{method}: {error}");
+    }
+    let error = Load::new(&path).limit(1).run().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
 }

@@ -1,10 +1,12 @@
 //! The extents still to be moved, handed out in file order as their memory is allocated.
 
+use crate::control::CancelToken;
 use crate::error::Error;
 use crate::sync;
 use crate::sys::notifier::Notifier;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 /// A contiguous range that one operation moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,11 +63,36 @@ pub(crate) struct Cut {
     pub capacity: u64,
 }
 
+/// How fast extents may be handed out.
+struct Pace {
+    /// Bytes in a second.
+    limit: u64,
+    begin: Instant,
+    /// Waits end when it is set.
+    cancel: CancelToken,
+}
+
+impl Pace {
+    /// How long to wait, after so many bytes, before there are more.
+    fn wait(&self, given: u64) -> Option<Duration> {
+        if self.cancel.is_cancelled() {
+            return None;
+        }
+        let due = Duration::from_secs_f64(given as f64 / self.limit as f64);
+        let left = due.saturating_sub(self.begin.elapsed());
+        (!left.is_zero()).then(|| left.min(LOOK))
+    }
+}
+
+/// How often a wait looks for a cancellation.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// The queue between the allocating thread and those that move bytes.
 pub(crate) struct Feed {
     cut: Cut,
     state: Mutex<FeedState>,
     more: Condvar,
+    pace: Option<Pace>,
     /// Signalled when memory is added, for a ring that waits in the kernel and not here.
     pub notifier: Option<Notifier>,
 }
@@ -78,6 +105,8 @@ struct FeedState {
     frontier: u64,
     stopped: bool,
     error: Option<Error>,
+    /// Bytes that were handed out to the method.
+    given: u64,
 }
 
 impl Feed {
@@ -98,10 +127,21 @@ impl Feed {
                 frontier: u64::MAX,
                 stopped: false,
                 error: None,
+                given: 0,
             }),
             more: Condvar::new(),
+            pace: None,
             notifier,
         }
+    }
+
+    /// Hands out at most so many bytes in a second, until `cancel` is set.
+    pub(crate) fn limit(&mut self, limit: u64, cancel: &CancelToken) {
+        self.pace = Some(Pace {
+            limit,
+            begin: Instant::now(),
+            cancel: cancel.clone(),
+        });
     }
 
     /// From now on, extents are handed out only after [`Feed::publish`] has announced their memory.
@@ -154,7 +194,14 @@ impl Feed {
                 FeedResult::Extent(extent) => return Some(extent),
                 FeedResult::Drained => return None,
                 FeedResult::NotYet => {
-                    state = sync::wait(&self.more, state);
+                    state = match &self.pace {
+                        Some(pace) => {
+                            // It may be due by now, or wait for memory.
+                            let time = pace.wait(state.given).unwrap_or(LOOK / 50);
+                            sync::wait_for(&self.more, state, time)
+                        }
+                        None => sync::wait(&self.more, state),
+                    };
                 }
             }
         }
@@ -187,6 +234,10 @@ impl Feed {
             return FeedResult::Drained;
         }
         let frontier = state.frontier;
+        let pace = self.pace.as_ref().filter(|_| queue == Queue::Method);
+        if pace.is_some_and(|pace| pace.wait(state.given).is_some()) && !state.method.is_empty() {
+            return FeedResult::NotYet;
+        }
         let runs = match queue {
             Queue::Method => {
                 if let Some(extent) = state.returned.pop() {
@@ -213,6 +264,9 @@ impl Feed {
             run.0 = next;
         } else {
             runs.pop_front();
+        }
+        if queue == Queue::Method {
+            state.given += extent.need;
         }
         FeedResult::Extent(extent)
     }

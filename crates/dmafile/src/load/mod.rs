@@ -128,6 +128,7 @@ impl Load {
             Opt::Offset => request.offset = value.number(option)?,
             Opt::Length => request.length = Some(value.number(option)?),
             Opt::Chunk => request.chunk = Some(value.number(option)?),
+            Opt::Limit => request.limit = Some(value.number(option)?),
             Opt::Allocation => request.allocation = value.parse(option)?,
             Opt::CheckMemory => request.check_memory = value.flag(option)?,
             _ => self.common.set(&mut request.how, option, value)?,
@@ -179,6 +180,13 @@ impl Load {
     /// [`DEFAULT_CHUNK`](crate::DEFAULT_CHUNK).
     pub fn chunk(mut self, bytes: u64) -> Self {
         self.request.chunk = Some(bytes);
+        self
+    }
+
+    /// The most to read or receive in a second, in bytes, at least 65536, on average; default: no limit. Methods in which
+    /// the kernel moves all bytes in one call are left out.
+    pub fn limit(mut self, bytes_per_second: u64) -> Self {
+        self.request.limit = Some(bytes_per_second);
         self
     }
 

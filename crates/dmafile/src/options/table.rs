@@ -172,6 +172,10 @@ options! {
     QueueDepth Save Tuning, DEPTH, "OPERATIONS",
         "8 for direct I/O, 1 to 4 by the number of CPUs through the page cache":
         "Operations in flight, 1 to 4096", "At most 64 threads, where each does one operation after another.";
+    Limit Load Tuning, Bytes(64 << 10, LARGEST), "BYTES", "none":
+        "The most to read or receive in a second, at least 64 KiB",
+        "It is held on average, block by block. Methods in which the kernel moves all bytes in one call are left \
+         out.";
     CheckMemory Load Tuning,
         Flag("Load even what exceeds available memory or a cgroup's limit, at the risk of an out-of-memory \
          kill"),

@@ -101,6 +101,7 @@ pub(super) fn choose(
             log.add(About::Not, methods::URING, why.clone());
         }
     }
+    let limited = request.limit.is_some();
     let met = |need, attempt: Attempt| match need {
         Need::DirectFile => match &file.direct_refused {
             Some(why) => Err(why.as_str().into()),
@@ -110,6 +111,10 @@ pub(super) fn choose(
         Need::Addresses if attempt.direct => landing.clone(),
         Need::Addresses | Need::RegistrablePages => Ok(()),
         Need::Premapping => congruent(target, file, start).and_then(|()| maps_once(file, target)),
+        Need::ModuleMemory | Need::ReadingHeap | Need::CopyingKernel if limited => Err(message![
+            "the kernel moves all bytes in one call: no ",
+            Opt::Limit
+        ]),
         Need::ModuleMemory if !memory.module => Err(message![
             "dmafile.ko moves bytes into its own dma-bufs only: ",
             Opt::To.set(Kind::Module)

@@ -94,6 +94,7 @@ impl Default for Asked {
             offset,
             length,
             chunk,
+            limit: _,
             allocation,
             check_memory,
         } = Request::default();
@@ -140,6 +141,7 @@ impl Asked {
             offset: self.offset,
             length: self.length,
             chunk: self.chunk,
+            limit: None,
             allocation: self.allocation,
             check_memory: self.check_memory,
         }

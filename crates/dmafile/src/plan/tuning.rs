@@ -51,6 +51,8 @@ pub(crate) struct LoadTuning {
     pub drop_behind: bool,
     /// True if memory can be DMA-mapped for the disk once.
     pub premaps: bool,
+    /// The most to read in a second.
+    pub limit: Option<u64>,
 }
 
 impl LoadTuning {
@@ -116,6 +118,9 @@ impl LoadTuning {
                 "the kernel decides how much is in flight: /sys/module/dma_heap_read/parameters";
             log.add(About::Chunk, "auto", why);
         }
+        if let Some(limit) = request.limit {
+            log.add(About::Limit, limit, "bytes in a second, as requested");
+        }
         Ok(Self {
             block,
             queue_depth,
@@ -125,6 +130,7 @@ impl LoadTuning {
             allocators: allocators(host, first, alone.is_some(), wanted.capacity),
             drop_behind: alone.is_some(),
             premaps: file.premap_refused.is_none(),
+            limit: request.limit,
         })
     }
 }

@@ -111,7 +111,10 @@ impl LoadTransfer<'_> {
         };
         // Without this event, a ring that waits for a read notices new memory a little later.
         let notifier = if ahead { Notifier::new().ok() } else { None };
-        let feed = Feed::new(method, cached, self.task.cut(), notifier);
+        let mut feed = Feed::new(method, cached, self.task.cut(), notifier);
+        if let Some(limit) = self.task.plan.tuning.limit {
+            feed.limit(limit, self.run.cancel);
+        }
         if ahead {
             feed.hold();
         }
