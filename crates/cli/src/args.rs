@@ -182,7 +182,7 @@ pub struct LoadOptions {
 /// How URLs are opened.
 #[derive(Args, Clone, Debug, Default)]
 pub struct UrlArgs {
-    /// Keep what a URL stands for in this folder, and load it from there the next time
+    /// Keep what a URL stands for in this folder, for the next time
     ///
     /// It has the layout of the Hugging Face Hub's cache, so that other programs use what is in it, too. The files are
     /// written while COMMAND already runs. Processes that need the same at the same time fetch it once.
