@@ -141,6 +141,8 @@ pub(crate) fn judge(
         416 => {
             return match head.field("content-range").and_then(total_only) {
                 Some(0) => Answered::Empty,
+                // Any other object has a first byte.
+                None if start == 0 && known.is_none() => Answered::Empty,
                 Some(size) if known.is_some_and(|known| known.size != size) => {
                     Answered::Changed(format!("it has {size} bytes now"))
                 }
@@ -204,6 +206,10 @@ fn whole(head: &AnswerHead, (start, end): (u64, u64), known: Option<&Version>) -
         .field("content-encoding")
         .is_none_or(|coding| coding.eq_ignore_ascii_case("identity"));
     match head.body() {
+        // It may be the length of the range: some servers answer with a part, and the status of the whole.
+        _ if head.field("content-range").is_some() => {
+            Answered::Wrong("the server answers a range with status 200".to_string())
+        }
         Ok(BodyLength::Bytes(0)) if start == 0 => Answered::Empty,
         Ok(BodyLength::Bytes(size)) if plain && start == 0 && size <= end => {
             match known.and_then(|known| known.differs(head, size)) {
@@ -317,6 +323,9 @@ mod tests {
         assert!(matches!(of(200, GOOD), Answered::Wrong(_)));
         let all = judge(&head(200, "Content-Length: 20"), (0, 20), None);
         assert!(matches!(all, Answered::Range(20, _)));
+        let part = "Content-Length: 20\r\nContent-Range: bytes 0-19/100";
+        let part = judge(&head(200, part), (0, 20), None);
+        assert!(matches!(part, Answered::Wrong(_)));
         let more = judge(&head(200, "Content-Length: 21"), (0, 20), None);
         assert!(matches!(more, Answered::Wrong(_)));
         assert!(matches!(of(302, "X: y"), Answered::Wrong(_)));
@@ -324,6 +333,10 @@ mod tests {
         assert_eq!(of(404, "X: y"), Answered::Missing(404));
         assert!(matches!(of(412, "X: y"), Answered::Changed(_)));
         assert_eq!(of(416, "Content-Range: bytes */0"), Answered::Empty);
+        let silent = |start, known| judge(&head(416, "X: y"), (start, 20), known);
+        assert_eq!(silent(0, None), Answered::Empty);
+        assert!(matches!(silent(10, None), Answered::Wrong(_)));
+        assert!(matches!(silent(0, Some(&version())), Answered::Wrong(_)));
         assert!(matches!(
             of(416, "Content-Range: bytes */7"),
             Answered::Changed(_)
