@@ -799,3 +799,49 @@ fn an_interrupted_save_to_a_store_ends() {
     assert_eq!(one.wait().unwrap().code(), Some(130));
     assert!(server.uploads().is_empty());
 }
+
+#[test]
+fn the_mark_of_a_folder_is_no_file_in_it() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.safetensors");
+    models::safetensors(&path, &models::tensors("a", 1, 1000));
+    let bytes = std::fs::read(&path).unwrap();
+    server.put("/bucket/m/x.safetensors", bytes.clone());
+    let item = |key: &str, size: usize| {
+        format!(
+            "<Contents><Key>{key}</Key><Size>{size}</Size><ETag>x</ETag>\
+             <LastModified>2026-11-28T00:00:00.000Z</LastModified></Contents>"
+        )
+    };
+    let list = |items: &str| format!("<ListBucketResult>{items}</ListBucketResult>").into_bytes();
+    let both = item("m/", 0) + &item("m/x.safetensors", bytes.len());
+    server.put("/bucket", list(&both));
+    let s3 = |command: &mut Command| {
+        command
+            .env("AWS_ENDPOINT_URL", server.url(""))
+            .env("AWS_ACCESS_KEY_ID", "me")
+            .env("AWS_SECRET_ACCESS_KEY", "secret")
+            .output()
+            .unwrap()
+    };
+    let words = ["load", "-q", "s3://bucket/m/", "--", "sh", "-c", "ls {}"];
+    assert_eq!(text(&s3(&mut dmafile(&words))), "x.safetensors\n");
+    server.put("/bucket", list(""));
+    let said = text(&s3(&mut dmafile(&["load", "s3://bucket/m/"])));
+    assert!(
+        said.contains("s3://bucket/m/: there are no objects in this folder (ENOENT)"),
+        "{said}"
+    );
+    for (status, words) in [
+        (403, "does not allow to list it (status 403) (EACCES)\n"),
+        (404, "there is no such bucket (status 404) (ENOENT)\n"),
+    ] {
+        server.decide(move |_| Fault::Status(status, String::new()));
+        let said = text(&s3(&mut dmafile(&["load", "s3://bucket/m/"])));
+        assert!(said.ends_with(words), "{said}");
+    }
+    // A slash at the beginning would be lost.
+    let said = text(&s3(&mut dmafile(&["load", "s3://bucket//m/x.safetensors"])));
+    assert!(said.contains("it begins with a slash"), "{said}");
+}

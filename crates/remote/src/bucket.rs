@@ -222,20 +222,41 @@ impl StoreBucket {
     pub(crate) fn list(&self, prefix: &str) -> Result<Vec<(String, String)>> {
         let place = || format!("{}/{prefix}", self.name);
         let path = parse(prefix).map_err(|error| error.at(place()))?;
-        let listed = run(async {
-            let all = self.store.list_with_delimiter(Some(&path)).await?;
-            Ok::<_, object_store::Error>(all.objects)
-        });
-        let listed =
-            listed.map_err(|error| refused("cannot fetch", &error, self.dialect).at(place()))?;
+        LISTED.set(None);
+        let listed = run(self.store.list_with_delimiter(Some(&path)));
+        let listed = listed.map_err(|error| self.not_listed(&error).at(place()))?;
+        if listed.objects.is_empty() && listed.common_prefixes.is_empty() {
+            let why = "there are no objects in this folder";
+            return Err(Error::new("cannot fetch", why)
+                .with_errno(Errno::NOENT)
+                .at(place()));
+        }
         let mut names = Vec::new();
-        for object in listed {
-            if let Some(name) = object.location.filename() {
+        for object in listed.objects {
+            // Consoles mark a folder by an empty object whose key is the prefix.
+            let is_mark = object.location == path;
+            if let Some(name) = object.location.filename().filter(|_| !is_mark) {
                 names.push((name.to_string(), object.e_tag.unwrap_or_default()));
             }
         }
         names.sort();
         Ok(names)
+    }
+
+    /// Why a folder could not be listed: `object_store` does not say which status it got.
+    fn not_listed(&self, error: &object_store::Error) -> Error {
+        let (why, errno) = match LISTED.take() {
+            Some(status @ (401 | 403)) => (
+                format!("the store does not allow to list it (status {status})"),
+                Errno::ACCESS,
+            ),
+            Some(404) => (
+                "there is no such bucket (status 404)".to_string(),
+                Errno::NOENT,
+            ),
+            _ => return refused("cannot fetch", error, self.dialect),
+        };
+        Error::new("cannot fetch", why).with_errno(errno)
     }
 
     pub(crate) fn key(&self, key: &str) -> Result<Key> {
@@ -435,8 +456,12 @@ fn set(variable: &str) -> bool {
 }
 
 fn parse(key: &str) -> Result<Path> {
-    Path::parse(key)
-        .map_err(|error| Error::usage("URL", format!("its key cannot be used: {error}")))
+    let unusable = |why: String| Error::usage("URL", format!("its key cannot be used: {why}"));
+    // It would be removed, which names another object.
+    if key.starts_with('/') {
+        return Err(unusable("it begins with a slash".to_string()));
+    }
+    Path::parse(key).map_err(|error| unusable(error.to_string()))
 }
 
 /// An error of `object_store`. Their texts may be several lines.
@@ -570,6 +595,8 @@ enum Signing {
 
 thread_local! {
     static ASKED: Cell<Signing> = const { Cell::new(Signing::Nothing) };
+    /// The status of the last answer to a request for a list.
+    static LISTED: Cell<Option<u16>> = const { Cell::new(None) };
 }
 
 /// Runs a future of `object_store` on this thread.
@@ -655,6 +682,14 @@ impl HttpService for Connector {
         let text =
             send(client, &parts, &body, &check).and_then(|answer| answer.text(client, &check));
         let (head, text) = text.map_err(|error| HttpError::new(kind(&error), error))?;
+        // Requests for credentials have none.
+        if parts
+            .uri
+            .query()
+            .is_some_and(|query| query.contains("delimiter="))
+        {
+            LISTED.set(Some(head.status));
+        }
         let mut response = ::http::Response::builder().status(head.status);
         for (name, value) in head.fields() {
             response = response.header(name, value);
