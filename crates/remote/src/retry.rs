@@ -67,7 +67,7 @@ impl Trouble {
     }
 }
 
-/// What an object's requests may cost in total, so that a failing store is not asked more and more.
+/// What an object's requests may cost in total, so that a store that is too busy is not asked more and more.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     needed: AtomicU64,
@@ -107,11 +107,12 @@ impl Budget {
             let known = self.answered.fetch_or(answered, Ordering::Relaxed) || answered;
             let most = if known { TRIES } else { TRIES_TO_REACH };
             let failed = |remedy: String| Err(unreachable(name, &why).with_remedy(remedy));
+            // Lost connections are not counted: when a server restarts, all are lost, and more than once.
             if reached() - before >= PIECE {
                 // Some servers close each connection after so many bytes.
                 self.needs_one();
                 number = 0;
-            } else if !self.allows_extra() {
+            } else if answered && !self.allows_extra() {
                 return failed("too many requests have failed: check the server".to_string());
             }
             if number >= most {

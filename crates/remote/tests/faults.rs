@@ -229,6 +229,23 @@ fn a_load_that_keeps_failing_ends() {
 }
 
 #[test]
+fn a_server_that_restarts_is_waited_for() {
+    let (server, url, bytes) = served();
+    // All connections are lost, each of them more than once.
+    server.decide(|asked| match asked.number {
+        5..45 => Fault::Reset(0),
+        _ => Fault::None,
+    });
+    let object = open(&url, &OpenOptions::default()).unwrap();
+    let loaded = Load::of_object(object)
+        .block(BLOCK / 4)
+        .queue_depth(16)
+        .run();
+    assert_loaded(loaded, &bytes, "a server that restarts");
+    assert!(server.asked().len() > 45);
+}
+
+#[test]
 fn secrets_are_sent_to_their_own_server_only() {
     let (server, url, bytes) = served();
     let other = Server::plain();
