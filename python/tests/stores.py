@@ -11,7 +11,7 @@ from typing import Self
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-COMMIT = "c0ffee" * 6
+COMMIT = "c0ffee" * 6 + "beef"
 
 
 def tag_of(data: bytes) -> str:
@@ -23,6 +23,9 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: "Stores"
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         path, query = unquote(url.path), parse_qs(url.query)
@@ -32,7 +35,19 @@ class Handler(BaseHTTPRequestHandler):
             start = f"/{found[1]}/resolve/{COMMIT}/"
             names = [name.removeprefix(start) for name in self.server.files if start in name]
             info = {"sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
-            self.whole(json.dumps(info).encode())
+            self.whole(json.dumps({"id": found[1], **info}).encode())
+        elif found := re.fullmatch(r"/api/models/(.*)/tree/.*", path):
+            start = f"/{found[1]}/resolve/{COMMIT}/"
+            files = {
+                name.removeprefix(start): data
+                for name, data in self.server.files.items()
+                if start in name
+            }
+            tree = [
+                {"type": "file", "path": name, "size": len(data), "oid": tag_of(data).strip('"')}
+                for name, data in files.items()
+            ]
+            self.whole(json.dumps(tree).encode())
         elif (data := self.server.files.get(path)) is None:
             self.send_error(404)
         else:
@@ -63,20 +78,25 @@ class Handler(BaseHTTPRequestHandler):
 
     def whole(self, text: bytes) -> None:
         self.send_response(200)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
+        self.body(text)
 
     def part(self, data: bytes) -> None:
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
-        assert asked
-        first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-        self.send_header("Content-Length", str(last - first + 1))
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or "")
+        self.send_response(206 if asked else 200)
+        body = data
+        if asked:
+            first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+            body = data[first : last + 1]
         self.send_header("ETag", tag_of(data))
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.body(body)
+
+    def body(self, data: bytes) -> None:
+        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data[first : last + 1])
+        if self.command != "HEAD":
+            self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
         pass
