@@ -207,6 +207,16 @@ PARTS = (
         ci=False,
     ),
     Part(
+        "stores",
+        "loads from servers of S3, Azure and Google, and the hub's client (1.4 GB, once)",
+        5,
+        "$(scripts/stores)/bin/python -m pytest --quiet -rs tests/stores python/tests/test_hub.py "
+        "$ARGS",
+        ("crates/remote/", "tests/stores/", "scripts/stores", "python/tests/test_hub.py"),
+        (TOOLS, PIP, "scripts/stores"),
+        ci=False,
+    ),
+    Part(
         "contract",
         "whether the newest vllm, sglang, transformers and torch still have what dmafile uses",
         2,
