@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -51,7 +52,6 @@ class Store:
     """Says that a bucket does not exist when a folder in it is asked for."""
     keeps = True
     """Has its objects after it was killed."""
-    death = signal.SIGKILL
 
     def __init__(self, place: Path, relay: Relay) -> None:
         self.place, self.relay = place, relay
@@ -135,18 +135,19 @@ class Store:
         return False
 
     def kill(self) -> None:
-        if not self.process:
-            return
-        # With its children: some commands are scripts.
-        for sign in (self.death, signal.SIGKILL):
+        if self.process:
+            # With its children: some commands are scripts.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, sign)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(PATIENCE)
-        self.process = None
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(PATIENCE)
+            self.process = None
+
+    def settle(self) -> None:
+        """Waits until a crash loses nothing."""
 
     def restart(self) -> None:
         """Ends the server in the middle of its answers, and starts it again with its objects."""
+        self.settle()
         self.relay.refuse()
         self.kill()
         # Longer than the first pauses of a client that tries again.
@@ -229,8 +230,6 @@ class Rclone(S3):
 
 class Azurite(Store):
     scheme = "az"
-    # It writes to the disk only now and then, and at its end.
-    death = signal.SIGTERM
     account = "devstoreaccount1"
     # The key that Azurite's documentation publishes.
     key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -261,6 +260,24 @@ class Azurite(Store):
             "AZURE_STORAGE_ACCOUNT_KEY": self.key,
             "AZURE_STORAGE_ENDPOINT": f"{self.relay.url}/{self.account}",
         }
+
+    def settle(self) -> None:
+        # It writes what it knows of blobs every few seconds, and of their places on their own.
+        blobs, places = (
+            self.place / "objects" / f"__azurite_db_blob{of}__.json" for of in ("", "_extent")
+        )
+        tags = {blob.name: blob.etag for blob in self.client.list_blobs()}
+        until = time.monotonic() + PATIENCE
+        while True:
+            known = blobs.read_text() if blobs.exists() else ""
+            found = re.findall(r'"persistency":{"id":"([^"]+)"', known)
+            written = places.read_text() if places.exists() else ""
+            if all(tag.strip('"') in known for tag in tags.values()) and all(
+                place in written for place in found
+            ):
+                return
+            assert time.monotonic() < until, "Azurite writes nothing"
+            time.sleep(0.1)
 
     def emulator(self) -> dict[str, str]:
         """The shorter way of leading to it."""
