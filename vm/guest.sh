@@ -144,7 +144,10 @@ for fs; do
 	number=$((number + 1))
 	mount=/mnt
 	[ $number -eq 1 ] || mount=/mnt$number
-	[ "$fs" = tmpfs ] || await_disk
+	case $fs in
+	tmpfs | 9p | virtiofs) ;;
+	*) await_disk ;;
+	esac
 	case $fs in
 	raw*)
 		raws=$((raws + 1))
@@ -156,6 +159,13 @@ for fs; do
 		;;
 	tmpfs)
 		try mount -t tmpfs none $mount
+		;;
+	9p)
+		try plan9 rw disk$number $mount
+		;;
+	virtiofs)
+		load virtiofs
+		try mount -t virtiofs disk$number $mount
 		;;
 	overlayfs)
 		load ext4

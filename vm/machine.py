@@ -1,6 +1,7 @@
 """Runs a command in a virtual machine, and checks the kernel's log for errors."""
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -83,6 +84,25 @@ RAW: Mapping[str, Sequence[str]] = {
     ],
 }
 """QEMU's devices for each --fs without a file system. Disks with one use those of `raw`."""
+
+SHARED: Mapping[str, Sequence[str]] = {
+    "9p": [
+        "-fsdev",
+        "local,id={disk},path={folder},security_model=none",
+        "-device",
+        "virtio-9p-pci,fsdev={disk},mount_tag={disk}",
+    ],
+    "virtiofs": [
+        "-chardev",
+        "socket,id={disk},path={folder}.socket",
+        "-device",
+        "vhost-user-fs-pci,chardev={disk},tag={disk}",
+    ],
+}
+"""QEMU's options for each --fs that shares an empty folder of the host."""
+
+VIRTIOFSD = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd")
+"""Debian 13 has its own package of the first one; on Debian 12, QEMU's contains the second one."""
 
 INTEL, AMD = ["-device", "intel-iommu"], ["-device", "amd-iommu"]
 IOMMUS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
@@ -168,9 +188,10 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         "--fs",
         action="append",
         default=[],
-        choices=(*MAKERS, *RAW),
+        choices=(*MAKERS, *RAW, *SHARED),
         help="add a disk: the first is mounted at /mnt, the next at /mnt2. raw... disks are not "
-        "mounted; $RAW, $RAW2 and so on are their nodes",
+        "mounted; $RAW, $RAW2 and so on are their nodes. 9p and virtiofs share a folder "
+        "of the host",
     )
     add(
         "--disk-size",
@@ -313,6 +334,8 @@ def prepare(fs: Sequence[str] = ()) -> None:
         package, maker = MAKERS.get(name, ("", []))
         if maker:
             need(package, "command", "-v", maker[0])
+    if "virtiofs" in fs:
+        need("virtiofsd", "sh", "-c", " || ".join(f"[ -x {path} ]" for path in VIRTIOFSD))
 
 
 def run(wanted: Wanted, command: Sequence[str]) -> int:
@@ -387,11 +410,15 @@ def raw_names(fs: Sequence[str]) -> list[str]:
 
 
 def disk(folder: Path, number: int, fs: str, wanted: Wanted) -> list[str]:
-    """QEMU's options for an NVMe disk, with a file system or raw."""
+    """QEMU's options for an NVMe disk, with a file system or raw, or for a shared folder."""
     if fs == "tmpfs":
         return []
     name = f"disk{number}"
     image = folder / name
+    if fs in SHARED:
+        image.mkdir()
+        values = {"disk": name, "folder": image}
+        return [word.format(**values) for word in SHARED[fs]]
     with image.open("wb") as file:
         file.truncate(wanted.disk_size)
     if fs in MAKERS:
@@ -403,6 +430,41 @@ def disk(folder: Path, number: int, fs: str, wanted: Wanted) -> list[str]:
     for device in RAW.get(fs, RAW["raw"]):
         words += ["-device", device.format(disk=name, mdts=wanted.mdts)]
     return words
+
+
+@contextlib.contextmanager
+def serving(folder: Path, fs: Sequence[str]) -> Iterator[None]:
+    """Runs the servers of virtiofs; each ends with QEMU, if that connects to it."""
+    with contextlib.ExitStack() as stack:
+        for number, name in enumerate(fs, 1):
+            if name == "virtiofs":
+                stack.enter_context(virtiofsd(folder / f"disk{number}"))
+        yield
+
+
+@contextlib.contextmanager
+def virtiofsd(shared: Path) -> Iterator[None]:
+    [program, *_] = [path for path in VIRTIOFSD if os.access(path, os.X_OK)]
+    # The first one is written in Rust, the second one in C.
+    words = [f"--shared-dir={shared}", "--sandbox=chroot"]
+    if program != VIRTIOFSD[0]:
+        words = ["-o", f"source={shared},sandbox=chroot"]
+    socket = shared.with_suffix(".socket")
+    socket.unlink(missing_ok=True)
+    with tempfile.TemporaryFile() as log:
+        command = [program, f"--socket-path={socket}", *words]
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            while not socket.exists():
+                if server.poll() is not None:
+                    log.seek(0)
+                    said = log.read().decode(errors="replace").strip()
+                    raise Unavailable(f"{program} ended: {said}")
+                time.sleep(0.05)
+            yield
+        finally:
+            server.kill()
+            server.wait()
 
 
 def launch(
@@ -460,6 +522,10 @@ def launch(
         # busy host causes as many timer interrupts as an idle one. Fast string instructions are
         # off: the kernel would move single bytes with them, each of which counts.
         words += ["-icount", "shift=0,sleep=on", "-cpu", "max,-erms,-fsrm"]
+    if "virtiofs" in wanted.fs:
+        # The server accesses the guest's memory.
+        memory = f"memory-backend-memfd,id=memory,size={wanted.memory},share=on"
+        words += ["-object", memory, "-machine", "memory-backend=memory"]
     for one in disks:
         words += one
     return words
@@ -472,7 +538,8 @@ def boot(words: Sequence[str], share: Path, log: Path, wanted: Wanted) -> bool:
     of QEMU's CPUs may have run code that another one had just changed.
     """
     for chances in range(BOOTS, 0, -1):
-        in_time = watch(words, share, log, wanted.timeout)
+        with serving(share.parent, wanted.fs):
+            in_time = watch(words, share, log, wanted.timeout)
         died = (
             in_time and not (share / "booted").exists() and not COMPLAINTS.search(log.read_bytes())
         )
