@@ -4,7 +4,7 @@
 
 use crate::error::{Result, errno_name};
 use crate::exporter;
-use crate::facts::{File, Host};
+use crate::facts::{File, HeldBack, Host};
 use crate::options::Pages;
 use crate::plan::registered_need;
 use crate::sys::{Errno, dmabuf, file, host, map::Mapping, memfd, module};
@@ -100,7 +100,7 @@ pub fn doctor(path: &Path) -> Result<Vec<Check>> {
     checks.push(dmafile_ko());
     checks.push(memory(&host));
     checks.push(container(&host));
-    checks.push(file_system(path, &host)?);
+    checks.extend(file_system(path, &host)?);
     Ok(checks)
 }
 
@@ -436,7 +436,7 @@ fn container(host: &Host) -> Check {
 }
 
 /// A file says most. For a directory, its largest file is used.
-fn file_system(path: &Path, host: &Host) -> Result<Check> {
+fn file_system(path: &Path, host: &Host) -> Result<Vec<Check>> {
     const MOST: usize = 4096;
     let name = "file system";
     let mut file = path.to_path_buf();
@@ -459,13 +459,13 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
             let mut check = Check::new(name, Health::Fair, found).remedy("dmafile doctor FILE");
             let why = "there is no file to test the file system with";
             check.speed = Speed::Unknown(why.to_string());
-            return Ok(check);
+            return Ok(vec![check]);
         };
         file = largest;
     }
     let facts = File::probe(&file)?;
     let (at, fs) = (file.display(), &facts.file_system);
-    Ok(match &facts.direct_refused {
+    let check = match &facts.direct_refused {
         None => {
             let source = if facts.align_told { "statx" } else { "tried" };
             let mut found = format!(
@@ -493,7 +493,12 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
                 )
                 .slower(format!("files on {fs} are copied, without direct I/O"))
         }
-    })
+    };
+    let mount = facts.held_back.map(|HeldBack { why, remedy }| {
+        let check = Check::new("mount", Health::Fair, &why);
+        check.remedy(remedy).slower(why)
+    });
+    Ok([Some(check), mount].into_iter().flatten().collect())
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ pub enum About {
     Links,
     Method,
     Mode,
+    Mount,
     Node,
     /// A method, or a kind of memory, that was left out.
     Not,

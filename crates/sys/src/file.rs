@@ -1,6 +1,6 @@
 //! Files: opening them, their properties, where their data is, reading into a region and writing from one.
 
-use super::map::{Region, iovec};
+use super::map::{Region, iovec, page_size};
 use super::sandbox::may_return;
 use super::{Errno, host, last_errno, retry, stat};
 use rustix::event::{PollFd, PollFlags};
@@ -32,7 +32,27 @@ impl Stat {
     pub fn is_hugetlb(&self) -> bool {
         self.fs_magic == libc::HUGETLBFS_MAGIC as u64
     }
+
+    /// The size of a block of its file system, at least a page. A network file system may have the size of its
+    /// requests in that place (NFS), which says nothing about alignment.
+    pub fn block(&self) -> u64 {
+        match self.fs_block {
+            block @ 512..=LARGEST_BLOCK if block.is_power_of_two() => block.max(page_size()),
+            _ => page_size(),
+        }
+    }
+
+    /// The size of the requests of such a network file system; 0 for the others.
+    pub fn request(&self) -> u64 {
+        match self.fs_block {
+            size if size > LARGEST_BLOCK && !self.is_hugetlb() => size,
+            _ => 0,
+        }
+    }
 }
+
+/// Linux has no file systems with larger blocks.
+const LARGEST_BLOCK: u64 = 64 << 10;
 
 /// Opens for reading, without blocking on a FIFO.
 pub fn open(path: &Path, direct: bool) -> Result<OwnedFd, Errno> {
@@ -399,4 +419,30 @@ pub fn inherited(number: i32) -> Result<OwnedFd, Errno> {
     // other use for it.
     drop(unsafe { OwnedFd::from_raw_fd(number) });
     Ok(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_requests_is_not_that_of_blocks() {
+        let of = |fs_block| Stat {
+            fs_block,
+            fs_magic: 0,
+            ..stat(std::fs::File::open("/dev/null").unwrap().as_fd()).unwrap()
+        };
+        let page = page_size();
+        for (size, block, request) in [
+            (0, page, 0),
+            (512, page, 0),
+            (4096, page, 0),
+            (64 << 10, 64 << 10, 0),
+            // NFS by default, and with wsize=98304.
+            (1 << 20, page, 1 << 20),
+            (98_304, page, 98_304),
+        ] {
+            assert_eq!((of(size).block(), of(size).request()), (block, request));
+        }
+    }
 }

@@ -22,6 +22,7 @@ mod ioctl;
 pub mod map;
 pub mod memfd;
 pub mod module;
+pub mod mount;
 pub mod notifier;
 pub mod numa;
 pub mod pagemap;

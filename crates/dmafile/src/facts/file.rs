@@ -1,6 +1,6 @@
 //! Properties of a file.
 
-use super::premap;
+use super::{HeldBack, mount, premap};
 use crate::error::Result;
 use crate::source::Source;
 use crate::sys::block::BlockDevice;
@@ -22,6 +22,10 @@ pub struct File {
     pub align: u64,
     /// True if `align` comes from `statx(STATX_DIOALIGN)`; otherwise it was found by reading.
     pub align_told: bool,
+    /// The size of the requests of its network file system, if that is known; otherwise 0.
+    pub request: u64,
+    /// How the options of its mount hold loads back; `None` if they do not.
+    pub held_back: Option<HeldBack>,
     /// Why direct I/O cannot be used; `None` if it can.
     pub direct_refused: Option<String>,
     /// True if reads through the page cache can drop the pages that they bring in (`RWF_DONTCACHE`).
@@ -61,6 +65,8 @@ impl File {
             file_system: source.file_system(),
             align: source.align(),
             align_told: source.align_is_told(),
+            request: source.request(),
+            held_back: mount::of(source),
             direct_refused,
             drops_behind: source.drops_behind(),
             object: source.is_objects(),

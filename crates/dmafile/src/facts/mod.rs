@@ -4,6 +4,7 @@
 mod file;
 mod host;
 mod layout;
+mod mount;
 pub(crate) mod premap;
 pub(crate) mod target;
 
@@ -12,3 +13,4 @@ pub use host::Host;
 #[cfg(test)]
 pub(crate) use layout::DataRun;
 pub(crate) use layout::Layout;
+pub use mount::HeldBack;

@@ -10,7 +10,7 @@ use super::{Attempt, Plan, Sizes, pages};
 use crate::error::{Result, Verb};
 use crate::exporter::module;
 use crate::facts::target::MemoryTarget;
-use crate::facts::{File, Host, Layout};
+use crate::facts::{File, HeldBack, Host, Layout};
 use crate::options::{Allocation, Io, Kind, Method};
 use crate::reasons::{About, Reasons};
 use crate::request::Request;
@@ -133,6 +133,9 @@ pub(crate) fn decide(
 fn describe_io(request: &Request, first: Attempt, file: &File, layout: &Layout, log: &Reasons) {
     if file.object {
         return;
+    }
+    if let Some(HeldBack { why, remedy }) = &file.held_back {
+        log.add(About::Mount, "slow", format!("{why}; {remedy}"));
     }
     let (cached, read) = (layout.bytes(true), layout.bytes(false));
     match (request.io, &file.direct_refused) {

@@ -4,7 +4,7 @@ use super::{Plan, range};
 use crate::error::Result;
 use crate::exporter::module::ModuleFacts;
 use crate::facts::target::{DmaBufFacts, ExistingMemory, MemoryTarget};
-use crate::facts::{DataRun, File, Host, Layout};
+use crate::facts::{DataRun, File, HeldBack, Host, Layout};
 use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::pin::{PinDevice, Pinned};
 use crate::reasons::{About, Reasons};
@@ -43,6 +43,8 @@ fn file(size: u64) -> File {
         file_system: "ext4".to_string(),
         align: 512,
         align_told: true,
+        request: 0,
+        held_back: None,
         direct_refused: None,
         drops_behind: false,
         object: false,
@@ -523,6 +525,43 @@ fn io_uring_is_not_used_for_files_that_may_be_on_fuse() {
             ..Asked::default()
         };
         assert_eq!(plan_for(&insist, &file, &host(), false).is_ok(), ring);
+    }
+}
+
+#[test]
+fn blocks_are_at_least_as_large_as_the_requests_of_a_server() {
+    for method in [Method::Uring, Method::Threads, Method::Bounce] {
+        for request in [0, MIB, 2 * MIB] {
+            let asked = Asked {
+                method,
+                io: Io::Direct,
+                ..Asked::default()
+            };
+            let file = File {
+                request,
+                ..file(GIB)
+            };
+            let plan = plan_for(&asked, &file, &host(), false).unwrap();
+            let block = plan.sizes.block.unwrap();
+            assert!(block >= request, "{method} {request}: {block}");
+        }
+    }
+}
+
+#[test]
+fn a_mount_that_holds_a_load_back_is_one_of_the_reasons() {
+    let slow = File {
+        held_back: Some(HeldBack {
+            why: "why".to_string(),
+            remedy: "remedy".to_string(),
+        }),
+        ..file(GIB)
+    };
+    for (file, says) in [(slow, vec!["why; remedy"]), (file(GIB), vec![])] {
+        let plan = plan_for(&Asked::default(), &file, &host(), false).unwrap();
+        let reasons = plan.reasons.iter();
+        let own = reasons.filter(|reason| reason.about == About::Mount);
+        assert_eq!(own.map(|reason| &*reason.why).collect::<Vec<_>>(), says);
     }
 }
 

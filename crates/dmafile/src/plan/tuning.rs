@@ -183,7 +183,8 @@ fn drop_behind(
 fn block(request: &Request, file: &File, methods: &[Attempt], alone: Option<u64>) -> Result<u64> {
     let first = methods[0];
     let block = request.block.or(alone).unwrap_or(match first.method {
-        Method::Bounce => BOUNCE_BLOCK.next_multiple_of(file.align),
+        // A network file system would send smaller requests.
+        Method::Bounce => BOUNCE_BLOCK.max(file.request).next_multiple_of(file.align),
         Method::CopyFileRange => COPY_BLOCK,
         Method::Fetch => FETCH_BLOCK,
         _ if first.direct => DIRECT_BLOCK.next_multiple_of(file.align),

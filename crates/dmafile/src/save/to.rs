@@ -176,11 +176,7 @@ impl To {
         let direct = refused.map_or_else(open, Err);
         // A partly written block would be read first, and each page must be written with one I/O
         // mode.
-        let usual = match stat.fs_block {
-            block @ 512..=0x1_0000 if block.is_power_of_two() => block,
-            _ => 512,
-        };
-        let usual = usual.max(page_size());
+        let usual = stat.block();
         let (align, memory_align) = match stat.direct {
             Some((memory, offset)) => (u64::from(memory.max(offset)).max(1), memory.max(1).into()),
             None => (usual, usual),

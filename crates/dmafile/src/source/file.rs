@@ -150,7 +150,7 @@ impl FileInput {
             buffered,
             direct: Err(String::new()),
             stat,
-            align: stat.fs_block.max(crate::sys::map::page_size()),
+            align: stat.block(),
             missed: Mutex::default(),
         };
         source.direct = match both {
@@ -198,10 +198,7 @@ impl FileInput {
     /// too small makes Btrfs and F2FS silently fall back to the page cache.
     fn probe_align(&self, direct: BorrowedFd<'_>) -> Result<u64, String> {
         const LARGEST: u64 = 1 << 20;
-        let mut align = self.stat.fs_block.next_power_of_two();
-        if !(512..=LARGEST).contains(&align) {
-            align = crate::sys::map::page_size();
-        }
+        let mut align = self.stat.block();
         let memory = Mapping::anon(2 * LARGEST as usize, LARGEST as usize)
             .map_err(|errno| format!("no memory for a test read ({errno:?})"))?;
         while align <= LARGEST {
@@ -256,6 +253,16 @@ impl FileInput {
     /// True if `statx` reported the alignment.
     pub(crate) fn align_is_told(&self) -> bool {
         self.stat.direct.is_some()
+    }
+
+    /// True if it is on a file system that is neither in memory nor on a block device.
+    pub(crate) fn is_without_device(&self) -> bool {
+        self.stat.device.0 == 0 && self.in_memory().is_none()
+    }
+
+    /// The size of the requests of its file system, if that is larger than any block; otherwise 0.
+    pub(crate) fn request(&self) -> u64 {
+        self.stat.request()
     }
 
     pub(crate) fn buffered(&self) -> BorrowedFd<'_> {

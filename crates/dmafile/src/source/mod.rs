@@ -293,6 +293,19 @@ impl Source {
         aligns.max().expect("there is at least one file")
     }
 
+    /// The size of the requests of their file systems, if that is larger than any block; otherwise 0.
+    pub fn request(&self) -> u64 {
+        self.files_only().map(FileInput::request).max().unwrap_or(0)
+    }
+
+    /// Its first file that is not on a block device, if there is one: on a server, for example.
+    pub fn without_device(&self) -> Option<BorrowedFd<'_>> {
+        let mut files = self.files_only();
+        files
+            .find(|file| file.is_without_device())
+            .map(FileInput::buffered)
+    }
+
     /// Returns true if `statx` reported the alignment of all files.
     pub fn align_is_told(&self) -> bool {
         self.all_files(FileInput::align_is_told)
