@@ -47,6 +47,9 @@ fn methods() -> impl Iterator<Item = &'static str> {
 
 /// io_uring continues a short read by itself and, if the file bypasses the page cache, reads its first
 /// bytes again (Linux 6.18).
+const SERVER_FAILED: &str = "I/O error (EIO); see the kernel log, here or on its server; if the file was replaced \
+    there, load it again";
+
 #[test]
 fn io_uring_is_not_used_on_fuse() {
     let why = "io_uring may repeat bytes of a FUSE file after a short read";
@@ -168,10 +171,7 @@ fn a_read_error_names_the_offset_of_the_block() {
         };
         assert_eq!(
             line,
-            format!(
-                "cannot read: m/file at byte {broken_at}: I/O error (EIO); the device \
-                 failed to read: see the kernel log"
-            ),
+            format!("cannot read: m/file at byte {broken_at}: {SERVER_FAILED}"),
             "{args}"
         );
     }
@@ -201,8 +201,11 @@ fn a_read_error_at_the_first_byte_is_reported() {
         let Some(line) = fails(faults, args) else {
             return;
         };
-        let end = "m/file: I/O error (EIO); the device failed to read: see the kernel log";
-        assert_eq!(line, format!("cannot read: {end}"), "{args}");
+        assert_eq!(
+            line,
+            format!("cannot read: m/file: {SERVER_FAILED}"),
+            "{args}"
+        );
     }
 }
 

@@ -82,7 +82,18 @@ pub(super) fn refused(source: &Source, errno: Errno) -> Stop {
 
 /// A read at `offset` that failed permanently.
 pub(super) fn failed(source: &Source, offset: u64, errno: Errno) -> Error {
-    Error::os("cannot read", errno).at(source.place(offset))
+    let error = Error::os("cannot read", errno).at(source.place(offset));
+    match errno {
+        // EBADF and EIO: after its server had restarted, an NFS client could not open the file again.
+        Errno::STALE | Errno::BADF => error
+            .with_why("its server does not have this file any more, but perhaps a new one")
+            .with_remedy("load it again"),
+        Errno::IO if source.without_device().is_some() => error.with_remedy(
+            "see the kernel log, here or on its server; if the file was replaced there, load it again",
+        ),
+        Errno::TIMEDOUT => error.with_remedy("load it again when its server answers"),
+        _ => error,
+    }
 }
 
 /// Memory that its owner truncated, at byte `at`.
