@@ -9,6 +9,7 @@ use signal_hook::low_level::{pipe, unregister};
 use signal_hook::{SigId, flag};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::panic::resume_unwind;
 use std::sync::OnceLock;
 
 /// What SIGINT and SIGTERM set.
@@ -35,6 +36,18 @@ pub(crate) fn interruptible(token: &CancelToken) -> Result<Vec<SigId>, Failure> 
         }
     }
     Ok(registered)
+}
+
+/// Does the work in another thread, so that the first one can always run the handlers: a thread that waits for a server
+/// which does not answer (NFS) runs none, and the second signal would not end the process.
+pub(crate) fn aside<T: Send>(work: impl Fn() -> T + Sync) -> T {
+    std::thread::scope(|scope| {
+        match std::thread::Builder::new().spawn_scoped(scope, &work) {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            // A limit on processes.
+            Err(_) => work(),
+        }
+    })
 }
 
 /// From now on SIGINT and SIGTERM go to these processes, instead of what `before` did, unless they are ignored.
