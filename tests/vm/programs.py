@@ -82,6 +82,13 @@ def tools(ready: None) -> None:
 
 
 @pytest.fixture(scope="module")
+def servers(ready: None) -> None:
+    """A FUSE server."""
+    need("bindfs", "command", "-v", "bindfs")
+    need("iproute2", "command", "-v", "ip")
+
+
+@pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the programs that `cargo test` runs, by the names of their sources."""
     folder = tmp_path_factory.mktemp("tests")

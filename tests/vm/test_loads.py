@@ -87,6 +87,17 @@ def test_faults_are_one_line_and_leak_nothing(
     passed(programs.run("faults", *words, options=options), "faults checked")
 
 
+@pytest.mark.usefixtures("servers")
+@both
+@pytest.mark.parametrize("part", ["nfs", "fuse", "9p", "virtiofs", "overlay"])
+def test_files_on_a_server_are_loaded_whole_or_not_at_all(
+    programs: Programs, kernel: str, part: str
+) -> None:
+    options = (f"--kernel={kernel}", "--fs=ext4", "--fs=9p", "--fs=virtiofs")
+    words = (part, "--", "/mnt", "/mnt2", "/mnt3")
+    passed(programs.run("mounts", *words, options=options), "cases checked")
+
+
 @pytest.mark.usefixtures("ready")
 def test_memory_is_on_the_numa_node_of_the_caller(programs: Programs) -> None:
     options = ("--fs=ext4", "--nodes=2")

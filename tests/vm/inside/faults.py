@@ -321,7 +321,7 @@ def device_of(path: Path) -> Path:
     return Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
 
 
-def listens(process: "subprocess.Popen[str]") -> None:
+def listens(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
     """Waits until a load has a handler for SIGINT: on a busy machine, programs start slowly."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
