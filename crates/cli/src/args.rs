@@ -14,11 +14,11 @@ use dmafile_gpu::parse_kind;
 use dmafile_hold::Hold;
 use dmafile_record::{Snapshot, SnapshotLoad};
 use nix::unistd::Group;
-use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Moves large files straight between disk and memory that devices can share.
@@ -176,7 +176,7 @@ pub struct LoadOptions {
 
     /// The file or folder in the cache that has what the URL stands for.
     #[arg(skip)]
-    here: OnceCell<PathBuf>,
+    here: OnceLock<PathBuf>,
 }
 
 /// How URLs are opened.
