@@ -109,7 +109,8 @@ def save(
             memoryview, an array), or a list of such objects, which are saved back to back without
             being copied together first. They must be C-contiguous. Concurrent writes to them may or
             may not be in the file.
-        path: The file.
+        path: The file, or, after `pip install 'dmafile[remote]'`, the URL of an object in a store
+            (`s3://`, `gs://`, `az://`), which is replaced when all bytes have arrived.
         offset: Write in place, from this byte on; default: the file is replaced. The file or block
             device must exist; nothing else in it changes. That is not atomic: a save that ends
             early leaves a mixture of old and new bytes. The source may be another range of the

@@ -395,6 +395,9 @@ pub(crate) fn save(
         }
         _ => source.origin(py)?,
     };
+    if let Some(url) = remote::url(&path) {
+        return remote::save(py, origin, url, options, progress);
+    }
     let save = request::apply_to_save(Save::new(origin, &path), options)?;
     let report = Job::start(py, save, &path, || ())?.attend(py, progress)?;
     as_dict(py, serde_json::to_string(&report))

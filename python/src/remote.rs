@@ -2,11 +2,15 @@
 
 use crate::call;
 use crate::error::raise;
+use crate::job::{Job, Work, as_dict};
 use dmafile::internal::is_url;
-use dmafile::{CancelToken, Load, Model, ModelObject, ObjectReader, ReadBuf, RemoteObject};
+use dmafile::{
+    CancelToken, Error, Load, Model, ModelObject, ObjectReader, Origin, Progress, ReadBuf,
+    RemoteObject, Verify,
+};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyMemoryView, PyString};
+use pyo3::types::{PyByteArray, PyDict, PyMemoryView, PyString};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +18,8 @@ use std::sync::Arc;
 /// The most bytes that are asked for in one call.
 const MOST: u64 = 8 << 20;
 
-fn url(path: &Path) -> Option<&str> {
+/// The URL that was given in place of a path.
+pub(crate) fn url(path: &Path) -> Option<&str> {
     path.to_str().filter(|text| is_url(text))
 }
 
@@ -54,6 +59,98 @@ pub(crate) fn to_hold(
         ))
     })
     .collect()
+}
+
+/// Saves to a store; returns the report.
+pub(crate) fn save(
+    py: Python<'_>,
+    origin: Origin<'static>,
+    url: &str,
+    options: &Bound<'_, PyDict>,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Py<PyAny>> {
+    let option = |name: &str| Ok::<_, PyErr>(options.get_item(name)?.filter(|one| !one.is_none()));
+    for (name, default) in [
+        ("offset", None),
+        ("method", Some("auto")),
+        ("io", Some("auto")),
+        ("block", None),
+    ] {
+        let given = option(name)?.map(|value| value.to_string());
+        if given.as_deref() != default {
+            return Err(of_files(py, name));
+        }
+    }
+    if option("sync")?.is_some_and(|sync| sync.is_truthy().is_ok_and(|sync| !sync)) {
+        return Err(of_files(py, "sync"));
+    }
+    let number = |name| {
+        option(name)?
+            .map(|value| value.extract::<u64>())
+            .transpose()
+    };
+    let verify = option("verify")?.map(|text| text.extract::<String>());
+    let verify = verify.transpose()?.map(|text| text.parse::<Verify>());
+    let save = ObjectSave {
+        origin,
+        url: url.to_string(),
+        length: number("length")?,
+        verify: verify
+            .transpose()
+            .map_err(|error| raise(py, &error, None))?,
+        depth: number("queue_depth")?.map(|depth| depth.try_into().unwrap_or(u32::MAX)),
+        cancel: CancelToken::new(),
+        progress: None,
+    };
+    let saved = Job::start(py, save, Path::new(url), || ())?.attend(py, progress)?;
+    as_dict(py, Ok(saved))
+}
+
+fn of_files(py: Python<'_>, option: &'static str) -> PyErr {
+    raise(py, &Error::usage(option, "it is for saves to files"), None)
+}
+
+/// A save to a store; its outcome is the report in JSON.
+#[cfg_attr(not(feature = "remote"), allow(dead_code))]
+struct ObjectSave {
+    origin: Origin<'static>,
+    url: String,
+    length: Option<u64>,
+    verify: Option<Verify>,
+    depth: Option<u32>,
+    cancel: CancelToken,
+    progress: Option<Box<dyn Fn(Progress) + Send + Sync>>,
+}
+
+impl Work for ObjectSave {
+    type Outcome = String;
+
+    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        Self {
+            cancel: token,
+            progress: Some(Box::new(tell)),
+            ..self
+        }
+    }
+
+    #[cfg(feature = "remote")]
+    fn run(self) -> dmafile::Result<String> {
+        let options = dmafile_remote::SaveOptions {
+            length: self.length,
+            verify: self.verify,
+            connections: self.depth,
+            progress: self.progress,
+            cancel: self.cancel,
+            ..dmafile_remote::SaveOptions::default()
+        };
+        let saved = dmafile_remote::Remote::default().save(&self.origin, &self.url, &options)?;
+        Ok(serde_json::to_string(&saved).expect("a report is plain data"))
+    }
+
+    #[cfg(not(feature = "remote"))]
+    fn run(self) -> dmafile::Result<String> {
+        Err(unavailable())
+    }
 }
 
 #[cfg(feature = "remote")]

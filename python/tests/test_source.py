@@ -162,3 +162,33 @@ def test_urls_are_held_and_shared(stores: Stores, tmp_path: Path) -> None:
         stores.files["/x.bin"] = data[1:]
         with dmafile.shared(url, folder=folder) as other:
             assert digest(memoryview(other.files[0].buffer)) == digest(data[1:])
+
+
+def test_memory_and_files_are_saved_as_objects(
+    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in stores.environment().items():
+        monkeypatch.setenv(name, value)
+    data = os.urandom(300_001)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    url = "s3://bucket/saved"
+    with dmafile.load(path) as buffer:
+        for source in (buffer, path, data, [data[:1000], data[1000:]]):
+            stores.files.clear()
+            report = dmafile.save(source, url, verify="sha256")
+            assert stores.files == {"/bucket/saved": data}
+            assert report["bytes"] == len(data)
+            assert report["digest"] == f"sha256 {hashlib.sha256(data).hexdigest()}"
+    with dmafile.load(url) as buffer:
+        assert bytes(memoryview(buffer)) == data
+    stores.files.clear()
+    with pytest.raises(dmafile.Error, match="wrong digest") as wrong:
+        dmafile.save(path, url, verify="crc32c=00000000")
+    assert wrong.value.errno == errno.EBADMSG
+    for options in ({"offset": 0}, {"sync": False}, {"method": "threads"}, {"block": 4096}):
+        with pytest.raises(dmafile.UsageError, match="it is for saves to files"):
+            dmafile.save(path, url, **options)
+    with pytest.raises(dmafile.UsageError, match="only objects of stores"):
+        dmafile.save(path, "https://host/x")
+    assert not stores.files

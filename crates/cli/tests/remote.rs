@@ -242,6 +242,15 @@ fn credentials_that_are_missing_are_asked_for_in_one_line() {
             "{said}"
         );
     }
+    let none = "there are no credentials for S3 (EACCES); set AWS_ACCESS_KEY_ID";
+    for url in ["s3://bucket/x", "s3://bucket/folder/"] {
+        let mut load = dmafile(&["load", url]);
+        let output = load
+            .env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+            .output();
+        let said = text(&output.unwrap());
+        assert!(said.contains(none), "{said}");
+    }
     let mut load = dmafile(&["load", "s3://bucket/x"]);
     load.env("AWS_PROFILE", "me")
         .env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9");

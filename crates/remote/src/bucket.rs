@@ -480,6 +480,12 @@ fn refused(what: &'static str, error: &object_store::Error, dialect: Dialect) ->
         source = inner.source();
     }
     let why = crate::place::without_secrets(&why.replace(['\n', '\r'], " "));
+    // Where nothing else has them, the machine's own are asked for.
+    if dialect == Dialect::S3 && why.contains("/latest/api/token") {
+        return Error::new(what, "there are no credentials for S3")
+            .with_errno(Errno::ACCESS)
+            .with_remedy(dialect.remedy());
+    }
     let errno = match error {
         E::NotFound { .. } => Errno::NOENT,
         E::PermissionDenied { .. } | E::Unauthenticated { .. } => Errno::ACCESS,
