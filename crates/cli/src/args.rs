@@ -219,13 +219,8 @@ impl LoadOptions {
         Ok(())
     }
 
-    /// The same. What is not there, and will be loaded as a whole, gets a place in the cache; with `others`, it includes
-    /// the small files next to a model's weights.
-    pub fn reserve(
-        &self,
-        others: bool,
-        quiet: bool,
-    ) -> Result<Option<remote::CacheSlot>, crate::Failure> {
+    /// The same. What is not there, and will be loaded as a whole, gets a place in the cache.
+    pub fn reserve(&self, quiet: bool) -> Result<Option<remote::CacheSlot>, crate::Failure> {
         let parts = [Opt::Tensors, Opt::Offset, Opt::Length];
         let Some(url) = remote::url(&self.file) else {
             self.look_in_cache()?;
@@ -236,7 +231,7 @@ impl LoadOptions {
             return Ok(None);
         }
         remote::configure(&self.urls, [self.file.as_path()], quiet)?;
-        match remote::reserve(url, others)? {
+        match remote::reserve(url, self.is_collection())? {
             Ok(path) => {
                 let _ = self.here.set(path);
                 Ok(None)

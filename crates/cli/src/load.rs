@@ -46,7 +46,7 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     }
     let token = CancelToken::new();
     interruptible(&token)?;
-    let slot = args.options.reserve(by_path, args.output.quiet)?;
+    let slot = args.options.reserve(args.output.quiet)?;
     if let Some(load) = args.options.snapshot(&args.tuning, by_path)? {
         return snapshot::load(args, load, out, &token, launcher);
     }
@@ -65,11 +65,14 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let Loaded { buffer, report, .. } = one(args, load.exact_size(by_path), out, &token)?;
     write_files(args, &report)?;
     if let Some(slot) = slot {
-        remote::keep(
-            &slot,
-            &fetched(&buffer, &report),
-            deliver.then_some(launcher),
-        )?;
+        let mut files = fetched(&buffer, &report);
+        let url = remote::url(&args.options.file).filter(|_| args.options.is_collection());
+        // A model in the cache is one with its index and its configuration.
+        let others = url
+            .map(|url| remote::load_others(url, &token))
+            .transpose()?;
+        files.extend(others.into_iter().flatten().map(|other| other.2));
+        remote::keep(&slot, &files, deliver.then_some(launcher))?;
     }
     match (deliver, by_path) {
         (true, _) if token.is_cancelled() => Err(interrupted()),

@@ -37,8 +37,8 @@ mod with {
     use crate::save::PROGRESS;
     use crate::{Failure, Launcher, signals};
     use dmafile::{
-        Buffer, CancelToken, Model, ModelObject, Opt, Origin, RemoteObject, Result, Verified,
-        Verify,
+        Algorithm, Buffer, CancelToken, Load, Model, ModelObject, Opt, Origin, RemoteObject,
+        Result, Verified, Verify,
     };
     use dmafile_remote::{
         CacheOptions, CacheWrite, Cached, FetchedFile, OpenOptions, Remote, SaveCondition,
@@ -113,11 +113,6 @@ mod with {
         REMOTE.open_all(url)
     }
 
-    /// The small files next to a model's weights, and their names.
-    pub(crate) fn open_others(url: &str) -> Result<Vec<(String, Arc<dyn RemoteObject>)>> {
-        REMOTE.open_others(url)
-    }
-
     /// What the cache has of a URL.
     pub(crate) fn find_cached(url: &str) -> Result<Option<PathBuf>> {
         REMOTE.find_cached(url, false)
@@ -176,6 +171,9 @@ mod with {
         signals::interruptible(&cancel)?;
         let verify = args.given.parsed::<Verify>(Opt::Verify)?.pop();
         let condition = match &args.if_match {
+            Some(etag) if !etag.starts_with('"') => {
+                Some(SaveCondition::Version(format!("\"{etag}\"")))
+            }
             Some(etag) => Some(SaveCondition::Version(etag.clone())),
             None => args.if_none_match.then_some(SaveCondition::Absent),
         };
@@ -241,9 +239,38 @@ mod with {
         match (write, launcher) {
             (None, _) => Ok(()),
             (Some(write), None) => Ok(write.run()?),
-            (Some(write), Some(launcher)) => start(&write, launcher)
-                .map_err(|error| Failure::os("cannot start", "the cache", &error, "")),
+            (Some(write), Some(launcher)) => {
+                let started = slot.inherit().and_then(|()| start(&write, launcher));
+                if let Err(error) = started {
+                    // COMMAND has what it needs.
+                    eprintln!("dmafile: cannot write to the cache: {error}");
+                }
+                Ok(())
+            }
         }
+    }
+
+    /// Loads the small files next to a model's weights into memory of their own; with their names and what they were
+    /// fetched from.
+    pub(crate) fn load_others(
+        url: &str,
+        token: &CancelToken,
+    ) -> Result<Vec<(String, Buffer, Fetched)>> {
+        let mut all = Vec::new();
+        for (name, object) in REMOTE.open_others(url)? {
+            let mut load = Load::of_object(Arc::clone(&object)).exact_size(true);
+            if OPTIONS
+                .get()
+                .is_some_and(|options| options.0.cache.is_some())
+            {
+                load = load.verify(Verify::compute(Algorithm::Xxh3));
+            }
+            let loaded = load.names(&crate::Options).cancel(token.clone()).run()?;
+            let (digest, at) = (loaded.report.verify.first(), loaded.report.offset);
+            let fetched = Fetched::of(&object, &loaded.buffer, at, digest);
+            all.push((name, loaded.buffer, fetched));
+        }
+        Ok(all)
     }
 
     /// Starts a process that runs on beside COMMAND, and is not its child.
@@ -292,8 +319,8 @@ mod with {
 use with::set;
 #[cfg(feature = "remote")]
 pub(crate) use with::{
-    CacheSlot, Fetched, KEEPER, find_cached, is_collection, keep, keep_here, open, open_all,
-    open_model, open_others, opened, reserve, save,
+    CacheSlot, Fetched, KEEPER, find_cached, is_collection, keep, keep_here, load_others, open,
+    open_all, open_model, opened, reserve, save,
 };
 
 #[cfg(not(feature = "remote"))]
@@ -301,7 +328,7 @@ mod without {
     use crate::args::{SaveArgs, UrlArgs};
     use crate::output::Output;
     use crate::{Failure, Launcher};
-    use dmafile::{Buffer, Error, Model, ModelObject, RemoteObject, Result, Verified};
+    use dmafile::{Buffer, CancelToken, Error, Model, ModelObject, RemoteObject, Result, Verified};
     use std::ffi::{OsStr, OsString};
     use std::os::unix::process::CommandExt;
     use std::path::{Path, PathBuf};
@@ -359,7 +386,7 @@ mod without {
         unavailable()
     }
 
-    pub(crate) fn open_others(_: &str) -> Result<Vec<(String, Arc<dyn RemoteObject>)>> {
+    pub(crate) fn load_others(_: &str, _: &CancelToken) -> Result<Vec<(String, Buffer, Fetched)>> {
         unavailable()
     }
 
@@ -422,6 +449,6 @@ mod without {
 use without::set;
 #[cfg(not(feature = "remote"))]
 pub(crate) use without::{
-    CacheSlot, Fetched, become_program, find_cached, is_collection, keep, open, open_all,
-    open_model, open_others, opened, reserve, save,
+    CacheSlot, Fetched, become_program, find_cached, is_collection, keep, load_others, open,
+    open_all, open_model, opened, reserve, save,
 };

@@ -12,7 +12,6 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// The JSON object of several loads.
 #[derive(Serialize)]
@@ -40,7 +39,7 @@ pub(crate) fn load(
     let shards = model.shards();
     refuse(args, shards.len())?;
     let (shape, mut fetched) = match url {
-        Some(url) => remote_shape(url, &shards, token, slot.is_some())?,
+        Some(url) => remote_shape(url, &shards, token)?,
         None => (shape(options.file(), options.name(), &shards)?, Vec::new()),
     };
     // Checked before a load that would be useless.
@@ -119,21 +118,12 @@ fn remote_shape(
     url: &str,
     shards: &[Shard],
     token: &CancelToken,
-    keep: bool,
 ) -> Result<(Shape, Vec<Fetched>), Failure> {
     let (mut files, mut fetched) = (Vec::new(), Vec::new());
-    for (name, object) in remote::open_others(url)? {
-        let mut load = Load::of_object(Arc::clone(&object)).exact_size(true);
-        if keep {
-            load = load.verify(Verify::compute(Algorithm::Xxh3));
-        }
-        let loaded = load.names(&crate::Options).cancel(token.clone()).run()?;
-        let (digest, at) = (loaded.report.verify.first(), loaded.report.offset);
-        fetched.push(Fetched::of(&object, &loaded.buffer, at, digest));
-        files.push(Named {
-            name: name.into(),
-            buffer: loaded.buffer,
-        });
+    for (name, buffer, own) in remote::load_others(url, token)? {
+        let name = name.into();
+        files.push(Named { name, buffer });
+        fetched.push(own);
     }
     let path = url.split(['?', '#']).next().unwrap_or(url);
     let is_file = |shard: &Shard| shard.file.file_name() == Path::new(path).file_name();

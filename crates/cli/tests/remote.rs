@@ -498,6 +498,22 @@ fn a_model_of_the_hub_is_fetched_once_and_then_in_the_cache() {
     hub.asked();
     assert_eq!(good(&mut load(&[])), first);
     assert_eq!(good(&mut load(&["--verify", "store"])), first);
+    // The same for a COMMAND that reads all of it from one descriptor.
+    let other = dir.path().join("other");
+    let bytes = "echo $DMAFILE_BYTES; sha256sum < /proc/self/fd/$DMAFILE_FD";
+    let mut said = Vec::new();
+    for _ in 0..2 {
+        store.asked();
+        let mut one = dmafile(&["load", "-q", "hf://o/m", "--cache"]);
+        one.arg(&other)
+            .args(["--", "sh", "-c", bytes])
+            .env("HF_ENDPOINT", hub.url(""))
+            .env("HF_TOKEN", "hf_hunter2");
+        said.push((good(&mut one), store.asked().is_empty()));
+    }
+    assert_eq!(said[0].0, said[1].0);
+    assert!(!said[0].1 && said[1].1, "{said:?}");
+    hub.asked();
     // Only which commit it is was asked for.
     assert!(store.asked().is_empty());
     assert!(

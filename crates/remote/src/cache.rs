@@ -18,7 +18,7 @@ use dmafile::{
     Result, Ring, Save, Sink, Slot, Verified, Verify,
 };
 use rustix::fs::{AtFlags, CWD, FlockOperation, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -224,12 +224,11 @@ impl Remote {
         fs::create_dir_all(&folder).map_err(failed)?;
         // It may be another user's.
         let file = File::open(&path).or_else(|_| File::create(&path));
-        // A process that writes into the cache inherits it.
-        let file = rustix::io::dup(file.map_err(failed)?).map_err(|errno| failed(errno.into()))?;
+        let file = file.map_err(failed)?;
         let mut waiting = self.options.waiting;
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(file),
+                Ok(()) => return Ok(file.into()),
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {}
                 Err(errno) => return Err(failed(errno.into())),
             }
@@ -320,6 +319,14 @@ impl SlotPlace {
 }
 
 impl CacheSlot {
+    /// Lets processes that are started from now on inherit the lock.
+    ///
+    /// # Errors
+    /// Those of fcntl(2).
+    pub fn inherit(&self) -> io::Result<()> {
+        Ok(rustix::io::fcntl_setfd(&self.lock, FdFlags::empty())?)
+    }
+
     /// What is written of these files; None if one of them cannot be kept.
     ///
     /// # Errors

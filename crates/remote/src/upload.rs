@@ -15,6 +15,8 @@ use std::time::Instant;
 
 /// How many parts are on their way at the same time, if nothing else is asked for.
 const CONNECTIONS: u32 = 8;
+/// The most, each with a part in memory.
+const MOST_CONNECTIONS: u32 = 64;
 /// The size of a part. Stores take at least 5 MiB, and at most 10,000 parts.
 const PART: u64 = 8 << 20;
 const MOST_PARTS: u64 = 9_500;
@@ -28,7 +30,8 @@ pub struct SaveOptions {
     pub length: Option<u64>,
     /// Computes a checksum of what is sent; if another one is expected, there is no new object.
     pub verify: Option<Verify>,
-    /// How many parts are sent at the same time; default: 8.
+    /// How many parts are sent at the same time, 1 to 64; default: 8. Each is in memory meanwhile: 8 MiB, or more if the
+    /// object has more than 74 GiB.
     pub connections: Option<u32>,
     /// Which object may be replaced; default: any.
     pub condition: Option<SaveCondition>,
@@ -240,7 +243,8 @@ impl Upload<'_> {
     }
 
     fn send_all(&self, id: &str, first: Bytes) -> Result<()> {
-        let connections = self.options.connections.unwrap_or(CONNECTIONS).max(1);
+        let connections = self.options.connections.unwrap_or(CONNECTIONS);
+        let connections = connections.clamp(1, MOST_CONNECTIONS);
         let first = Mutex::new(Some((0, first)));
         let work = || {
             let sent = self.send_some(id, &first);
