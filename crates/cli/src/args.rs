@@ -8,7 +8,8 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use dmafile::{
-    Error, Kind, Load, Model, Operation, Opt, OptionGroup, OptionInfo, Origin, Pages, Save, Verify,
+    Algorithm, Error, Kind, Load, Model, ModelObject, Operation, Opt, OptionGroup, OptionInfo,
+    Origin, Pages, Save, Verify,
 };
 use dmafile_gpu::parse_kind;
 use dmafile_hold::Hold;
@@ -461,6 +462,9 @@ pub struct HoldArgs {
     #[command(flatten)]
     pub given: OfHold,
 
+    #[command(flatten)]
+    pub urls: UrlArgs,
+
     /// Let processes write to the memfds they take; the size stays sealed
     #[arg(long, help_heading = WHERE)]
     pub writable: bool,
@@ -469,12 +473,40 @@ pub struct HoldArgs {
     pub tuning: HowToLoad,
 }
 
+/// What a hold fetches, and where it is to be kept.
+pub struct HeldUrl {
+    pub url: String,
+    pub slot: remote::CacheSlot,
+    pub objects: Vec<ModelObject>,
+}
+
 impl HoldArgs {
     /// The hold they describe.
-    pub fn hold(&self) -> Result<Hold, crate::Failure> {
+    pub fn hold(&self) -> Result<(Hold, Vec<HeldUrl>), crate::Failure> {
+        remote::configure(&self.urls, self.models.iter().map(PathBuf::as_path), true)?;
+        let (mut paths, mut objects, mut absent) = (Vec::new(), Vec::new(), Vec::new());
+        for model in &self.models {
+            let Some(url) = remote::url(model) else {
+                paths.push(model.clone());
+                continue;
+            };
+            match remote::reserve(url, remote::is_collection(url))? {
+                Ok(path) => paths.push(path),
+                Err(slot) => {
+                    let all = remote::open_all(url)?;
+                    absent.extend(slot.map(|slot| HeldUrl {
+                        url: url.to_string(),
+                        slot,
+                        objects: all.clone(),
+                    }));
+                    objects.push((model, all));
+                    paths.push(model.clone());
+                }
+            }
+        }
         let tuning = self.tuning.clone();
         let to = self.given.texts(Opt::To).last().map(parse_kind);
-        let mut hold = Hold::of(&self.models)
+        let mut hold = Hold::of(paths)
             .names(&crate::Options)
             .to(to.transpose()?.unwrap_or(Kind::Memfd))
             .pages(self.given.parsed(Opt::Pages)?.pop().unwrap_or(Pages::Auto))
@@ -483,10 +515,8 @@ impl HoldArgs {
             .inherit(true)
             .replace(self.replace)
             .each(move |load| load.set_all(tuning.all()));
-        for model in &self.models {
-            if let Some(url) = remote::url(model) {
-                hold = hold.objects(model, remote::open_all(url)?);
-            }
+        for (model, all) in objects {
+            hold = hold.objects(model, all);
         }
         if let Some(name) = &self.name {
             hold = hold.name(name);
@@ -508,8 +538,10 @@ impl HoldArgs {
         }
         if let Some(verify) = self.given.parsed(Opt::Verify)?.pop() {
             hold = hold.verify(verify);
+        } else if !absent.is_empty() {
+            hold = hold.verify(Verify::compute(Algorithm::Xxh3));
         }
-        Ok(hold)
+        Ok((hold, absent))
     }
 }
 

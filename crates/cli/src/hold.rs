@@ -1,18 +1,21 @@
 //! `dmafile hold`, `dmafile holds` and `dmafile release`
 
-use crate::args::{HoldArgs, HoldsArgs, ReleaseArgs};
+use crate::args::{HeldUrl, HoldArgs, HoldsArgs, ReleaseArgs};
 use crate::load::PROGRESS;
 use crate::output::{Text, progress_bar, write_json, write_stdout};
+use crate::remote::{self, Fetched};
 use crate::signals::{interruptible, wake};
 use crate::text::columns;
 use crate::{Failure, Launcher};
-use dmafile::CancelToken;
 use dmafile::internal::one_line;
+use dmafile::{CancelToken, ModelObject};
 use dmafile_hold::{HeldInfo, Holding, not_handed_over};
 use indicatif::{BinaryBytes, HumanDuration};
 use serde_json::json;
 use std::fmt::Write;
 use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use tabwriter::Alignment;
 
@@ -22,7 +25,26 @@ pub(crate) fn run(args: &HoldArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let begin = Instant::now();
     let mut looker = launcher.command();
     looker.arg(LOOKER);
-    let mut hold = args.hold()?.cancel(token.clone()).looker(looker);
+    let (hold, absent) = args.hold()?;
+    let mut hold = hold.cancel(token.clone()).looker(looker);
+    let fetched: Arc<Mutex<Vec<Fetched>>> = Arc::default();
+    let objects: Vec<_> = absent.iter().flat_map(|one| one.objects.clone()).collect();
+    if !absent.is_empty() {
+        let fetched = Arc::clone(&fetched);
+        hold = hold.on_loaded(move |info, fd| {
+            let is_it = |one: &&ModelObject| Path::new(&one.0.name()) == info.file;
+            if let Some((object, _)) = objects.iter().find(is_it) {
+                let digest = info.digest.as_ref();
+                let digest =
+                    digest.and_then(|own| Some((own.algorithm.parse().ok()?, own.digest.clone())));
+                let file = Fetched::in_memory(object, Some(fd), info.offset, digest);
+                fetched
+                    .lock()
+                    .expect("no holder of this lock panics")
+                    .push(file);
+            }
+        });
+    }
     if let Some(bar) = progress_bar(false, PROGRESS) {
         hold = hold.progress(move |progress| {
             bar.set_length(progress.total);
@@ -49,6 +71,9 @@ pub(crate) fn run(args: &HoldArgs, launcher: &Launcher) -> Result<u8, Failure> {
         "seconds": begin.elapsed().as_secs_f64(),
         "files": files,
     }))?;
+    for one in absent {
+        keep(&one, &fetched, &token, launcher)?;
+    }
     if args.notify {
         for file in files {
             if let Some(why) = not_handed_over(file) {
@@ -60,6 +85,23 @@ pub(crate) fn run(args: &HoldArgs, launcher: &Launcher) -> Result<u8, Failure> {
     }
     holder.wait();
     Ok(0)
+}
+
+/// Has what was fetched of a URL written into the cache, beside the holder.
+fn keep(
+    one: &HeldUrl,
+    fetched: &Mutex<Vec<Fetched>>,
+    token: &CancelToken,
+    launcher: &Launcher,
+) -> Result<(), Failure> {
+    let mut fetched = fetched.lock().expect("no holder of this lock panics");
+    let own = |file: &mut Fetched| one.objects.iter().any(|object| file.is(&object.0));
+    let mut files: Vec<_> = fetched.extract_if(.., own).collect();
+    if remote::is_collection(&one.url) {
+        let others = remote::load_others(&one.url, token)?;
+        files.extend(others.into_iter().map(|other| other.2));
+    }
+    remote::keep(&one.slot, &files, Some(launcher))
 }
 
 pub(crate) fn list(args: &HoldsArgs) -> Result<u8, Failure> {

@@ -48,7 +48,7 @@ mod with {
     use std::ffi::OsStr;
     use std::fs::File;
     use std::io::{Read, Seek};
-    use std::os::fd::{AsFd, OwnedFd};
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::os::unix::process::CommandExt;
     use std::path::PathBuf;
     use std::sync::{Arc, LazyLock, Mutex, OnceLock};
@@ -137,7 +137,7 @@ mod with {
         /// A process that is started inherits it.
         fd: Option<OwnedFd>,
         at: u64,
-        digest: Option<Verified>,
+        digest: Option<(Algorithm, String)>,
     }
 
     impl Fetched {
@@ -148,14 +148,30 @@ mod with {
             at: u64,
             digest: Option<&Verified>,
         ) -> Self {
+            let digest = digest.map(|own| (own.algorithm, own.digest.clone()));
+            Self::in_memory(object, buffer.as_fd(), at, digest)
+        }
+
+        /// True if it was fetched from this object.
+        pub(crate) fn is(&self, object: &Arc<dyn RemoteObject>) -> bool {
+            Arc::ptr_eq(&self.object, object)
+        }
+
+        /// The same in memory behind a descriptor.
+        pub(crate) fn in_memory(
+            object: &Arc<dyn RemoteObject>,
+            fd: Option<BorrowedFd<'_>>,
+            at: u64,
+            digest: Option<(Algorithm, String)>,
+        ) -> Self {
             let name = object.name();
             Self {
                 name: name.rsplit('/').next().unwrap_or_default().to_string(),
                 object: Arc::clone(object),
                 // One that is closed in programs would not do.
-                fd: buffer.as_fd().and_then(|fd| rustix::io::dup(fd).ok()),
+                fd: fd.and_then(|fd| rustix::io::dup(fd).ok()),
                 at,
-                digest: digest.cloned(),
+                digest,
             }
         }
     }
@@ -227,7 +243,7 @@ mod with {
                 object: &*file.object,
                 fd: file.fd.as_ref()?.as_fd(),
                 at: file.at,
-                digest: file.digest.as_ref(),
+                digest: file.digest.as_ref().map(|own| (own.0, &*own.1)),
             })
         });
         let with_fds: Vec<_> = with_fds.collect();
@@ -328,8 +344,11 @@ mod without {
     use crate::args::{SaveArgs, UrlArgs};
     use crate::output::Output;
     use crate::{Failure, Launcher};
-    use dmafile::{Buffer, CancelToken, Error, Model, ModelObject, RemoteObject, Result, Verified};
+    use dmafile::{
+        Algorithm, Buffer, CancelToken, Error, Model, ModelObject, RemoteObject, Result, Verified,
+    };
     use std::ffi::{OsStr, OsString};
+    use std::os::fd::BorrowedFd;
     use std::os::unix::process::CommandExt;
     use std::path::{Path, PathBuf};
     use std::process::Command;
@@ -426,6 +445,19 @@ mod without {
     pub(crate) struct Fetched;
 
     impl Fetched {
+        pub(crate) fn is(&self, _: &Arc<dyn RemoteObject>) -> bool {
+            false
+        }
+
+        pub(crate) fn in_memory(
+            _: &Arc<dyn RemoteObject>,
+            _: Option<BorrowedFd<'_>>,
+            _: u64,
+            _: Option<(Algorithm, String)>,
+        ) -> Self {
+            Self
+        }
+
         pub(crate) fn of(
             _: &Arc<dyn RemoteObject>,
             _: &Buffer,

@@ -870,3 +870,50 @@ fn the_mark_of_a_folder_is_no_file_in_it() {
     let said = text(&s3(&mut dmafile(&["load", "s3://bucket//m/x.safetensors"])));
     assert!(said.contains("it begins with a slash"), "{said}");
 }
+
+#[test]
+fn a_hold_keeps_what_it_fetches_and_is_served_from_the_cache() {
+    let (hub, store, files) = hub();
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let socket = socket.to_str().unwrap();
+    let cache = dir.path().join("cache");
+    let mut fetched = Vec::new();
+    for _ in 0..2 {
+        store.asked();
+        let mut hold = dmafile(&[
+            "hold",
+            "hf://o/m/",
+            "--name",
+            "m",
+            "--socket",
+            socket,
+            "--cache",
+        ]);
+        hold.arg(&cache)
+            .env("HF_ENDPOINT", hub.url(""))
+            .env("HF_TOKEN", "hf_hunter2");
+        let mut holder = hold.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let out = holder.stdout.take().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
+        let mut take = dmafile(&["take", "m", "--socket", socket, "--", "sh", "-c"]);
+        let said = good(take.arg("cd {}; sha256sum * | cut -c1-64,66-"));
+        for (name, bytes) in files.iter().filter(|file| file.0.ends_with(".safetensors")) {
+            let expected = format!("{} {name}", bytes_digest(bytes));
+            assert!(said.contains(&expected), "{name}: {said}");
+        }
+        fetched.push(store.asked().len());
+        // It is written beside the holder.
+        let mut offline = dmafile(&["show", "hf://o/m", "--offline", "--cache"]);
+        let begin = std::time::Instant::now();
+        while !offline.arg(&cache).output().unwrap().status.success() {
+            assert!(begin.elapsed().as_secs() < 120, "it is not written");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            offline = dmafile(&["show", "hf://o/m", "--offline", "--cache"]);
+        }
+        good(&mut dmafile(&["release", "m", "--socket", socket]));
+        assert!(holder.wait().unwrap().success());
+    }
+    assert!(fetched[0] > 0 && fetched[1] == 0, "{fetched:?}");
+}

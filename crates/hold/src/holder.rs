@@ -12,7 +12,7 @@ use super::watch::FileWatch;
 use super::{list, name};
 use dmafile::{CancelToken, Error, Kind, Load, Names, Opt, Pages, Progress, Result, Verify};
 use dmafile_sys::{Errno, errno, file, sandbox, socket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -43,7 +43,10 @@ pub struct Hold {
     inherit: bool,
     replace: bool,
     looker: Option<Command>,
+    on_loaded: Option<OnLoaded>,
 }
+
+type OnLoaded = Box<dyn FnMut(&HeldInfo, BorrowedFd<'_>) + Send>;
 
 impl Hold {
     /// Holds files and models; a model's folder or index stands for all of its files. Each file is loaded
@@ -61,6 +64,7 @@ impl Hold {
             inherit: false,
             replace: false,
             looker: None,
+            on_loaded: None,
         }
     }
 
@@ -137,6 +141,16 @@ impl Hold {
         self
     }
 
+    /// Calls `with` with each file that was loaded and its memory, before it is served: not for what the service
+    /// manager had kept, and not for memory of several descriptors.
+    pub fn on_loaded(
+        mut self,
+        with: impl FnMut(&HeldInfo, BorrowedFd<'_>) + Send + 'static,
+    ) -> Self {
+        self.on_loaded = Some(Box::new(with));
+        self
+    }
+
     /// Loads the files, and serves them from a thread.
     ///
     /// # Errors
@@ -179,6 +193,13 @@ impl Hold {
             (None, None) => self.wanted.set(&name)?,
             (None, Some(manager)) => self.new_set(&name, manager, &mut old)?,
         };
+        if let Some(with) = self.on_loaded.as_mut().filter(|_| !is_stored) {
+            for member in &set.members {
+                if let [fd] = &member.fds[..] {
+                    with(&member.info, fd.as_fd());
+                }
+            }
+        }
         let access = SocketAccess {
             mode: self
                 .mode

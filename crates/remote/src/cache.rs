@@ -15,7 +15,7 @@ use crate::{FolderKind, Remote, RemoteFolder, is_collection, is_weights};
 use dmafile::internal::{Hasher, Verb};
 use dmafile::{
     Algorithm, Error, Load, Model, ModelFolder, ObjectReader, Origin, ReadBuf, RemoteObject,
-    Result, Ring, Save, Sink, Slot, Verified, Verify,
+    Result, Ring, Save, Sink, Slot, Verify,
 };
 use rustix::fs::{AtFlags, CWD, FlockOperation, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::{Errno, FdFlags};
@@ -80,7 +80,7 @@ pub struct FetchedFile<'a> {
     /// Its first byte.
     pub at: u64,
     /// Its digest, as computed while it was fetched. Files of the hub need none.
-    pub digest: Option<&'a Verified>,
+    pub digest: Option<(Algorithm, &'a str)>,
 }
 
 /// What is to be written into a cache. It can be handed to a process that inherits the lock of the [`CacheSlot`] and the
@@ -343,11 +343,9 @@ impl CacheSlot {
             let computed = file.digest;
             let (blob, algorithm, digest) = match (of_hub, computed, file.object.version()) {
                 (Some((algorithm, digest)), ..) => (digest.clone(), algorithm, digest),
-                (None, Some(own), Some(version)) if !self.is_hub => (
-                    blob_of(file.name, &version),
-                    own.algorithm,
-                    own.digest.clone(),
-                ),
+                (None, Some(own), Some(version)) if !self.is_hub => {
+                    (blob_of(file.name, &version), own.0, own.1.to_string())
+                }
                 _ => return Ok(None),
             };
             if !is_plain(file.name) || !is_plain(&self.at.prefix) || !is_plain(&self.at.commit) {

@@ -34,7 +34,11 @@ fn fetch(remote: &Remote, slot: &CacheSlot, url: &str, change: bool) -> dmafile:
         object: &*object,
         fd,
         at: loaded.report.offset,
-        digest: loaded.report.verify.first(),
+        digest: loaded
+            .report
+            .verify
+            .first()
+            .map(|own| (own.algorithm, &*own.digest)),
     };
     slot.write(&[file])?.expect("it can be kept").run()
 }
