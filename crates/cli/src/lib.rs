@@ -109,8 +109,8 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
         return Err(remote::become_program(args));
     }
     match &cli.command {
-        Command::Load(args) => signals::aside(|| load::run(args, launcher)),
-        Command::Save(args) => signals::aside(|| save::run(args)),
+        Command::Load(args) => load::run(args, launcher),
+        Command::Save(args) => save::run(args),
         Command::Hold(args) => hold::run(args, launcher),
         Command::Take(args) => take::run(args, launcher),
         Command::Holds(args) => hold::list(args),

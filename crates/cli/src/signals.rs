@@ -10,7 +10,7 @@ use signal_hook::{SigId, flag};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::resume_unwind;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 /// What SIGINT and SIGTERM set.
 static TOKEN: OnceLock<CancelToken> = OnceLock::new();
@@ -39,15 +39,20 @@ pub(crate) fn interruptible(token: &CancelToken) -> Result<Vec<SigId>, Failure> 
 }
 
 /// Does the work in another thread, so that the first one can always run the handlers: a thread that waits for a server
-/// which does not answer (NFS) runs none, and the second signal would not end the process.
-pub(crate) fn aside<T: Send>(work: impl Fn() -> T + Sync) -> T {
-    std::thread::scope(|scope| {
-        match std::thread::Builder::new().spawn_scoped(scope, &work) {
+/// which does not answer (NFS) runs none, and the second signal would not end the process. COMMAND is still started by
+/// the first.
+pub(crate) fn aside<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let work = Mutex::new(Some(work));
+    let take = || work.lock().ok().and_then(|mut work| work.take());
+    let run = || take().map(|work| work());
+    let done = std::thread::scope(|scope| {
+        match std::thread::Builder::new().spawn_scoped(scope, run) {
             Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
             // A limit on processes.
-            Err(_) => work(),
+            Err(_) => run(),
         }
-    })
+    });
+    done.expect("it is done once")
 }
 
 /// From now on SIGINT and SIGTERM go to these processes, instead of what `before` did, unless they are ignored.

@@ -432,6 +432,23 @@ impl Dialect {
         }
     }
 
+    /// The variables that say which of several stores has a bucket.
+    pub(crate) fn places(self) -> [&'static str; 3] {
+        match self {
+            Self::S3 => ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
+            Self::Gcs => [
+                "GOOGLE_BASE_URL",
+                "GOOGLE_ENDPOINT_URL",
+                "GOOGLE_SERVICE_ENDPOINT",
+            ],
+            Self::Azure => [
+                "AZURE_STORAGE_ACCOUNT_NAME",
+                "AZURE_STORAGE_ENDPOINT",
+                "AZURE_STORAGE_USE_EMULATOR",
+            ],
+        }
+    }
+
     fn remedy(self) -> &'static str {
         match self {
             Self::S3 if set("AWS_PROFILE") && !set("AWS_ACCESS_KEY_ID") => {

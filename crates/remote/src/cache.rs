@@ -534,7 +534,22 @@ fn repository(place: &UrlPlace) -> String {
         }
         UrlPlace::Bucket {
             dialect, bucket, ..
-        } => (dialect.scheme(), bucket.clone(), bucket.clone()),
+        } => {
+            // The same name is another bucket elsewhere.
+            let elsewhere = dialect
+                .places()
+                .map(|variable| std::env::var(variable).ok());
+            let elsewhere = elsewhere
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(" ");
+            (
+                dialect.scheme(),
+                bucket.clone(),
+                format!("{bucket} {elsewhere}"),
+            )
+        }
         UrlPlace::Web(url) => {
             let host = url.host_str().unwrap_or_default();
             let port = url.port().map(|port| port.to_string()).unwrap_or_default();
