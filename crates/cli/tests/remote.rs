@@ -7,6 +7,8 @@ use dmafile_testkit::server::{Fault, Server};
 use dmafile_testkit::{bytes_digest, models, noise};
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn dmafile(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dmafile"));
@@ -916,4 +918,77 @@ fn a_hold_keeps_what_it_fetches_and_is_served_from_the_cache() {
         assert!(holder.wait().unwrap().success());
     }
     assert!(fetched[0] > 0 && fetched[1] == 0, "{fetched:?}");
+}
+
+/// `SEED=N SCHEDULES=M` for others.
+#[test]
+fn random_faults_of_a_store_make_no_wrong_object() {
+    let number = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .and_then(|text| text.parse::<u64>().ok())
+    };
+    let seed = number("SEED").unwrap_or_else(|| u64::from(std::process::id()));
+    eprintln!("SEED={seed}");
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let (mut saved, mut failed) = (0, 0);
+    for schedule in 0..number("SCHEDULES").unwrap_or(12) {
+        // Three parts, or one request.
+        let size = if schedule % 3 == 0 {
+            1000
+        } else {
+            (17 << 20) + 3
+        };
+        let bytes = noise(size, seed + schedule);
+        std::fs::write(&path, &bytes).unwrap();
+        let old = noise(100, schedule);
+        server.put("/bucket/x", old.clone());
+        let nameless = Arc::new(AtomicBool::new(false));
+        let begun = Arc::clone(&nameless);
+        server.decide(move |asked| {
+            // The first numbers of a seed resemble each other.
+            let dice = noise(128, (seed << 20) ^ (schedule << 10) ^ asked.number as u64);
+            // What removes the parts of a save that failed is not tried again and again.
+            if asked.method == "DELETE" || dice[64] > 80 {
+                return Fault::None;
+            }
+            if asked.target.contains("?uploads") {
+                begun.fetch_or(dice[100] % 8 == 6, Ordering::Relaxed);
+            }
+            match dice[100] % 8 {
+                0..3 => Fault::Reset(0),
+                3..5 => Fault::Status(503, String::new()),
+                5 => Fault::Status(500, String::new()),
+                6 => Fault::Lost,
+                _ => Fault::Status(403, String::new()),
+            }
+        });
+        let output = save(&server, &[path.to_str().unwrap(), "s3://bucket/x"])
+            .output()
+            .unwrap();
+        let said = text(&output);
+        let object = server.object("/bucket/x").unwrap();
+        if output.status.success() {
+            assert!(object == bytes, "{schedule}: {said}");
+            saved += 1;
+        } else {
+            let unclear = said.contains("may have the new object nevertheless");
+            assert!(
+                object == old || (unclear && object == bytes) || size == 1000,
+                "{schedule}: {said}"
+            );
+            assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+            failed += 1;
+        }
+        assert!(object == old || object == bytes, "{schedule}: a mixture");
+        // An upload whose name did not arrive is removed a day later.
+        let left = std::mem::take(&mut *server.uploads());
+        assert!(
+            left.is_empty() || nameless.load(Ordering::Relaxed),
+            "{schedule}: parts are left: {said}"
+        );
+    }
+    eprintln!("{saved} saved, {failed} failed");
 }

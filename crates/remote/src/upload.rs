@@ -202,8 +202,8 @@ impl Upload<'_> {
             parts.sort_by_key(|part| part.0);
             let count = parts.len() as u64;
             let parts = parts.into_iter().map(|part| part.1).collect();
-            let version = self.bucket.complete(&self.path, &id, parts, condition)?;
-            Ok((version, count))
+            let done = self.bucket.complete(&self.path, &id, parts, condition);
+            Ok((done.map_err(unclear)?, count))
         });
         if done.is_err() {
             // What it leaves behind costs money until somebody removes it.
@@ -318,6 +318,16 @@ impl Upload<'_> {
         state.hasher = Hashed::Done(hex);
         Ok(())
     }
+}
+
+/// An error of the request that makes the parts an object: if only its answer was lost, they are one.
+fn unclear(error: Error) -> Error {
+    let clear = [Errno::EXIST, Errno::STALE, Errno::ACCESS, Errno::CANCELED];
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    if errno.is_some_and(|errno| clear.contains(&errno)) {
+        return error;
+    }
+    error.with_remedy("the store may have the new object nevertheless: look, or save it again")
 }
 
 /// A store that multipart uploads are made with.

@@ -45,6 +45,8 @@ pub enum Fault {
     Whole,
     /// It is no HTTP.
     Garbage,
+    /// What is asked for is saved, but the connection ends before the answer.
+    Lost,
 }
 
 #[derive(Clone, Debug)]
@@ -318,6 +320,9 @@ impl Inner {
             _ => {}
         }
         if let Some((status, fields, text)) = self.save(asked) {
+            if fault == Fault::Lost {
+                return reset(raw);
+            }
             let length = text.len();
             let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n{fields}\r\n");
             out.write_all(head.as_bytes())?;
