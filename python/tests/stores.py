@@ -14,8 +14,15 @@ from xml.sax.saxutils import escape
 COMMIT = "c0ffee" * 6 + "beef"
 
 
+SMALL = 1000
+"""Smaller files are in git itself; others are only named there."""
+
+
 def tag_of(data: bytes) -> str:
     """As the hub has it."""
+    if len(data) < SMALL:
+        blob = b"blob %d\0" % len(data) + data
+        return f'"{hashlib.sha1(blob).hexdigest()}"'
     return f'"{hashlib.sha256(data).hexdigest()}"'
 
 
@@ -29,6 +36,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         path, query = unquote(url.path), parse_qs(url.query)
+        self.server.asked.append(path)
         if "list-type" in query:
             self.whole(self.listing(path.strip("/"), query.get("prefix", [""])[0]))
         elif found := re.fullmatch(r"/api/models/(.*)/revision/.*", path):
@@ -108,6 +116,8 @@ class Stores(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        """The paths of what has been asked for."""
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     @classmethod

@@ -1,6 +1,9 @@
 """What dmafile loads from a hub is what the hub's own client downloads from it."""
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from stores import COMMIT, Stores
 hub: Any = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 writer: Any = pytest.importorskip("safetensors.numpy")
 
+COMMAND = Path(sys.executable).parent / "dmafile"
 MODEL = "owner/model"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
@@ -20,7 +24,7 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 @pytest.fixture
 def stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stores]:
     with Stores.running() as stores:
-        for name in ("HF_TOKEN", "HF_TOKEN_PATH"):
+        for name in ("HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HF_ENDPOINT", stores.url)
         random = np.random.default_rng(1)
@@ -56,3 +60,80 @@ def test_files_are_those_that_the_hubs_client_downloads(stores: Stores, tmp_path
     assert arrays.keys() == theirs.keys()
     for name, array in theirs.items():
         assert np.array_equal(arrays[name], array), name
+
+
+def files_of(stores: Stores) -> dict[str, bytes]:
+    start = f"/{MODEL}/resolve/{COMMIT}/"
+    return {path.removeprefix(start): data for path, data in stores.files.items()}
+
+
+def fetched(stores: Stores) -> list[str]:
+    return [path for path in stores.asked if "/resolve/" in path]
+
+
+def load(name: str, cache: Path, *options: str) -> dict[str, Any]:
+    """Loads a file or, without a name, the model; returns the report."""
+    url = f"hf://{MODEL}/{name}".rstrip("/")
+    command = [COMMAND, "load", "-q", "--json", url, "--cache", cache, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert isinstance(report, dict)
+    return report
+
+
+def content(cache: Path, *options: str) -> dict[str, bytes]:
+    """Loads the model, and returns what is in the folder that COMMAND gets."""
+    url, copy = f"hf://{MODEL}", cache.with_name("copy")
+    command = [COMMAND, "load", "-q", url, "--cache", cache, *options]
+    command += ["--", "cp", "-rL", "{}", copy]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    paths = [path for path in copy.rglob("*") if path.is_file()]
+    files = {str(path.relative_to(copy)): path.read_bytes() for path in paths}
+    subprocess.run(["rm", "-r", copy], check=True, timeout=120)
+    return files
+
+
+def test_the_hubs_client_finds_what_is_in_the_cache(stores: Stores, tmp_path: Path) -> None:
+    cache, files = tmp_path / "cache", files_of(stores)
+    model = {name: data for name, data in files.items() if "/" not in name}
+    # The second load begins when all that the first one writes is there.
+    assert content(cache) == content(cache) == model
+    load("odd names/a +b ü%41.bin", cache)
+    for revision in ("main", COMMIT):
+        place = hub.snapshot_download(
+            MODEL, revision=revision, cache_dir=cache, local_files_only=True
+        )
+        for name, data in files.items():
+            assert (Path(place) / name).read_bytes() == data, name
+    found = hub.try_to_load_from_cache(MODEL, SHARDS[0], cache_dir=cache)
+    assert Path(found) == Path(place) / SHARDS[0]
+    scanned = hub.scan_cache_dir(cache)
+    assert not scanned.warnings, scanned.warnings
+    assert scanned.size_on_disk == sum(map(len, files.values()))
+    (repository,) = scanned.repos
+    assert (repository.repo_id, repository.repo_type) == (MODEL, "model")
+    (revision,) = repository.revisions
+    assert revision.commit_hash == COMMIT and revision.refs == {"main"}
+    sizes = {str(file.file_path.relative_to(place)): file.size_on_disk for file in revision.files}
+    assert sizes == {name: len(data) for name, data in files.items()}
+    # Nor does it download anything again when it may.
+    stores.asked.clear()
+    hub.snapshot_download(MODEL, endpoint=stores.url, cache_dir=cache)
+    assert not fetched(stores)
+
+
+def test_what_the_hubs_client_downloaded_is_not_fetched(stores: Stores, tmp_path: Path) -> None:
+    cache, files = tmp_path / "cache", files_of(stores)
+    hub.snapshot_download(MODEL, endpoint=stores.url, cache_dir=cache)
+    stores.asked.clear()
+    for options in ((), ("--verify", "store"), ("--offline",)):
+        # The folder is the client's own.
+        assert content(cache, *options) == files
+        for name in (SHARDS[1], "odd names/a +b ü%41.bin"):
+            report = load(name, cache, *options)
+            assert report["method"] != "fetch" and report["bytes"] == len(files[name]), report
+        assert not fetched(stores)
+        assert bool(stores.asked) == (options != ("--offline",))
+        stores.asked.clear()
