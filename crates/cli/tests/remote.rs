@@ -751,6 +751,13 @@ fn a_save_that_fails_leaves_the_old_object_and_no_parts() {
         Fault::None
     });
     fails(&[], "(EACCES)");
+    server.decide(|asked| {
+        if asked.target.contains("partNumber=2") {
+            return Fault::Status(400, String::new());
+        }
+        Fault::None
+    });
+    fails(&[], "400 Bad Request");
     // What may pass is sent again.
     server.decide(|asked| match asked.number {
         3 | 5 => Fault::Status(503, String::new()),
@@ -770,6 +777,28 @@ fn a_save_that_fails_leaves_the_old_object_and_no_parts() {
         good(&mut save(&server, &args));
     }
     assert!(server.object("/bucket/new").unwrap() == bytes);
+}
+
+#[test]
+fn without_a_signature_nobody_is_asked_for_credentials() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let save = |args: &[&str]| {
+        let mut save = dmafile(&["save", "-q", path.to_str().unwrap(), "gs://bucket/x"]);
+        save.args(args)
+            .env("GOOGLE_BASE_URL", server.url(""))
+            .env("GOOGLE_SKIP_SIGNATURE", "true");
+        save
+    };
+    for size in [1000, 9 << 20] {
+        let bytes = noise(size, 80);
+        std::fs::write(&path, &bytes).unwrap();
+        good(&mut save(&[]));
+        assert!(server.object("/bucket/x").unwrap() == bytes);
+        let said = text(&save(&["--if-match", "x"]).output().unwrap());
+        assert!(said.contains("(EOPNOTSUPP)"), "{said}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use crate::http::{AnswerHead, Client, ClientRequest, HttpAnswer, WaitCheck};
 use crate::origin::{Condition, ObjectOrigin};
-use crate::place::Dialect;
+use crate::place::{Dialect, message_without_secrets};
 use crate::retry::own;
 use crate::upload::MultipartStore;
 use ::http::header::{HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH};
@@ -22,11 +22,12 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
     HttpResponse, HttpService,
 };
-use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::multipart::PartId;
 use object_store::path::Path;
 use object_store::{
-    ClientOptions, GetOptions, GetRange, ObjectStore, PutMode, RetryConfig, UpdateVersion,
+    ClientOptions, GetOptions, GetRange, ObjectStore, PutMode, RetryConfig,
+    StaticCredentialProvider, UpdateVersion,
 };
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -192,12 +193,22 @@ impl StoreBucket {
                     AnyStore::of(store)
                 })
             }
-            Dialect::Gcs => GoogleCloudStorageBuilder::from_env()
-                .with_bucket_name(bucket)
-                .with_http_connector(connector)
-                .with_retry(retries)
-                .build()
-                .map(AnyStore::of),
+            Dialect::Gcs => {
+                let mut builder = GoogleCloudStorageBuilder::from_env()
+                    .with_bucket_name(bucket)
+                    .with_http_connector(connector)
+                    .with_retry(retries);
+                let skips = builder.get_config_value(&GoogleConfigKey::SkipSignature);
+                if skips.is_some_and(|skips| is_yes(&skips)) {
+                    // Requests that write would ask for a token nonetheless.
+                    let none = GcpCredential {
+                        bearer: String::new(),
+                    };
+                    let none = StaticCredentialProvider::new(none);
+                    builder = builder.with_credentials(Arc::new(none));
+                }
+                builder.build().map(AnyStore::of)
+            }
             Dialect::Azure => MicrosoftAzureBuilder::from_env()
                 .with_container_name(bucket)
                 .with_http_connector(connector)
@@ -310,6 +321,9 @@ impl StoreBucket {
         bytes: Bytes,
         condition: Option<&SaveCondition>,
     ) -> Result<Option<String>> {
+        if self.dialect == Dialect::Gcs && matches!(condition, Some(SaveCondition::Version(_))) {
+            return Err(self.no_condition(path, "this store has no condition for ETags"));
+        }
         let mode = match condition {
             None => PutMode::Overwrite,
             Some(SaveCondition::Absent) => PutMode::Create,
@@ -329,11 +343,15 @@ impl StoreBucket {
     pub(crate) fn begin(&self, path: &Path, condition: Option<&SaveCondition>) -> Result<String> {
         if condition.is_some() && self.dialect != Dialect::S3 {
             let why = "this store has no conditions for objects in several parts";
-            return Err(Error::new("cannot save", why)
-                .with_errno(Errno::OPNOTSUPP)
-                .at(self.name_of(path.as_ref())));
+            return Err(self.no_condition(path, why));
         }
         self.saved(path, self.multipart.create_multipart(path))
+    }
+
+    fn no_condition(&self, path: &Path, why: &'static str) -> Error {
+        Error::new("cannot save", why)
+            .with_errno(Errno::OPNOTSUPP)
+            .at(self.name_of(path.as_ref()))
     }
 
     pub(crate) fn put_part(
@@ -472,6 +490,11 @@ fn set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.is_empty())
 }
 
+/// What `object_store` takes for a yes.
+fn is_yes(value: &str) -> bool {
+    ["1", "true", "on", "yes", "y"].contains(&&*value.to_ascii_lowercase())
+}
+
 fn parse(key: &str) -> Result<Path> {
     let unusable = |why: String| Error::usage("URL", format!("its key cannot be used: {why}"));
     // It would be removed, which names another object.
@@ -496,7 +519,7 @@ fn refused(what: &'static str, error: &object_store::Error, dialect: Dialect) ->
         }
         source = inner.source();
     }
-    let why = crate::place::without_secrets(&why.replace(['\n', '\r'], " "));
+    let why = message_without_secrets(&why.replace(['\n', '\r'], " "));
     // Where nothing else has them, the machine's own are asked for.
     if dialect == Dialect::S3 && why.contains("/latest/api/token") {
         return Error::new(what, "there are no credentials for S3")

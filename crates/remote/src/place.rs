@@ -132,6 +132,15 @@ pub(crate) fn without_secrets(text: &str) -> String {
     format!("{scheme}://{}", &rest[begin..])
 }
 
+/// The same for each URL in a message.
+pub(crate) fn message_without_secrets(text: &str) -> String {
+    let words = text.split(' ').map(|word| match word.find("http") {
+        Some(at) => word[..at].to_string() + &without_secrets(&word[at..]),
+        None => word.split('?').next().unwrap_or_default().to_string(),
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,5 +204,9 @@ mod tests {
         assert_eq!(shown, "https://host/a@b");
         assert_eq!(without_secrets("http://@host"), "http://host");
         assert_eq!(without_secrets("s3://bucket/a@b"), "s3://bucket/a@b");
+        let shown = message_without_secrets(
+            "error: PUT (https://me:hunter2@host/a?sig=hunter2) for /a?sig=hunter2: it is full",
+        );
+        assert_eq!(shown, "error: PUT (https://host/a for /a it is full");
     }
 }
