@@ -830,30 +830,37 @@ fn what_a_crashed_save_left_behind_is_removed_by_the_next_one() {
 
 #[test]
 fn an_interrupted_save_to_a_store_ends() {
-    let server = Server::plain();
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("file");
-    std::fs::write(&path, noise(20 << 20, 70)).unwrap();
-    server.decide(|asked| {
-        if asked.target.contains("partNumber=") {
-            return Fault::Status(503, "Retry-After: 1\r\n".to_string());
+    // After the second one, no connection is left that the parts could be removed over.
+    let faults = [
+        || Fault::Status(503, "Retry-After: 1\r\n".to_string()),
+        || Fault::Reset(0),
+    ];
+    for fault in faults {
+        let server = Server::plain();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, noise(20 << 20, 70)).unwrap();
+        server.decide(move |asked| {
+            if asked.target.contains("partNumber=") {
+                return fault();
+            }
+            Fault::None
+        });
+        let mut one = save(&server, &[path.to_str().unwrap(), "s3://bucket/x"])
+            .spawn()
+            .unwrap();
+        while !server
+            .asked()
+            .iter()
+            .any(|asked| asked.target.contains("partNumber="))
+        {
+            std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        Fault::None
-    });
-    let mut one = save(&server, &[path.to_str().unwrap(), "s3://bucket/x"])
-        .spawn()
-        .unwrap();
-    while !server
-        .asked()
-        .iter()
-        .any(|asked| asked.target.contains("partNumber="))
-    {
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        let pid = rustix::process::Pid::from_child(&one);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert_eq!(one.wait().unwrap().code(), Some(130));
+        assert!(server.uploads().is_empty());
     }
-    let pid = rustix::process::Pid::from_child(&one);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    assert_eq!(one.wait().unwrap().code(), Some(130));
-    assert!(server.uploads().is_empty());
 }
 
 #[test]

@@ -432,7 +432,9 @@ impl StoreBucket {
     /// Gives the parts of an upload up.
     pub(crate) fn abort(&self, path: &Path, id: &str) {
         // It failed already, and that error counts. This one is sent even if the save was cancelled.
+        CANCELLABLE.set(false);
         let _ = run(self.multipart.abort_multipart(path, &id.to_string()));
+        CANCELLABLE.set(true);
     }
 
     /// The name of a key in messages.
@@ -678,6 +680,8 @@ const TICK: Duration = Duration::from_millis(100);
 thread_local! {
     /// What the completion of an upload demands.
     static CONDITION: RefCell<Option<SaveCondition>> = const { RefCell::new(None) };
+    /// False for what has to be sent after a save was cancelled, too.
+    static CANCELLABLE: Cell<bool> = const { Cell::new(true) };
 }
 
 #[derive(Clone, Debug)]
@@ -719,7 +723,7 @@ impl HttpService for Connector {
         }
         let body = body.collect().await?.to_bytes();
         let check = || {
-            if self.cancel.is_cancelled() {
+            if CANCELLABLE.get() && self.cancel.is_cancelled() {
                 return Err(Error::cancelled(Verb::Save, "").into());
             }
             Ok(())
