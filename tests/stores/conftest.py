@@ -1,17 +1,22 @@
 """Servers that run, and the command that loads from them."""
 
+import importlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import pytest
 
 from tests.stores.relay import PATIENCE
 from tests.vm.programs import TARGET
 from vm.host import ROOT
+
+if TYPE_CHECKING:
+    from tests.stores.servers import Store
 
 SUM = """tail -c "+$((DMAFILE_OFFSET + 1))" "/proc/self/fd/$DMAFILE_FD" |
     head -c "$DMAFILE_BYTES" | sha256sum | cut -d' ' -f1"""
@@ -36,11 +41,24 @@ class Dmafile:
     program: Path
     env: dict[str, str] = field(default_factory=dict)
 
-    def start(self, *words: object, env: Mapping[str, str] | None = None) -> "Running":
-        return Running([str(self.program), *map(str, words)], {**self.env, **(env or {})})
+    def start(
+        self,
+        *words: object,
+        env: Mapping[str, str] | None = None,
+        stdin: int | IO[bytes] = subprocess.DEVNULL,
+        fds: Sequence[int] = (),
+    ) -> "Running":
+        command = [str(self.program), *map(str, words)]
+        return Running(command, {**self.env, **(env or {})}, stdin, fds)
 
-    def run(self, *words: object, env: Mapping[str, str] | None = None) -> Done:
-        with self.start(*words, env=env) as running:
+    def run(
+        self,
+        *words: object,
+        env: Mapping[str, str] | None = None,
+        stdin: int | IO[bytes] = subprocess.DEVNULL,
+        fds: Sequence[int] = (),
+    ) -> Done:
+        with self.start(*words, env=env, stdin=stdin, fds=fds) as running:
             return running.done()
 
     def prints(self, *words: object, env: Mapping[str, str] | None = None) -> str:
@@ -59,9 +77,17 @@ class Dmafile:
 class Running:
     """A command that runs, and ends at the latest with the block."""
 
-    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+    def __init__(
+        self, command: list[str], env: dict[str, str], stdin: int | IO[bytes], fds: Sequence[int]
+    ) -> None:
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+            command,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            pass_fds=fds,
         )
 
     def __enter__(self) -> "Running":
@@ -109,3 +135,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder.mkdir(parents=True)
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture(
+    scope="module", params=["Moto", "VersityGateway", "Azurite", "FakeGcs"], ids=str.lower
+)
+def store(request: pytest.FixtureRequest, place: Path) -> Iterator["Store"]:
+    # Not before a test needs it: where the clients are not installed, that test is skipped.
+    servers = importlib.import_module("tests.stores.servers")
+    with getattr(servers, request.param).running(place / request.param) as store:
+        yield store
+
+
+@pytest.fixture
+def dmafile(program: Path, plain: dict[str, str], store: "Store") -> Dmafile:
+    return Dmafile(program, {**plain, **store.environment()})

@@ -18,7 +18,11 @@ class Relay:
         self.target: int | None = None
         """The server's port; connections wait for it."""
         self.allowed: int | None = None
-        """How many more bytes of the server may pass; None for all."""
+        """How many more bytes may pass in one direction; None for all."""
+        self.of_server = True
+        """That direction: from the server, or to it."""
+        self.received = 0
+        """How many bytes the server has sent."""
         self.connections: list[socket.socket] = []
         self.threads: list[threading.Thread] = []
         self.listener: socket.socket | None = None
@@ -67,10 +71,10 @@ class Relay:
         for connection in connections:
             end(connection)
 
-    def stop_after(self, nbytes: int) -> None:
-        """Lets so many more bytes of the server pass, and no more."""
+    def stop_after(self, nbytes: int, of_server: bool = True) -> None:
+        """Lets so many more bytes of the server pass, or of its clients, and no more."""
         with self.changed:
-            self.allowed = nbytes
+            self.allowed, self.of_server = nbytes, of_server
 
     def wait_until_stopped(self) -> None:
         with self.changed:
@@ -111,21 +115,25 @@ class Relay:
         self.start(self.copy, client, server, False)
         self.copy(server, client, True)
 
-    def copy(self, source: socket.socket, sink: socket.socket, counts: bool) -> None:
+    def copy(self, source: socket.socket, sink: socket.socket, of_server: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                for part in self.let(data) if counts else [data]:
+                if of_server:
+                    with self.changed:
+                        self.received += len(data)
+                for part in self.let(data, of_server):
                     sink.sendall(part)
         end(source)
         end(sink)
 
-    def let(self, data: bytes) -> Iterator[bytes]:
+    def let(self, data: bytes, of_server: bool) -> Iterator[bytes]:
         """What may pass of some bytes, when it may."""
         while data:
             with self.changed:
-                self.changed.wait_for(lambda: self.allowed != 0)
-                count = len(data) if self.allowed is None else min(len(data), self.allowed)
-                if self.allowed is not None:
+                self.changed.wait_for(lambda: self.allowed != 0 or self.of_server != of_server)
+                count = len(data)
+                if self.allowed is not None and self.of_server == of_server:
+                    count = min(count, self.allowed)
                     self.allowed -= count
                     self.changed.notify_all()
             yield data[:count]

@@ -52,10 +52,15 @@ class Store:
     """Says that a bucket does not exist when a folder in it is asked for."""
     keeps = True
     """Has its objects after it was killed."""
+    keeps_uploads = False
+    """Has the parts of uploads after it was killed."""
+    takes_saves = True
+    lists_uploads = False
 
     def __init__(self, place: Path, relay: Relay) -> None:
         self.place, self.relay = place, relay
         self.process: subprocess.Popen[bytes] | None = None
+        self.port = 0
         self.objects: dict[str, bytes] = {}
 
     @classmethod
@@ -84,6 +89,13 @@ class Store:
     def upload(self, key: str, data: bytes) -> None:
         raise NotImplementedError
 
+    def download(self, key: str) -> bytes:
+        raise NotImplementedError
+
+    def uploads(self) -> list[str]:
+        """The keys of uploads in several parts that are not objects yet."""
+        raise NotImplementedError
+
     def remove(self, key: str) -> None:
         raise NotImplementedError
 
@@ -94,6 +106,18 @@ class Store:
     def wrong(self) -> dict[str, str]:
         """The same with credentials that the server does not accept."""
         raise NotImplementedError
+
+    def knows_absence(self, in_parts: bool) -> bool:
+        """Saves an object only if there is none, when it is asked to."""
+        return not in_parts
+
+    def knows_versions(self, in_parts: bool) -> bool:
+        """Replaces an object only if it has a version."""
+        return not in_parts
+
+    def keeps_digest(self) -> str | None:
+        """The algorithm of the digest that the server has of an object which dmafile saved."""
+        return None
 
     def put(self, key: str, data: bytes) -> str:
         """Stores an object, and returns its URL."""
@@ -120,6 +144,7 @@ class Store:
                     env={**os.environ, "PATH": f"{PROGRAMS}:{os.environ['PATH']}"},
                 )
             if self.listens(port):
+                self.port = port
                 self.connect(f"http://127.0.0.1:{port}")
                 return port
             self.kill()
@@ -166,6 +191,7 @@ class Store:
 class S3(Store):
     scheme = "s3"
     pages = True
+    lists_uploads = True
 
     def connect(self, url: str) -> None:
         self.client = boto3.client(
@@ -183,6 +209,15 @@ class S3(Store):
     def upload(self, key: str, data: bytes) -> None:
         self.client.put_object(Bucket=BUCKET, Key=key, Body=data)
 
+    def download(self, key: str) -> bytes:
+        data = self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        assert isinstance(data, bytes)
+        return data
+
+    def uploads(self) -> list[str]:
+        listed = self.client.list_multipart_uploads(Bucket=BUCKET)
+        return [upload["Key"] for upload in listed.get("Uploads", [])]
+
     def remove(self, key: str) -> None:
         self.client.delete_object(Bucket=BUCKET, Key=key)
 
@@ -194,6 +229,15 @@ class S3(Store):
             "AWS_REGION": "us-east-1",
         }
 
+    def knows_absence(self, in_parts: bool) -> bool:
+        return True
+
+    def knows_versions(self, in_parts: bool) -> bool:
+        return True
+
+    def keeps_digest(self) -> str | None:
+        return "crc64nvme"
+
     def wrong(self) -> dict[str, str]:
         return {**self.environment(), "AWS_SECRET_ACCESS_KEY": f"not-{SECRET}"}
 
@@ -204,12 +248,22 @@ class Moto(S3):
     checks_secrets = False
     keeps = False
 
+    def knows_versions(self, in_parts: bool) -> bool:
+        # It looks at them in a request for one object only.
+        return not in_parts
+
+    def keeps_digest(self) -> str | None:
+        # It does not know this algorithm.
+        return None
+
     def command(self, port: int) -> list[str]:
         return [str(PROGRAMS / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
 
 
 class VersityGateway(S3):
     """Its objects are files, with extended attributes."""
+
+    keeps_uploads = True
 
     def command(self, port: int) -> list[str]:
         folder = self.place / "objects"
@@ -250,6 +304,11 @@ class Azurite(Store):
 
     def upload(self, key: str, data: bytes) -> None:
         self.client.upload_blob(key, data, overwrite=True)
+
+    def download(self, key: str) -> bytes:
+        data = self.client.download_blob(key).readall()
+        assert isinstance(data, bytes)
+        return data
 
     def remove(self, key: str) -> None:
         self.client.delete_blob(key)
@@ -304,13 +363,14 @@ class Azurite(Store):
 
 
 class FakeGcs(Store):
-    """It does not look at tokens, nor at conditions."""
+    """It does not look at tokens, nor at conditions, and saves by one of two interfaces."""
 
     scheme = "gs"
     pages = True
     checks_secrets = False
     # It fails, with status 500.
     knows_buckets = False
+    takes_saves = False
 
     def command(self, port: int) -> list[str]:
         folder = self.place / "objects"
@@ -334,6 +394,11 @@ class FakeGcs(Store):
 
     def upload(self, key: str, data: bytes) -> None:
         self.client.blob(key).upload_from_string(data, "application/octet-stream")
+
+    def download(self, key: str) -> bytes:
+        data = self.client.blob(key).download_as_bytes()
+        assert isinstance(data, bytes)
+        return data
 
     def remove(self, key: str) -> None:
         self.client.blob(key).delete()

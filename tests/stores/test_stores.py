@@ -4,26 +4,15 @@ Each server runs as a process of its own, the objects are stored by the client o
 sha256sum reads what has been loaded.
 """
 
-import hashlib
 import json
 import os
-import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.stores.conftest import SUM, Dmafile, Done, Running
-from tests.stores.servers import (
-    BUCKET,
-    SECRET,
-    Azurite,
-    FakeGcs,
-    Moto,
-    Rclone,
-    Store,
-    VersityGateway,
-)
+from tests.stores.common import SHARDS, digest, noise, refused, safetensors
+from tests.stores.conftest import SUM, Dmafile, Running
+from tests.stores.servers import BUCKET, SECRET, Azurite, FakeGcs, Rclone, Store
 
 pytestmark = pytest.mark.slow
 
@@ -32,45 +21,6 @@ FIRST = 256 << 10
 ODD = (5 << 20) + 4321
 LARGE = (48 << 20) + 77
 """Many blocks, so that most have not been asked for when a load is stopped."""
-SERVERS = (Moto, VersityGateway, Azurite, FakeGcs)
-
-
-@pytest.fixture(scope="module", params=SERVERS, ids=lambda server: server.__name__.lower())
-def store(request: pytest.FixtureRequest, place: Path) -> Iterator[Store]:
-    with request.param.running(place / request.param.__name__) as store:
-        yield store
-
-
-@pytest.fixture
-def dmafile(program: Path, plain: dict[str, str], store: Store) -> Dmafile:
-    return Dmafile(program, {**plain, **store.environment()})
-
-
-def noise(size: int, seed: int = 1) -> bytes:
-    return random.Random(seed).randbytes(size)
-
-
-def digest(data: bytes | memoryview) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def safetensors(seed: int, *names: str) -> bytes:
-    """A file with tensors of these names, whose sizes are odd."""
-    header, at = {}, 0
-    for number, name in enumerate(names):
-        size = 100_003 + 777 * number
-        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + noise(at, seed)
-
-
-def refused(done: Done, errno: str, url: str) -> None:
-    """It ends with one line that names the object and the errno, and no secret."""
-    assert done.status == 1, done
-    assert done.out == "" and done.err.count("\n") == 1, done
-    assert f"({errno})" in done.err and url in done.err, done
-    assert SECRET not in done.err, done
 
 
 @pytest.mark.parametrize("size", [1, FIRST - 1, FIRST, FIRST + 1, ODD])
@@ -128,7 +78,6 @@ def test_a_folder_may_have_any_letters(store: Store, dmafile: Dmafile) -> None:
     assert sums == {name: digest(data) for name, data in files.items()}
 
 
-SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 INDEX = "model.safetensors.index.json"
 
 
@@ -274,6 +223,18 @@ def test_python_loads_a_url(
     assert {name: array.tobytes() for name, array in arrays.items()} == expected
     with pytest.raises(FileNotFoundError):
         dmafile.load(store.url("missing.bin"))
+
+
+def test_google_keeps_a_digest_of_each_object(
+    program: Path, plain: dict[str, str], place: Path
+) -> None:
+    with FakeGcs.running(place / "digests") as store:
+        dmafile = Dmafile(program, {**plain, **store.environment()})
+        for size in (1, ODD):
+            url = store.put("kept.bin", noise(size, seed=19))
+            words = ("load", "-q", "--json", url, "--verify", "store")
+            verified = json.loads(dmafile.prints(*words))["verify"]
+            assert verified["algorithm"] == "crc32c" and verified["matched"] is True, verified
 
 
 def test_other_credentials_of_azure_are_used(
