@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,9 @@ def fetched(stores: Stores) -> list[str]:
 
 
 def load(name: str, cache: Path, *options: str) -> dict[str, Any]:
-    """Loads a file or, without a name, the model; returns the report."""
-    url = f"hf://{MODEL}/{name}".rstrip("/")
-    command = [COMMAND, "load", "-q", "--json", url, "--cache", cache, *options]
+    """Loads a file, and returns the report."""
+    words = ("load", "-q", "--json", f"hf://{MODEL}/{name}", "--cache", str(cache))
+    command = [str(COMMAND), *words, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -84,15 +85,13 @@ def load(name: str, cache: Path, *options: str) -> dict[str, Any]:
 
 def content(cache: Path, *options: str) -> dict[str, bytes]:
     """Loads the model, and returns what is in the folder that COMMAND gets."""
-    url, copy = f"hf://{MODEL}", cache.with_name("copy")
-    command = [COMMAND, "load", "-q", url, "--cache", cache, *options]
-    command += ["--", "cp", "-rL", "{}", copy]
+    copy = Path(tempfile.mkdtemp(dir=cache.parent)) / "copy"
+    words = ("load", "-q", f"hf://{MODEL}", "--cache", str(cache))
+    command = [str(COMMAND), *words, *options, "--", "cp", "-rL", "{}", str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     paths = [path for path in copy.rglob("*") if path.is_file()]
-    files = {str(path.relative_to(copy)): path.read_bytes() for path in paths}
-    subprocess.run(["rm", "-r", copy], check=True, timeout=120)
-    return files
+    return {str(path.relative_to(copy)): path.read_bytes() for path in paths}
 
 
 def test_the_hubs_client_finds_what_is_in_the_cache(stores: Stores, tmp_path: Path) -> None:
