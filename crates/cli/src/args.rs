@@ -231,6 +231,12 @@ impl LoadOptions {
             self.look_in_cache()?;
             return Ok(None);
         }
+        // What other stores say of an object is not kept with it.
+        let compares = self.given.texts(Opt::Verify).next() == Some("store");
+        if compares && !self.file.starts_with("hf:") {
+            remote::configure(&UrlArgs::default(), [self.file.as_path()], quiet)?;
+            return Ok(None);
+        }
         remote::configure(&self.urls, [self.file.as_path()], quiet)?;
         match remote::reserve(url, self.is_collection())? {
             Ok(path) => {

@@ -98,10 +98,19 @@ fn keep(
     let own = |file: &mut Fetched| one.objects.iter().any(|object| file.is(&object.0));
     let mut files: Vec<_> = fetched.extract_if(.., own).collect();
     if remote::is_collection(&one.url) {
-        let others = remote::load_others(&one.url, token)?;
-        files.extend(others.into_iter().map(|other| other.2));
+        match remote::load_others(&one.url, token) {
+            Ok(others) => files.extend(others.into_iter().map(|other| other.2)),
+            Err(error) => {
+                remote::not_kept(&error);
+                return Ok(());
+            }
+        }
     }
-    remote::keep(&one.slot, &files, Some(launcher))
+    // Memory of several descriptors is not here.
+    if files.len() < one.objects.len() {
+        return Ok(());
+    }
+    remote::keep(&one.slot, files, Some(launcher))
 }
 
 pub(crate) fn list(args: &HoldsArgs) -> Result<u8, Failure> {

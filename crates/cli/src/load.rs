@@ -68,11 +68,13 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
         let mut files = fetched(&buffer, &report);
         let url = remote::url(&args.options.file).filter(|_| args.options.is_collection());
         // A model in the cache is one with its index and its configuration.
-        let others = url
-            .map(|url| remote::load_others(url, &token))
-            .transpose()?;
-        files.extend(others.into_iter().flatten().map(|other| other.2));
-        remote::keep(&slot, &files, deliver.then_some(launcher))?;
+        match url.map(|url| remote::load_others(url, &token)).transpose() {
+            Ok(others) => {
+                files.extend(others.into_iter().flatten().map(|other| other.2));
+                remote::keep(&slot, files, deliver.then_some(launcher))?;
+            }
+            Err(error) => remote::not_kept(&error),
+        }
     }
     match (deliver, by_path) {
         (true, _) if token.is_cancelled() => Err(interrupted()),

@@ -30,6 +30,12 @@ pub(crate) fn configure<'f>(
     Ok(())
 }
 
+/// Says that what was fetched is not kept; that does not keep anybody from using it.
+pub(crate) fn not_kept(error: &dmafile::Error) {
+    let why = error.render(&crate::Options);
+    eprintln!("dmafile: not kept in the cache: {why}");
+}
+
 #[cfg(feature = "remote")]
 mod with {
     use crate::args::{SaveArgs, UrlArgs};
@@ -45,6 +51,7 @@ mod with {
         SaveOptions,
     };
     use indicatif::BinaryBytes;
+    use rustix::io::FdFlags;
     use std::ffi::OsStr;
     use std::fs::File;
     use std::io::{Read, Seek};
@@ -123,11 +130,21 @@ mod with {
         url: &str,
         others: bool,
     ) -> Result<std::result::Result<PathBuf, Option<CacheSlot>>> {
-        Ok(match REMOTE.reserve(url, others)? {
-            Some(Cached::Here(path)) => Ok(path),
-            Some(Cached::Absent(slot)) => Err(Some(slot)),
-            None => Err(None),
-        })
+        match REMOTE.reserve(url, others) {
+            Ok(Some(Cached::Here(path))) => Ok(Ok(path)),
+            Ok(Some(Cached::Absent(slot))) => Ok(Err(Some(slot))),
+            Ok(None) => Ok(Err(None)),
+            // What cannot be kept can be loaded.
+            Err(error) if error.to_string().contains("the cache") && !is_offline() => {
+                eprintln!("dmafile: {}", error.render(&crate::Options));
+                Ok(Err(None))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn is_offline() -> bool {
+        OPTIONS.get().is_some_and(|options| options.0.offline)
     }
 
     /// A file that has been fetched into memory.
@@ -168,8 +185,7 @@ mod with {
             Self {
                 name: name.rsplit('/').next().unwrap_or_default().to_string(),
                 object: Arc::clone(object),
-                // One that is closed in programs would not do.
-                fd: fd.and_then(|fd| rustix::io::dup(fd).ok()),
+                fd: fd.and_then(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3).ok()),
                 at,
                 digest,
             }
@@ -234,7 +250,7 @@ mod with {
     /// Has what was fetched written into the cache: by a process of its own if COMMAND runs meanwhile.
     pub(crate) fn keep(
         slot: &CacheSlot,
-        files: &[Fetched],
+        files: Vec<Fetched>,
         launcher: Option<&Launcher>,
     ) -> std::result::Result<(), Failure> {
         let with_fds = files.iter().map_while(|file| {
@@ -256,7 +272,11 @@ mod with {
             (None, _) => Ok(()),
             (Some(write), None) => Ok(write.run()?),
             (Some(write), Some(launcher)) => {
-                let started = slot.inherit().and_then(|()| start(&write, launcher));
+                let all = files.iter().filter_map(|file| file.fd.as_ref());
+                let inherit = |fd| Ok(rustix::io::fcntl_setfd(fd, FdFlags::empty())?);
+                let inherited = all.map(inherit).chain([slot.inherit()]);
+                let started = inherited.collect::<std::io::Result<()>>();
+                let started = started.and_then(|()| start(&write, launcher));
                 if let Err(error) = started {
                     // COMMAND has what it needs.
                     eprintln!("dmafile: cannot write to the cache: {error}");
@@ -470,7 +490,7 @@ mod without {
 
     pub(crate) fn keep(
         slot: &CacheSlot,
-        _: &[Fetched],
+        _: Vec<Fetched>,
         _: Option<&Launcher>,
     ) -> std::result::Result<(), Failure> {
         match *slot {}

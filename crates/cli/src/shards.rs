@@ -79,7 +79,7 @@ pub(crate) fn load(
     }
     write_wanted_json(&args.output.json, &Reports { files })?;
     if let Some(slot) = slot {
-        remote::keep(&slot, &fetched, Some(launcher))?;
+        remote::keep(&slot, fetched, Some(launcher))?;
     }
     if token.is_cancelled() {
         Err(interrupted())

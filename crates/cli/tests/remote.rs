@@ -591,6 +591,17 @@ fn an_object_in_the_cache_is_the_version_that_the_store_has() {
     }
     // What was not used for the longest time is removed.
     server.put_tagged(path, noise(700_001, 12), "\"2\"");
+    // What was used just now is not, because somebody may be about to open it.
+    good(&mut load(&["--cache-limit", "1500000"]));
+    assert_eq!(blobs().len(), 3);
+    for blob in blobs() {
+        let then = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+        let times = std::fs::FileTimes::new()
+            .set_accessed(then)
+            .set_modified(then);
+        std::fs::File::open(blob).unwrap().set_times(times).unwrap();
+    }
+    server.put_tagged(path, noise(700_001, 13), "\"3\"");
     good(&mut load(&["--cache-limit", "1500000"]));
     assert_eq!(blobs().len(), 2);
 }

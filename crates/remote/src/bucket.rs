@@ -312,6 +312,7 @@ impl StoreBucket {
         Error::new("cannot save", why)
             .with_errno(errno)
             .at(self.name_of(path.as_ref()))
+            .with_remedy("look at it: if an answer of the store was lost, it may be this one")
     }
 
     /// Saves an object in one request; returns its version.

@@ -17,17 +17,21 @@ use dmafile::{
     Algorithm, Error, Load, Model, ModelFolder, ObjectReader, Origin, ReadBuf, RemoteObject,
     Result, Ring, Save, Sink, Slot, Verify,
 };
-use rustix::fs::{AtFlags, CWD, FlockOperation, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::fs::{
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW,
+    UTIME_OMIT, openat, statat, unlinkat,
+};
 use rustix::io::{Errno, FdFlags};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Where what has been fetched is kept.
 #[derive(Clone, Debug)]
@@ -51,7 +55,7 @@ pub enum Cached {
 #[derive(Debug)]
 pub struct CacheSlot {
     /// Locked.
-    lock: OwnedFd,
+    lock: Arc<OwnedFd>,
     at: SlotPlace,
     is_hub: bool,
     limit: Option<u64>,
@@ -67,6 +71,10 @@ struct SlotPlace {
     commit: String,
     /// The folder of the files in the snapshot: empty, or with a slash at the end.
     prefix: String,
+    /// The file of which the names of all files are kept that the URL stands for.
+    list: PathBuf,
+    /// The files with their versions, where a commit does not say them.
+    versions: Option<Vec<(String, String)>>,
 }
 
 /// A file that has been fetched into memory.
@@ -137,32 +145,41 @@ impl Remote {
             return Ok(Some(Cached::Here(found)));
         }
         let place = UrlPlace::parse(url)?;
-        let lock = self.lock(cache, &place)?;
+        let Some(lock) = self.lock(cache, &place)? else {
+            return Ok(None);
+        };
         // It may be there by now.
-        Ok(Some(match self.look(cache, url, &place, others)? {
-            Ok(found) => Cached::Here(found),
-            Err(at) => Cached::Absent(CacheSlot {
-                lock,
-                at,
-                is_hub: matches!(place, UrlPlace::Hub { .. }),
-                limit: cache.limit,
-                root: cache.folder.clone(),
+        Ok(match self.look(cache, url, &place, others)? {
+            Ok(found) => Some(Cached::Here(found)),
+            Err(at) => at.map(|at| {
+                Cached::Absent(CacheSlot {
+                    lock,
+                    at,
+                    is_hub: matches!(place, UrlPlace::Hub { .. }),
+                    limit: cache.limit,
+                    root: cache.folder.clone(),
+                })
             }),
-        }))
+        })
     }
 
-    /// Where it is, or would be.
+    /// Where it is, or would be; None if it cannot be kept.
     fn look(
         &self,
         cache: &CacheOptions,
         url: &str,
         place: &UrlPlace,
         others: bool,
-    ) -> Result<std::result::Result<PathBuf, SlotPlace>> {
+    ) -> Result<std::result::Result<PathBuf, Option<SlotPlace>>> {
         let (folder, name) = self.folder(place)?;
         let collection = is_collection(url);
         let versions = versions(&folder, &name, collection)?;
-        let repository = cache.folder.join(repository(place));
+        let is_known = |all: &Vec<(String, String)>| {
+            !all.is_empty() && all.iter().all(|file| !file.1.is_empty())
+        };
+        if !versions.as_ref().is_none_or(is_known) {
+            return Ok(Err(None));
+        }
         let commit = match (&folder.kind, &versions) {
             (FolderKind::Hub(hub), _) => hub.commit.clone(),
             (_, versions) => {
@@ -174,15 +191,10 @@ impl Remote {
             UrlPlace::Hub { .. } => folder.prefix.clone(),
             _ => String::new(),
         };
-        let at = SlotPlace {
-            repository,
-            reference: reference(place),
-            commit,
-            prefix,
+        let at = SlotPlace::of(cache, place, commit, prefix);
+        let Some(at) = at.filter(|_| is_name(&name)) else {
+            return Ok(Err(None));
         };
-        if !is_plain(&at.prefix) || !is_plain(&at.commit) || !is_plain(&at.reference) {
-            return Ok(Err(at));
-        }
         let here = at.snapshot();
         for (name, version) in versions.iter().flatten() {
             let blob = blob_of(name, version);
@@ -191,6 +203,10 @@ impl Remote {
                 at.link(name, &blob)?;
             }
         }
+        let at = SlotPlace {
+            versions: versions.clone(),
+            ..at
+        };
         let local = LocalFolder {
             path: here.clone(),
             names: match &versions {
@@ -203,33 +219,62 @@ impl Remote {
         } else {
             here.join(&name)
         };
-        let whole = if collection {
-            Model::open_remote(&local, Some(&*name).filter(|name| !name.is_empty())).is_ok()
-        } else {
-            path.is_file()
-        };
-        let is_there = |name: &String| is_weights(name) || local.path.join(name).is_file();
-        if whole && (!others || local.names.iter().all(is_there)) {
-            touch(&path);
-            return Ok(Ok(path));
+        if !collection {
+            return Ok(at.found(path).ok_or(Some(at)));
         }
-        Ok(Err(at))
+        if at.is_complete() {
+            return Ok(at.found(path).ok_or(Some(at)));
+        }
+        // Another program may have written it.
+        let wanted = Some(&*name).filter(|name| !name.is_empty());
+        let Ok(model) = Model::open_remote(&local, wanted) else {
+            return Ok(Err(Some(at)));
+        };
+        let small = local.names.iter().filter(|name| !is_weights(name));
+        let is_there = |name: &&String| local.path.join(name).is_file();
+        if others && !small.clone().all(|name| is_there(&name)) {
+            return Ok(Err(Some(at)));
+        }
+        if others {
+            let objects = model.objects();
+            let weights = objects
+                .iter()
+                .map(|object| last(&object.0.name()).to_string());
+            at.note(small.cloned().chain(weights).collect())?;
+        }
+        Ok(at.found(path).ok_or(Some(at)))
     }
 
-    /// Waits until no other process fetches what is in the same folder.
-    fn lock(&self, cache: &CacheOptions, place: &UrlPlace) -> Result<OwnedFd> {
+    /// Waits until no other process fetches what is in the same folder. None if that is not to be waited for.
+    fn lock(&self, cache: &CacheOptions, place: &UrlPlace) -> Result<Option<Arc<OwnedFd>>> {
         let folder = cache.folder.join(".locks").join(repository(place));
         let path = folder.join("dmafile.lock");
         let failed = |error: io::Error| cannot("cannot lock the cache", &path, &error);
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.retain(|lock| lock.1.strong_count() > 0);
+        if let Some(own) = locks.iter().find(|lock| lock.0 == path) {
+            return Ok(own.1.upgrade());
+        }
+        // Two processes that wait for each other's would wait for ever.
+        let has_another = !locks.is_empty();
         fs::create_dir_all(&folder).map_err(failed)?;
+        let open = |write| {
+            let mut how = fs::OpenOptions::new();
+            let how = how.read(true).write(write).create(write);
+            how.custom_flags(OFlags::NOFOLLOW.bits() as i32).open(&path)
+        };
         // It may be another user's.
-        let file = File::open(&path).or_else(|_| File::create(&path));
-        let file = file.map_err(failed)?;
+        let file = open(true).or_else(|_| open(false)).map_err(failed)?;
+        let file = Arc::new(OwnedFd::from(file));
         let mut waiting = self.options.waiting;
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(file.into()),
-                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Ok(()) => {
+                    locks.push((path, Arc::downgrade(&file)));
+                    return Ok(Some(file));
+                }
+                Err(Errno::WOULDBLOCK | Errno::INTR) if !has_another => {}
+                Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(None),
                 Err(errno) => return Err(failed(errno.into())),
             }
             if let Some(say) = waiting.take() {
@@ -249,49 +294,79 @@ fn versions(
     name: &str,
     collection: bool,
 ) -> Result<Option<Vec<(String, String)>>> {
-    // A folder may have any number of other objects.
+    // A folder may have any number of other objects. A date is no version: two may have the same.
     let opened = |name: &str| {
         let object = folder.open(name)?;
-        let version = object.version().unwrap_or_default();
-        Ok((name.to_string(), version))
+        Ok((name.to_string(), tag_of(&*object).unwrap_or_default()))
     };
     Ok(match &folder.kind {
         FolderKind::Hub(_) => None,
-        FolderKind::Bucket(_) if collection => Some(folder.listed()?.clone()),
+        FolderKind::Bucket(_) if collection => {
+            let listed = folder.listed()?.iter().map(|(name, tag)| {
+                let tag = if tag.starts_with("W/") { "" } else { tag };
+                (name.clone(), tag.trim_matches('"').to_string())
+            });
+            Some(listed.collect())
+        }
+        // Nobody says what else there is.
+        FolderKind::Web(..) if collection => Some(Vec::new()),
         FolderKind::Bucket(_) | FolderKind::Web(..) => Some(vec![opened(name)?]),
     })
 }
 
+/// The version of an object for which its store has a strong ETag.
+fn tag_of(object: &dyn RemoteObject) -> Option<String> {
+    let version = object.version()?;
+    let tag = version.strip_prefix('"')?;
+    Some(tag.trim_end_matches('"').to_string())
+}
+
 /// What a URL stands for, as the cache has it.
 fn offline(cache: &CacheOptions, url: &str, place: &UrlPlace) -> Result<PathBuf> {
-    let repository = cache.folder.join(repository(place));
-    let reference = reference(place);
-    let known = fs::read_to_string(repository.join("refs").join(&reference));
-    let (prefix, name) = match (place, place.path().rsplit_once('/')) {
-        (UrlPlace::Hub { .. }, Some((before, name))) => (format!("{before}/"), name),
-        (_, Some((_, name))) => (String::new(), name),
-        (_, None) => (String::new(), place.path()),
+    let (before, name) = place.path().rsplit_once('/').unwrap_or(("", place.path()));
+    let prefix = match place {
+        UrlPlace::Hub { .. } if !before.is_empty() => format!("{before}/"),
+        _ => String::new(),
     };
-    let at = SlotPlace {
-        repository,
+    let missing = |why: &str| {
+        Error::new("cannot load", why.to_string())
+            .with_errno(Errno::NOENT)
+            .at(crate::place::without_secrets(url))
+            .with_remedy("load it once without --offline")
+    };
+    let none = || missing("it is not in the cache");
+    let at = SlotPlace::of(cache, place, reference(place), prefix).ok_or_else(none)?;
+    let known = fs::read_to_string(at.repository.join("refs").join(&at.reference));
+    let at = match known {
         // A commit stands for itself.
-        commit: known.map_or(reference.clone(), |text| text.trim().to_string()),
-        reference,
-        prefix,
+        Err(_) => Some(at),
+        Ok(commit) => SlotPlace::of(cache, place, commit.trim().to_string(), at.prefix),
     };
+    let at = at.filter(|_| is_name(name)).ok_or_else(none)?;
     let path = at.snapshot().join(name);
-    let plain = is_plain(&at.prefix) && is_plain(&at.commit) && is_plain(name);
-    if plain && path.exists() {
-        touch(&path);
-        return Ok(path);
+    if is_collection(url) && path.exists() && !at.is_complete() {
+        return Err(missing("it is not known whether all of it is in the cache"));
     }
-    Err(Error::new("cannot load", "it is not in the cache")
-        .with_errno(Errno::NOENT)
-        .at(crate::place::without_secrets(url))
-        .with_remedy("load it once without --offline"))
+    at.found(path).ok_or_else(none)
 }
 
 impl SlotPlace {
+    /// None if a name in it would lead elsewhere.
+    fn of(cache: &CacheOptions, place: &UrlPlace, commit: String, prefix: String) -> Option<Self> {
+        let (repository, reference) = (repository(place), reference(place));
+        let is_one = is_name(&commit) && !commit.is_empty() && is_name(&repository);
+        let plain = is_one && is_plain(&prefix) && is_plain(&reference);
+        let list = short([&*commit, place.path()]);
+        plain.then(|| Self {
+            list: cache.folder.join(".locks").join(&repository).join(list),
+            repository: cache.folder.join(repository),
+            reference,
+            commit,
+            prefix,
+            versions: None,
+        })
+    }
+
     fn snapshot(&self) -> PathBuf {
         let snapshot = self.repository.join("snapshots").join(&self.commit);
         match self.prefix.trim_end_matches('/') {
@@ -300,19 +375,47 @@ impl SlotPlace {
         }
     }
 
+    /// A path in it, if there is one.
+    fn found(&self, path: PathBuf) -> Option<PathBuf> {
+        path.exists().then(|| {
+            touch(&path);
+            path
+        })
+    }
+
+    /// Notes the names of all files that the URL stands for.
+    fn note(&self, names: Vec<String>) -> Result<()> {
+        let text = serde_json::to_vec(&names).unwrap_or_default();
+        write_small(&self.list, &text)
+    }
+
+    /// True if all files are there that the URL stands for.
+    fn is_complete(&self) -> bool {
+        let text = fs::read(&self.list).unwrap_or_default();
+        let names: Vec<String> = serde_json::from_slice(&text).unwrap_or_default();
+        let folder = self.snapshot();
+        let is_there = |name: &String| is_name(name) && folder.join(name).is_file();
+        !names.is_empty() && names.iter().all(is_there)
+    }
+
+    /// True if the version that was looked at is this one: it may have been replaced since.
+    fn has(&self, name: &str, tag: &str) -> bool {
+        let mut known = self.versions.iter().flatten();
+        known.any(|(own, version)| (own.as_str(), version.as_str()) == (name, tag))
+    }
+
     /// Makes a file of the snapshot a link to its blob.
     fn link(&self, name: &str, blob: &str) -> Result<()> {
         let folder = self.snapshot();
         let path = folder.join(name);
         let up = "../".repeat(2 + Path::new(&self.prefix).components().count());
         let to = format!("{up}blobs/{blob}");
-        if fs::read_link(&path).is_ok_and(|own| own == Path::new(&to)) || !is_plain(name) {
+        if fs::read_link(&path).is_ok_and(|own| own == Path::new(&to)) || !is_name(name) {
             return Ok(());
         }
         let failed = |error: io::Error| cannot("cannot write to the cache", &path, &error);
         fs::create_dir_all(&folder).map_err(failed)?;
-        let new = folder.join(format!(".{}-{}", std::process::id(), short([name])));
-        let _ = fs::remove_file(&new);
+        let new = folder.join(unused());
         symlink(&to, &new).map_err(failed)?;
         fs::rename(&new, &path).map_err(failed)
     }
@@ -340,15 +443,15 @@ impl CacheSlot {
             } else {
                 None
             };
-            let computed = file.digest;
-            let (blob, algorithm, digest) = match (of_hub, computed, file.object.version()) {
+            let tag = tag_of(file.object);
+            let (blob, algorithm, digest) = match (of_hub, file.digest, tag) {
                 (Some((algorithm, digest)), ..) => (digest.clone(), algorithm, digest),
-                (None, Some(own), Some(version)) if !self.is_hub => {
-                    (blob_of(file.name, &version), own.0, own.1.to_string())
+                (None, Some(own), Some(tag)) if self.at.has(file.name, &tag) => {
+                    (blob_of(file.name, &tag), own.0, own.1.to_string())
                 }
                 _ => return Ok(None),
             };
-            if !is_plain(file.name) || !is_plain(&self.at.prefix) || !is_plain(&self.at.commit) {
+            if !is_name(file.name) {
                 return Ok(None);
             }
             writes.push(BlobWrite {
@@ -380,6 +483,9 @@ impl CacheWrite {
         let blobs = self.at.repository.join("blobs");
         let failed = |error: io::Error| cannot("cannot write to the cache", &blobs, &error);
         fs::create_dir_all(&blobs).map_err(failed)?;
+        remove_unfinished(&blobs);
+        let new = self.files.iter().map(|file| file.bytes).sum();
+        self.make_room(new).map_err(failed)?;
         for file in &self.files {
             let path = blobs.join(&file.blob);
             if !path.exists() {
@@ -387,28 +493,30 @@ impl CacheWrite {
             }
             self.at.link(&file.name, &file.blob)?;
         }
-        let refs = self.at.repository.join("refs").join(&self.at.reference);
+        self.at
+            .note(self.files.iter().map(|file| file.name.clone()).collect())?;
         // As others do, none is written for a commit.
         if self.at.reference != self.at.commit {
-            let folder = refs.parent().unwrap_or(&refs);
-            fs::create_dir_all(folder).map_err(failed)?;
-            Save::new(Origin::memory(self.at.commit.as_bytes()), &refs).run()?;
+            let refs = self.at.repository.join("refs").join(&self.at.reference);
+            write_small(&refs, self.at.commit.as_bytes())?;
         }
-        if let Some(limit) = self.limit {
-            let own: HashSet<_> = self
-                .files
-                .iter()
-                .map(|file| blobs.join(&file.blob))
-                .collect();
-            evict(&self.root, limit, &own).map_err(failed)?;
-        }
-        Ok(())
+        self.make_room(0).map_err(failed)
+    }
+
+    /// Removes blobs of others until there is room for so many bytes.
+    fn make_room(&self, bytes: u64) -> io::Result<()> {
+        let Some(limit) = self.limit else {
+            return Ok(());
+        };
+        let blobs = self.at.repository.join("blobs");
+        let own = self.files.iter().map(|file| blobs.join(&file.blob));
+        evict(&self.root, limit.saturating_sub(bytes), &own.collect())
     }
 }
 
 impl BlobWrite {
     fn write(&self, blobs: &Path, path: &Path) -> Result<()> {
-        let new = blobs.join(format!(".dmafile-{}", self.blob));
+        let new = blobs.join(unused());
         let algorithm = self.algorithm.parse::<Algorithm>();
         let algorithm = algorithm.map_err(|_| Error::usage("cache", "no such digest"))?;
         let origin = Origin::parse(format!("fd:{}@{}", self.fd, self.at).as_ref())?;
@@ -447,34 +555,45 @@ impl Sink for Nowhere {
     }
 }
 
-/// Removes blobs until at most `limit` bytes are left: first those that were not used for the longest time, and none of
-/// `own`.
+/// Removes blobs until at most `limit` bytes are left: first those that were not used for the longest time, none of
+/// `own`, and none that was used just now, because it may be about to be opened.
 fn evict(root: &Path, limit: u64, own: &HashSet<PathBuf>) -> io::Result<()> {
-    let mut all = Vec::new();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let recent = now.unwrap_or_default().saturating_sub(RECENT).as_secs() as i64;
+    let (mut all, mut folders) = (Vec::new(), Vec::new());
     for repository in fs::read_dir(root)?.flatten() {
-        let Ok(blobs) = fs::read_dir(repository.path().join("blobs")) else {
+        // Not those that a link leads to.
+        let how = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = |at: BorrowedFd<'_>, name: &Path| openat(at, name, how, Mode::empty());
+        let folder = open(CWD, &repository.path());
+        let Ok(folder) = folder.and_then(|folder| open(folder.as_fd(), Path::new("blobs"))) else {
             continue;
         };
-        for blob in blobs.flatten() {
-            let Ok(meta) = blob.metadata() else { continue };
-            let used = (meta.atime(), meta.atime_nsec());
-            let changed = (meta.mtime(), meta.mtime_nsec());
-            all.push((
-                used.max(changed),
-                meta.len(),
-                blob.path(),
-                repository.path(),
-            ));
+        let path = repository.path().join("blobs");
+        for name in fs::read_dir(&path).into_iter().flatten().flatten() {
+            let name = name.file_name().to_string_lossy().into_owned();
+            let Ok(stat) = statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW) else {
+                continue;
+            };
+            let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+            if !is_blob(&name) || !is_file {
+                continue;
+            }
+            let used = (stat.st_atime, stat.st_atime_nsec).max((stat.st_mtime, stat.st_mtime_nsec));
+            all.push((used, stat.st_size as u64, name, folders.len()));
         }
+        folders.push((folder, repository.path()));
     }
     let mut total: u64 = all.iter().map(|blob| blob.1).sum();
     all.sort();
     let mut touched = HashSet::new();
-    for (_, bytes, path, repository) in all {
-        if total <= limit {
+    for ((used, _), bytes, name, number) in all {
+        let (folder, repository) = &folders[number];
+        if total <= limit || used >= recent {
             break;
         }
-        if !own.contains(&path) && fs::remove_file(&path).is_ok() {
+        let is_own = own.contains(&repository.join("blobs").join(&name));
+        if !is_own && unlinkat(folder, &name, AtFlags::empty()).is_ok() {
             total -= bytes;
             touched.insert(repository);
         }
@@ -483,6 +602,43 @@ fn evict(root: &Path, limit: u64, own: &HashSet<PathBuf>) -> io::Result<()> {
         remove_dangling(&repository.join("snapshots"));
     }
     Ok(())
+}
+
+/// What was used within this time is not removed.
+const RECENT: Duration = Duration::from_secs(60);
+
+/// True for the name of a blob: what else there is is not ours.
+fn is_blob(name: &str) -> bool {
+    matches!(name.len(), 32 | 40 | 64) && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Removes what a process has left behind that was ended while it wrote; others wait for the lock.
+fn remove_unfinished(blobs: &Path) {
+    for entry in fs::read_dir(blobs).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// How the names of unfinished files begin.
+const UNFINISHED: &str = ".dmafile-";
+
+/// A name that no file has, and that nobody can guess.
+fn unused() -> String {
+    let random = |number: u64| RandomState::new().hash_one(number);
+    format!("{UNFINISHED}{:016x}{:016x}", random(1), random(2))
+}
+
+/// Replaces a small file. A link with its name is replaced, and not followed.
+fn write_small(path: &Path, bytes: &[u8]) -> Result<()> {
+    let folder = path.parent().unwrap_or(path);
+    let failed = |error: io::Error| cannot("cannot write to the cache", path, &error);
+    fs::create_dir_all(folder).map_err(failed)?;
+    let new = folder.join(unused());
+    let written = File::create_new(&new).and_then(|mut file| file.write_all(bytes));
+    written.map_err(failed)?;
+    fs::rename(&new, path).map_err(failed)
 }
 
 /// Removes links to nothing, and folders that are empty then.
@@ -552,14 +708,26 @@ fn repository(place: &UrlPlace) -> String {
         }
         UrlPlace::Web(url) => {
             let host = url.host_str().unwrap_or_default();
-            let port = url.port().map(|port| port.to_string()).unwrap_or_default();
-            (url.scheme(), host.to_string(), format!("{host}:{port}"))
+            // A signature is another one each time; other queries name other files, and users see other ones.
+            let mut whole = url.clone();
+            if url.query_pairs().any(|pair| is_signature(&pair.0)) {
+                whole.set_query(None);
+            }
+            whole.set_path("");
+            (url.scheme(), host.to_string(), whole.to_string())
         }
     };
     let folder = place.path().rsplit_once('/').map_or("", |path| path.0);
     let plain = |char: char| char.is_ascii_alphanumeric() || matches!(char, '.' | '_');
     let name: String = name.chars().filter(|char| plain(*char)).take(60).collect();
     format!("{kind}--{name}--{}", short([&*whole, folder]))
+}
+
+/// True for a parameter that is a signature: of S3, Google, Azure, CloudFront, and the like.
+fn is_signature(name: &str) -> bool {
+    ["x-amz-signature", "x-goog-signature", "signature", "sig"]
+        .iter()
+        .any(|known| name.eq_ignore_ascii_case(known))
 }
 
 /// The revision that a URL names; elsewhere than on the hub, the file or the folder.
@@ -597,6 +765,15 @@ fn is_plain(path: &str) -> bool {
     let parts = Path::new(path).components();
     let mut plain = parts.map(|part| matches!(part, Component::Normal(_)));
     plain.all(|plain| plain) && !path.contains('\0')
+}
+
+/// True for the name of a file, or an empty one.
+fn is_name(name: &str) -> bool {
+    is_plain(name) && !name.contains('/')
+}
+
+fn last(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
 }
 
 fn cannot(what: &'static str, path: &Path, error: &io::Error) -> Error {

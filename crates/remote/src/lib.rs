@@ -50,8 +50,9 @@ use place::{Dialect, UrlPlace, without_secrets};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 pub use bucket::SaveCondition;
 pub use cache::{CacheOptions, CacheSlot, CacheWrite, Cached, FetchedFile};
@@ -107,6 +108,8 @@ pub struct Remote {
     client_of_s3: OnceLock<Arc<Client>>,
     /// Models of the hub, by repository and revision.
     hubs: Mutex<HashMap<(String, String), Arc<Hub>>>,
+    /// The locks of caches that are held, by their paths.
+    locks: Mutex<Vec<(PathBuf, Weak<OwnedFd>)>>,
 }
 
 impl Remote {

@@ -6,7 +6,7 @@ use crate::http::{AnswerHead, Client, HttpAnswer, WaitCheck};
 use crate::origin::ObjectOrigin;
 use crate::retry::{Budget, PIECE, Speeds, Trouble};
 use dmafile::internal::Verb;
-use dmafile::{Error, ObjectReader, ReadBuf, RemoteObject, Result, Traffic};
+use dmafile::{CancelToken, Error, ObjectReader, ReadBuf, RemoteObject, Result, Traffic};
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::io;
@@ -28,6 +28,7 @@ pub(crate) struct HttpObject {
     digest: Option<KnownDigest>,
     budget: Budget,
     speeds: Speeds,
+    cancel: CancelToken,
 }
 
 impl HttpObject {
@@ -47,13 +48,9 @@ impl HttpObject {
             digest: None,
             budget: Budget::default(),
             speeds: Speeds::default(),
+            cancel: options.cancel.clone(),
         };
-        let check = || {
-            if options.cancel.is_cancelled() {
-                return Err(Error::cancelled(Verb::Load, &object.name).into());
-            }
-            Ok(())
-        };
+        let check = || object.check();
         let mut first = Vec::new();
         let (version, digest) = object.tried(&check, || 0, || object.first(&mut first, &check))?;
         let covers = version.size <= first.len() as u64;
@@ -65,6 +62,13 @@ impl HttpObject {
         }
         (object.version, object.first, object.digest) = (version, first, digest);
         Ok(object)
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.cancel.is_cancelled() {
+            return Err(Error::cancelled(Verb::Load, &self.name).into());
+        }
+        Ok(())
     }
 
     fn error(&self, why: impl Into<String>, errno: Errno) -> Error {
@@ -216,7 +220,7 @@ impl RemoteObject for HttpObject {
         if self.digest.is_some() {
             return Ok(self.digest.clone());
         }
-        let check = || Ok(());
+        let check = || self.check();
         let described = self.tried(&check, || 0, || self.describe(&check))?;
         Ok(described.as_ref().and_then(digest))
     }

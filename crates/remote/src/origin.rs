@@ -53,6 +53,8 @@ pub(crate) struct Web {
     store: String,
     /// Where it was found after redirections.
     found: Mutex<Option<Url>>,
+    /// Its entity tag where it was asked for first.
+    tag: Mutex<Option<String>>,
 }
 
 const MOST_REDIRECTS: usize = 5;
@@ -64,6 +66,7 @@ impl Web {
             authorization,
             store: store.to_string(),
             found: Mutex::default(),
+            tag: Mutex::default(),
         }
     }
 
@@ -92,7 +95,14 @@ impl ObjectOrigin for Web {
             .authorization
             .as_deref()
             .map(|secret| (&self.url, secret));
-        let (answer, url) = follow(client, &first, fields.collect(), authorization, check)?;
+        let (mut answer, url) = follow(client, &first, fields.collect(), authorization, check)?;
+        let mut tag = self.tag.lock().unwrap_or_else(PoisonError::into_inner);
+        if first == self.url {
+            *tag = answer.first_tag.take();
+        }
+        // Elsewhere it has another one.
+        answer.first_tag.clone_from(&tag);
+        drop(tag);
         if answer.head.status == 206 {
             *self.found() = (url != self.url).then_some(url);
         }
