@@ -208,8 +208,8 @@ PARTS = (
     ),
     Part(
         "stores",
-        "loads from servers of S3, Azure and Google, and the hub's client (1.4 GB, once)",
-        5,
+        "loads and saves with servers of S3, Azure and Google, and the hub's client (1.4 GB, once)",
+        6,
         "$(scripts/stores)/bin/python -m pytest --quiet -rs tests/stores python/tests/test_hub.py "
         "$ARGS",
         ("crates/remote/", "tests/stores/", "scripts/stores", "python/tests/test_hub.py"),

@@ -1039,3 +1039,229 @@ fn random_faults_of_a_store_make_no_wrong_object() {
     }
     eprintln!("{saved} saved, {failed} failed");
 }
+
+/// A listing of a bucket `bucket`, with these objects and their tags.
+fn listing(objects: &[(&str, usize, Option<&str>)]) -> Vec<u8> {
+    let items = objects.iter().map(|(key, size, tag)| {
+        let tag = tag
+            .map(|tag| format!("<ETag>{tag}</ETag>"))
+            .unwrap_or_default();
+        format!(
+            "<Contents><Key>{key}</Key><Size>{size}</Size>{tag}\
+             <LastModified>2026-11-28T00:00:00.000Z</LastModified></Contents>"
+        )
+    });
+    format!(
+        "<ListBucketResult>{}</ListBucketResult>",
+        items.collect::<String>()
+    )
+    .into_bytes()
+}
+
+#[test]
+fn a_folder_is_cached_only_if_its_store_tells_versions() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.safetensors");
+    for tags in [false, true] {
+        for seed in 0..2 {
+            models::safetensors(&path, &models::tensors(&format!("t{seed}"), 1, 5000));
+            let bytes = std::fs::read(&path).unwrap();
+            let tag = format!("\"{}\"", bytes_digest(&bytes));
+            server.put_tagged("/bucket/m/m.safetensors", bytes.clone(), &tag);
+            let told = tags.then_some(&*tag);
+            server.put(
+                "/bucket",
+                listing(&[("m/m.safetensors", bytes.len(), told)]),
+            );
+            for time in 0..2 {
+                server.asked();
+                let mut load = dmafile(&["load", "-q", "s3://bucket/m/", "--cache"]);
+                load.arg(dir.path().join("cache"))
+                    .args(["--", "sh", "-c", "sha256sum < {}/m.safetensors"])
+                    .env("AWS_ENDPOINT_URL", server.url(""))
+                    .env("AWS_ACCESS_KEY_ID", "me")
+                    .env("AWS_SECRET_ACCESS_KEY", "secret");
+                let said = good(&mut load);
+                assert!(said.starts_with(&bytes_digest(&bytes)), "{said}");
+                let asked = server.asked();
+                let fetched = asked.iter().any(|asked| asked.range().is_some());
+                assert_eq!(fetched, time == 0 || !tags, "{tags} {seed} {time}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_model_of_which_only_a_part_is_cached_is_none_offline() {
+    let (hub, _store, files) = hub();
+    let dir = tempfile::tempdir().unwrap();
+    let load = |url: &str, more: &[&str]| {
+        let mut load = dmafile(&["load", "-q", url, "--cache", dir.path().to_str().unwrap()]);
+        load.args(more)
+            .env("HF_ENDPOINT", hub.url(""))
+            .env("HF_TOKEN", "hf_hunter2");
+        load
+    };
+    let one = files
+        .iter()
+        .find(|file| file.0.ends_with(".safetensors"))
+        .unwrap();
+    let url = format!("hf://o/m/{}", one.0);
+    good(&mut load(&url, &[]));
+    good(&mut load(&url, &["--offline"]));
+    let said = text(&load("hf://o/m", &["--offline"]).output().unwrap());
+    assert!(
+        said.contains("it is not known whether all of it is in the cache"),
+        "{said}"
+    );
+    good(&mut load("hf://o/m", &[]));
+    good(&mut load("hf://o/m", &["--offline"]));
+    // What is missing later, too.
+    let blob = dir
+        .path()
+        .join("models--o--m/blobs")
+        .join(bytes_digest(&one.1));
+    std::fs::remove_file(blob).unwrap();
+    let said = text(&load("hf://o/m", &["--offline"]).output().unwrap());
+    assert!(said.contains("(ENOENT)"), "{said}");
+}
+
+#[test]
+fn a_cache_touches_nothing_outside_of_it() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().join("cache");
+    let victim = |name: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, b"precious").unwrap();
+        path
+    };
+    let load = |url: &str| {
+        let mut load = dmafile(&["load", "-q", url, "--cache-limit", "1", "--cache"]);
+        load.arg(&cache).env("HF_ENDPOINT", server.url(""));
+        load.output().unwrap()
+    };
+    let url = server.put("/x.bin", noise(300_000, 80));
+    assert!(load(&url).status.success());
+    let entries = std::fs::read_dir(&cache).unwrap().flatten();
+    let mut entries = entries.map(|entry| entry.path());
+    let own = entries.find(|path| path.join("refs").exists()).unwrap();
+    let only = |path: &Path| {
+        std::fs::read_dir(path)
+            .unwrap()
+            .flatten()
+            .next()
+            .unwrap()
+            .path()
+    };
+    // Names that are links.
+    let reference = only(&own.join("refs"));
+    std::fs::remove_file(&reference).unwrap();
+    std::os::unix::fs::symlink(victim("a"), &reference).unwrap();
+    let lock = only(&cache.join(".locks")).join("dmafile.lock");
+    // A repository that is a link, and one whose blobs are.
+    let docs = dir.path().join("docs");
+    std::fs::create_dir_all(docs.join("blobs")).unwrap();
+    let name = "0".repeat(64);
+    let old = std::time::SystemTime::UNIX_EPOCH;
+    for path in [docs.join(&name), docs.join("blobs").join(&name)] {
+        std::fs::write(&path, b"precious").unwrap();
+        let times = std::fs::FileTimes::new()
+            .set_accessed(old)
+            .set_modified(old);
+        std::fs::File::open(&path)
+            .unwrap()
+            .set_times(times)
+            .unwrap();
+    }
+    std::fs::create_dir(cache.join("evil")).unwrap();
+    std::os::unix::fs::symlink(&docs, cache.join("evil/blobs")).unwrap();
+    std::os::unix::fs::symlink(&docs, cache.join("worse")).unwrap();
+    server.put_tagged("/x.bin", noise(300_000, 81), "\"new\"");
+    assert!(load(&url).status.success());
+    assert!(!std::fs::symlink_metadata(&reference).unwrap().is_symlink());
+    std::fs::remove_file(&lock).unwrap();
+    std::os::unix::fs::symlink(victim("b"), &lock).unwrap();
+    server.put_tagged("/x.bin", noise(300_000, 82), "\"newer\"");
+    let said = load(&url);
+    assert!(said.status.success(), "it is loaded, and not kept");
+    assert!(
+        text(&said).contains("cannot lock the cache"),
+        "{}",
+        text(&said)
+    );
+    // A revision that leads elsewhere.
+    let info = r#"{"sha":"c0ffee","siblings":[{"rfilename":"x.bin"}]}"#;
+    server.put(
+        "/api/models/o/m/revision/..%2F..%2F..%2Foutside",
+        info.into(),
+    );
+    server.put("/o/m/resolve/c0ffee/x.bin", noise(1000, 83));
+    load("hf://o/m@..%2F..%2F..%2Foutside/x.bin");
+    for path in ["a", "b"].map(|name| dir.path().join(name)) {
+        assert_eq!(
+            std::fs::read(&path).unwrap(),
+            b"precious",
+            "{}",
+            path.display()
+        );
+    }
+    assert_eq!(std::fs::read(docs.join(&name)).unwrap(), b"precious");
+    assert_eq!(
+        std::fs::read(docs.join("blobs").join(&name)).unwrap(),
+        b"precious"
+    );
+    let mut names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
+    names.retain(|entry| {
+        !["a", "b", "docs", "cache"]
+            .iter()
+            .any(|own| entry.file_name() == *own)
+    });
+    assert!(names.is_empty(), "{names:?}");
+}
+
+#[test]
+fn files_of_one_repository_are_held_with_a_cache() {
+    let (hub, _store, files) = hub();
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let socket = socket.to_str().unwrap();
+    let weights = files.iter().filter(|file| file.0.ends_with(".safetensors"));
+    let urls: Vec<_> = weights.map(|file| format!("hf://o/m/{}", file.0)).collect();
+    let mut hold = dmafile(&["hold", "--name", "two", "--socket", socket, "--cache"]);
+    hold.arg(dir.path().join("cache"))
+        .args(&urls)
+        .env("HF_ENDPOINT", hub.url(""))
+        .env("HF_TOKEN", "hf_hunter2")
+        .stdout(std::process::Stdio::piped());
+    let mut holder = hold.spawn().unwrap();
+    let mut line = String::new();
+    let out = holder.stdout.take().unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
+    assert!(line.contains("\"files\":["), "{line}");
+    good(&mut dmafile(&["release", "two", "--socket", socket]));
+    assert!(holder.wait().unwrap().success());
+}
+
+#[test]
+fn a_cache_leaves_no_descriptor_to_command() {
+    let (hub, _store, _files) = hub();
+    let dir = tempfile::tempdir().unwrap();
+    let count = |cache: bool, words: &str| {
+        let mut load = dmafile(&["load", "-q", "hf://o/m"]);
+        if cache {
+            load.args(["--cache", dir.path().to_str().unwrap()]);
+        }
+        load.args(["--", "sh", "-c", words])
+            .env("HF_ENDPOINT", hub.url(""))
+            .env("HF_TOKEN", "hf_hunter2");
+        good(&mut load)
+    };
+    let by_path = "ls {} > /dev/null; ls /proc/self/fd | wc -l";
+    for words in [by_path, "ls /proc/self/fd | wc -l"] {
+        let with = count(true, words);
+        assert_eq!(with, count(false, words), "{words}");
+        std::fs::remove_dir_all(dir.path().join("models--o--m")).unwrap();
+    }
+}

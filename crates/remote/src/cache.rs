@@ -839,3 +839,46 @@ impl ObjectReader for LocalReader<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_url_names_is_told_apart_and_a_signature_is_not() {
+        let of = |url: &str| repository(&UrlPlace::parse(url).unwrap());
+        let one = of("https://host/a/x");
+        for other in [
+            "https://host/a/x?file=b",
+            "https://host:8443/a/x",
+            "https://user@host/a/x",
+            "https://host/b/x",
+            "http://host/a/x",
+            "https://other/a/x",
+        ] {
+            assert_ne!(of(other), one, "{other}");
+        }
+        assert_ne!(of("https://host/a/x?file=b"), of("https://host/a/x?file=c"));
+        assert_ne!(of("https://me:a@host/a/x"), of("https://me:b@host/a/x"));
+        for signed in [
+            "X-Amz-Signature=1&X-Amz-Date=2",
+            "sv=1&sig=2",
+            "Expires=1&Signature=2",
+        ] {
+            assert_eq!(of(&format!("https://host/a/x?{signed}")), one, "{signed}");
+        }
+        assert!(!of("https://me:hunter2@host/a/x").contains("hunter2"));
+        assert!(is_name(&of("s3://../../../x")));
+    }
+
+    #[test]
+    fn names_lead_nowhere_else() {
+        for name in ["x", "a b", ".hidden", "ü"] {
+            assert!(is_name(name), "{name}");
+        }
+        for name in ["..", ".", "a/b", "/x", "../x", "a\0b"] {
+            assert!(!is_name(name), "{name}");
+        }
+        assert!(is_plain("refs/pr/1") && !is_plain("../refs") && !is_plain("/refs"));
+    }
+}

@@ -70,6 +70,38 @@ fn memory_that_was_changed_is_not_kept() {
     assert_eq!(std::fs::read(found).unwrap(), noise(700_001, 1));
 }
 
+#[test]
+fn what_was_replaced_after_a_look_is_not_kept_as_what_was_seen() {
+    let server = Server::plain();
+    let dir = tempfile::tempdir().unwrap();
+    let url = server.put_tagged("/x.bin", noise(700_001, 1), "\"one\"");
+    let remote = remote(dir.path());
+    let Cached::Absent(slot) = remote.reserve(&url, false).unwrap().unwrap() else {
+        panic!("it is there");
+    };
+    server.put_tagged("/x.bin", noise(700_001, 2), "\"two\"");
+    let object = remote.open(&url).unwrap();
+    let verify = Verify::compute(Algorithm::Xxh3);
+    let loaded = Load::of_object(object.clone())
+        .verify(verify)
+        .run()
+        .unwrap();
+    let own = &loaded.report.verify[0];
+    let file = FetchedFile {
+        name: "x.bin",
+        object: &*object,
+        fd: loaded.buffer.as_fd().unwrap(),
+        at: loaded.report.offset,
+        digest: Some((own.algorithm, &own.digest)),
+    };
+    assert!(slot.write(&[file]).unwrap().is_none());
+    // A date is no version.
+    server.put_tagged("/x.bin", noise(700_001, 3), "");
+    server.say("/x.bin", "Last-Modified: Sat, 28 Nov 2026 10:00:00 GMT\r\n");
+    drop(slot);
+    assert!(remote.reserve(&url, false).unwrap().is_none());
+}
+
 fn walk(folder: &Path) -> Vec<std::path::PathBuf> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap().flatten() {
