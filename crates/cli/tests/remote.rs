@@ -1245,10 +1245,10 @@ fn files_of_one_repository_are_held_with_a_cache() {
 }
 
 #[test]
-fn a_cache_leaves_no_descriptor_to_command() {
+fn command_has_each_descriptor_once() {
     let (hub, _store, _files) = hub();
     let dir = tempfile::tempdir().unwrap();
-    let count = |cache: bool, words: &str| {
+    let says = |cache: bool, words: &str| {
         let mut load = dmafile(&["load", "-q", "hf://o/m"]);
         if cache {
             load.args(["--cache", dir.path().to_str().unwrap()]);
@@ -1258,10 +1258,12 @@ fn a_cache_leaves_no_descriptor_to_command() {
             .env("HF_TOKEN", "hf_hunter2");
         good(&mut load)
     };
-    let by_path = "ls {} > /dev/null; ls /proc/self/fd | wc -l";
-    for words in [by_path, "ls /proc/self/fd | wc -l"] {
-        let with = count(true, words);
-        assert_eq!(with, count(false, words), "{words}");
+    let twice = "for fd in /proc/self/fd/*; do case $(readlink $fd) in /memfd*) stat -Lc %i $fd;; \
+                 esac; done | sort | uniq -d";
+    for words in [format!("ls {{}} > /dev/null; {twice}"), twice.to_string()] {
+        for cache in [false, true] {
+            assert_eq!(says(cache, &words), "", "{cache} {words}");
+        }
         std::fs::remove_dir_all(dir.path().join("models--o--m")).unwrap();
     }
 }
