@@ -402,6 +402,8 @@ impl Actions<'_> {
                 self.paths = action::targets(world, call, target, finals, &self.names);
                 return action::act(world, self.case.actor, verb, &self.paths);
             }
+            // A holder removes its folder at the end.
+            Action::Rotate | Action::Spy if !world.work().exists() => return Ok(Acted::Nothing),
             Action::Rotate => rotate(world)?,
             Action::Flip => {
                 let link = world.at("top/.flip");
@@ -434,8 +436,6 @@ impl Actions<'_> {
             Action::Fork => self.session.fork(task)?,
             Action::Second => self.second()?,
             Action::Release => self.release()?,
-            // A holder removes its folder at the end.
-            Action::Spy if !world.work().exists() => return Ok(Acted::Nothing),
             Action::Spy => self.spy = Some(Spy::new(&world.work())?),
         }
         Ok(Acted::Done)
