@@ -89,7 +89,17 @@ def test_faults_are_one_line_and_leak_nothing(
 
 @pytest.mark.usefixtures("servers")
 @both
-@pytest.mark.parametrize("part", ["nfs", "fuse", "9p", "virtiofs", "overlay"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        # It takes more than ten minutes: servers are waited for.
+        pytest.param("nfs", marks=matrix),
+        "fuse",
+        "9p",
+        "virtiofs",
+        pytest.param("overlay", marks=matrix),
+    ],
+)
 def test_files_on_a_server_are_loaded_whole_or_not_at_all(
     programs: Programs, kernel: str, part: str
 ) -> None:
