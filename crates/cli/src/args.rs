@@ -8,8 +8,8 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use dmafile::{
-    Algorithm, Error, Kind, Load, Model, ModelObject, Operation, Opt, OptionGroup, OptionInfo,
-    Origin, Pages, Save, Verify,
+    Error, Kind, Load, Model, ModelObject, Operation, Opt, OptionGroup, OptionInfo, Origin, Pages,
+    Save, Verify,
 };
 use dmafile_gpu::parse_kind;
 use dmafile_hold::Hold;
@@ -238,7 +238,7 @@ impl LoadOptions {
             return Ok(None);
         }
         remote::configure(&self.urls, [self.file.as_path()], quiet)?;
-        match remote::reserve(url, self.is_collection())? {
+        match remote::reserve(url)? {
             Ok(path) => {
                 let _ = self.here.set(path);
                 Ok(None)
@@ -496,7 +496,7 @@ impl HoldArgs {
                 paths.push(model.clone());
                 continue;
             };
-            match remote::reserve(url, remote::is_collection(url))? {
+            match remote::reserve(url)? {
                 Ok(path) => paths.push(path),
                 Err(slot) => {
                     let all = remote::open_all(url)?;
@@ -544,8 +544,8 @@ impl HoldArgs {
         }
         if let Some(verify) = self.given.parsed(Opt::Verify)?.pop() {
             hold = hold.verify(verify);
-        } else if !absent.is_empty() {
-            hold = hold.verify(Verify::compute(Algorithm::Xxh3));
+        } else if let Some(verify) = remote::digest_for(absent.iter().map(|one| &one.slot)) {
+            hold = hold.verify(verify);
         }
         Ok((hold, absent))
     }

@@ -98,7 +98,7 @@ fn keep(
     let own = |file: &mut Fetched| one.objects.iter().any(|object| file.is(&object.0));
     let mut files: Vec<_> = fetched.extract_if(.., own).collect();
     if remote::is_collection(&one.url) {
-        match remote::load_others(&one.url, token) {
+        match remote::load_others(&one.url, Some(&one.slot), token) {
             Ok(others) => files.extend(others.into_iter().map(|other| other.2)),
             Err(error) => {
                 remote::not_kept(&error);

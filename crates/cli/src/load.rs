@@ -6,7 +6,7 @@ use crate::output::{Output, progress_bar, write_file, write_wanted_json};
 use crate::remote::{self, Fetched};
 use crate::signals::{aside, interruptible};
 use crate::{Failure, Launcher, shards, snapshot, text};
-use dmafile::{Algorithm, Buffer, CancelToken, Load, Loaded, Opt, Reason, Report, Verify};
+use dmafile::{Buffer, CancelToken, Load, Loaded, Opt, Reason, Report};
 use std::sync::{Arc, Mutex};
 
 /// The progress bar of a load.
@@ -54,8 +54,9 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
         return shards::load(args, slot, out, &token, launcher);
     }
     let mut load = args.options.load(&args.tuning)?;
-    if slot.is_some() && !args.options.given.has(Opt::Verify) {
-        load = load.verify(Verify::compute(Algorithm::Xxh3));
+    if let Some(verify) = remote::digest_for(&slot).filter(|_| !args.options.given.has(Opt::Verify))
+    {
+        load = load.verify(verify);
     }
     if by_path && (args.options.given.has(Opt::Offset) || args.options.to().starts_with("fd:")) {
         // Checked before a load that would be useless.
@@ -68,7 +69,10 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
         let mut files = fetched(&buffer, &report);
         let url = remote::url(&args.options.file).filter(|_| args.options.is_collection());
         // A model in the cache is one with its index and its configuration.
-        match url.map(|url| remote::load_others(url, &token)).transpose() {
+        match url
+            .map(|url| remote::load_others(url, Some(&slot), &token))
+            .transpose()
+        {
             Ok(others) => {
                 files.extend(others.into_iter().flatten().map(|other| other.2));
                 remote::keep(&slot, files, deliver.then_some(launcher))?;

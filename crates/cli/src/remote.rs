@@ -4,7 +4,9 @@
 use crate::Failure;
 use crate::args::UrlArgs;
 use dmafile::internal::is_url;
+use dmafile::{Algorithm, Buffer, RemoteObject, Verified, Verify};
 use std::path::Path;
+use std::sync::Arc;
 
 /// The URL that was given in place of a path.
 pub(crate) fn url(path: &Path) -> Option<&str> {
@@ -30,6 +32,26 @@ pub(crate) fn configure<'f>(
     Ok(())
 }
 
+impl Fetched {
+    /// A file that begins at byte `at` of a buffer.
+    pub(crate) fn of(
+        object: &Arc<dyn RemoteObject>,
+        buffer: &Buffer,
+        at: u64,
+        digest: Option<&Verified>,
+    ) -> Self {
+        let digest = digest.map(|own| (own.algorithm, own.digest.clone()));
+        Self::in_memory(object, buffer.as_fd(), at, digest)
+    }
+}
+
+/// The digest to compute of what is fetched into this place in a cache; None if it needs none.
+pub(crate) fn digest_for<'s>(slots: impl IntoIterator<Item = &'s CacheSlot>) -> Option<Verify> {
+    let mut slots = slots.into_iter();
+    let needed = slots.any(CacheSlot::needs_digest);
+    needed.then(|| Verify::compute(Algorithm::Xxh3))
+}
+
 /// Says that what was fetched is not kept; that does not keep anybody from using it.
 pub(crate) fn not_kept(error: &dmafile::Error) {
     let why = error.render(&crate::Options);
@@ -44,7 +66,7 @@ mod with {
     use crate::{Failure, Launcher, signals};
     use dmafile::{
         Algorithm, Buffer, CancelToken, Load, Model, ModelObject, Opt, Origin, RemoteObject,
-        Result, Verified, Verify,
+        Result, Verify,
     };
     use dmafile_remote::{
         CacheOptions, CacheWrite, Cached, FetchedFile, OpenOptions, Remote, SaveCondition,
@@ -122,29 +144,20 @@ mod with {
 
     /// What the cache has of a URL.
     pub(crate) fn find_cached(url: &str) -> Result<Option<PathBuf>> {
-        REMOTE.find_cached(url, false)
+        REMOTE.find_cached(url)
     }
 
     /// The same, or the place in the cache where it will be; None without a cache.
-    pub(crate) fn reserve(
-        url: &str,
-        others: bool,
-    ) -> Result<std::result::Result<PathBuf, Option<CacheSlot>>> {
-        match REMOTE.reserve(url, others) {
-            Ok(Some(Cached::Here(path))) => Ok(Ok(path)),
-            Ok(Some(Cached::Absent(slot))) => Ok(Err(Some(slot))),
-            Ok(None) => Ok(Err(None)),
-            // What cannot be kept can be loaded.
-            Err(error) if error.to_string().contains("the cache") && !is_offline() => {
-                eprintln!("dmafile: {}", error.render(&crate::Options));
-                Ok(Err(None))
+    pub(crate) fn reserve(url: &str) -> Result<std::result::Result<PathBuf, Option<CacheSlot>>> {
+        Ok(match REMOTE.reserve(url)? {
+            Some(Cached::Here(path)) => Ok(path),
+            Some(Cached::Absent(slot)) => Err(Some(slot)),
+            Some(Cached::Closed(error)) => {
+                super::not_kept(&error);
+                Err(None)
             }
-            Err(error) => Err(error),
-        }
-    }
-
-    fn is_offline() -> bool {
-        OPTIONS.get().is_some_and(|options| options.0.offline)
+            None => Err(None),
+        })
     }
 
     /// A file that has been fetched into memory.
@@ -158,23 +171,12 @@ mod with {
     }
 
     impl Fetched {
-        /// A file that begins at byte `at` of a buffer.
-        pub(crate) fn of(
-            object: &Arc<dyn RemoteObject>,
-            buffer: &Buffer,
-            at: u64,
-            digest: Option<&Verified>,
-        ) -> Self {
-            let digest = digest.map(|own| (own.algorithm, own.digest.clone()));
-            Self::in_memory(object, buffer.as_fd(), at, digest)
-        }
-
         /// True if it was fetched from this object.
         pub(crate) fn is(&self, object: &Arc<dyn RemoteObject>) -> bool {
             Arc::ptr_eq(&self.object, object)
         }
 
-        /// The same in memory behind a descriptor.
+        /// A file that begins at byte `at` of memory behind a descriptor.
         pub(crate) fn in_memory(
             object: &Arc<dyn RemoteObject>,
             fd: Option<BorrowedFd<'_>>,
@@ -290,16 +292,14 @@ mod with {
     /// fetched from.
     pub(crate) fn load_others(
         url: &str,
+        slot: Option<&CacheSlot>,
         token: &CancelToken,
     ) -> Result<Vec<(String, Buffer, Fetched)>> {
         let mut all = Vec::new();
         for (name, object) in REMOTE.open_others(url)? {
             let mut load = Load::of_object(Arc::clone(&object)).exact_size(true);
-            if OPTIONS
-                .get()
-                .is_some_and(|options| options.0.cache.is_some())
-            {
-                load = load.verify(Verify::compute(Algorithm::Xxh3));
+            if let Some(verify) = super::digest_for(slot) {
+                load = load.verify(verify);
             }
             let loaded = load.names(&crate::Options).cancel(token.clone()).run()?;
             let (digest, at) = (loaded.report.verify.first(), loaded.report.offset);
@@ -365,7 +365,7 @@ mod without {
     use crate::output::Output;
     use crate::{Failure, Launcher};
     use dmafile::{
-        Algorithm, Buffer, CancelToken, Error, Model, ModelObject, RemoteObject, Result, Verified,
+        Algorithm, Buffer, CancelToken, Error, Model, ModelObject, RemoteObject, Result,
     };
     use std::ffi::{OsStr, OsString};
     use std::os::fd::BorrowedFd;
@@ -425,7 +425,11 @@ mod without {
         unavailable()
     }
 
-    pub(crate) fn load_others(_: &str, _: &CancelToken) -> Result<Vec<(String, Buffer, Fetched)>> {
+    pub(crate) fn load_others(
+        _: &str,
+        _: Option<&CacheSlot>,
+        _: &CancelToken,
+    ) -> Result<Vec<(String, Buffer, Fetched)>> {
         unavailable()
     }
 
@@ -455,10 +459,13 @@ mod without {
     /// There is none.
     pub(crate) enum CacheSlot {}
 
-    pub(crate) fn reserve(
-        _: &str,
-        _: bool,
-    ) -> Result<std::result::Result<PathBuf, Option<CacheSlot>>> {
+    impl CacheSlot {
+        pub(crate) fn needs_digest(&self) -> bool {
+            match *self {}
+        }
+    }
+
+    pub(crate) fn reserve(_: &str) -> Result<std::result::Result<PathBuf, Option<CacheSlot>>> {
         unavailable()
     }
 
@@ -474,15 +481,6 @@ mod without {
             _: Option<BorrowedFd<'_>>,
             _: u64,
             _: Option<(Algorithm, String)>,
-        ) -> Self {
-            Self
-        }
-
-        pub(crate) fn of(
-            _: &Arc<dyn RemoteObject>,
-            _: &Buffer,
-            _: u64,
-            _: Option<&Verified>,
         ) -> Self {
             Self
         }

@@ -7,7 +7,7 @@ use crate::output::{Output, write_wanted_json};
 use crate::remote::{self, CacheSlot, Fetched};
 use crate::{Failure, Launcher, text};
 use dmafile::internal::{is_hidden, one_line};
-use dmafile::{Algorithm, CancelToken, Load, Opt, Report, Shard, Verify};
+use dmafile::{CancelToken, Load, Opt, Report, Shard};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fs;
@@ -39,7 +39,7 @@ pub(crate) fn load(
     let shards = model.shards();
     refuse(args, shards.len())?;
     let (shape, mut fetched) = match url {
-        Some(url) => remote_shape(url, &shards, token)?,
+        Some(url) => remote_shape(url, &shards, slot.as_ref(), token)?,
         None => (shape(options.file(), options.name(), &shards)?, Vec::new()),
     };
     // Checked before a load that would be useless.
@@ -59,8 +59,8 @@ pub(crate) fn load(
         let mut load = options.tune(load, &args.tuning);
         if let Some(verify) = options.given.texts(Opt::Verify).next() {
             load = load.set(Opt::Verify, verify);
-        } else if slot.is_some() {
-            load = load.verify(Verify::compute(Algorithm::Xxh3));
+        } else if let Some(digest) = remote::digest_for(&slot) {
+            load = load.verify(digest);
         }
         let loaded = one(args, load.exact_size(true), out, token)?;
         if let Some((object, _)) = objects.get(number) {
@@ -117,10 +117,11 @@ fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
 fn remote_shape(
     url: &str,
     shards: &[Shard],
+    slot: Option<&CacheSlot>,
     token: &CancelToken,
 ) -> Result<(Shape, Vec<Fetched>), Failure> {
     let (mut files, mut fetched) = (Vec::new(), Vec::new());
-    for (name, buffer, own) in remote::load_others(url, token)? {
+    for (name, buffer, own) in remote::load_others(url, slot, token)? {
         let name = name.into();
         files.push(Named { name, buffer });
         fetched.push(own);

@@ -28,6 +28,25 @@ fn dmafile(args: &[&str]) -> Command {
     command
 }
 
+/// Variables that lead to a server of the test, with secrets.
+trait Leads {
+    fn of_s3(&mut self, server: &Server) -> &mut Self;
+    fn of_hub(&mut self, server: &Server) -> &mut Self;
+}
+
+impl Leads for Command {
+    fn of_s3(&mut self, server: &Server) -> &mut Self {
+        self.env("AWS_ENDPOINT_URL", server.url(""))
+            .env("AWS_ACCESS_KEY_ID", "me")
+            .env("AWS_SECRET_ACCESS_KEY", "hunter2")
+    }
+
+    fn of_hub(&mut self, server: &Server) -> &mut Self {
+        self.env("HF_ENDPOINT", server.url(""))
+            .env("HF_TOKEN", "hf_hunter2")
+    }
+}
+
 fn text(output: &Output) -> String {
     let both = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8(both).unwrap()
@@ -158,8 +177,7 @@ fn a_model_of_the_hub_is_a_folder_for_command() {
         "-c",
         "basename {}; cd {}; sha256sum * | cut -c1-64,66-",
     ]);
-    load.env("HF_ENDPOINT", hub.url(""))
-        .env("HF_TOKEN", "hf_hunter2");
+    load.of_hub(&hub);
     let said = good(&mut load);
     assert!(said.starts_with("m\n"), "{said}");
     for (name, bytes) in &files {
@@ -202,8 +220,7 @@ fn a_model_of_the_hub_is_a_folder_for_command() {
         "-c",
         "cat {}",
     ]);
-    one.env("HF_ENDPOINT", hub.url(""))
-        .env("HF_TOKEN", "hf_hunter2");
+    one.of_hub(&hub);
     assert_eq!(good(&mut one), "{\"a\": 1}");
 }
 
@@ -267,8 +284,7 @@ fn a_model_of_the_hub_is_held_and_taken() {
     let socket = dir.path().join("socket");
     let socket = socket.to_str().unwrap();
     let mut hold = dmafile(&["hold", "hf://o/m/", "--name", "m", "--socket", socket]);
-    hold.env("HF_ENDPOINT", hub.url(""))
-        .env("HF_TOKEN", "hf_hunter2");
+    hold.of_hub(&hub);
     let mut holder = hold.stdout(std::process::Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     let out = holder.stdout.take().unwrap();
@@ -376,9 +392,7 @@ fn bytes_are_compared_with_what_their_store_says_of_them() {
     let server = Server::plain();
     let load = |url: &str| {
         let mut load = dmafile(&["load", "-q", "--verify", "store", "--json", url]);
-        load.env("AWS_ENDPOINT_URL", server.url(""))
-            .env("AWS_ACCESS_KEY_ID", "me")
-            .env("AWS_SECRET_ACCESS_KEY", "hunter2");
+        load.of_s3(&server);
         load
     };
     let refused = |load: &mut Command, words: &str| {
@@ -428,6 +442,11 @@ fn bytes_are_compared_with_what_their_store_says_of_them() {
         &mut load("s3://bucket/x"),
         "does not say what its digest is (status 403)",
     );
+    // Neither is one asked for that no store keeps.
+    server.asked();
+    let mut other = dmafile(&["load", "-q", "--verify", "xxh3", "s3://bucket/x"]);
+    good(other.of_s3(&server));
+    assert!(server.asked().iter().all(|asked| asked.method == "GET"));
     // A digest that nobody asked for is not fetched.
     good(dmafile(&["load", "-q", &url]).env("AWS_ENDPOINT_URL", server.url("")));
 }
@@ -471,10 +490,7 @@ fn a_model_of_the_hub_is_fetched_once_and_then_in_the_cache() {
     let cache = dir.path().to_str().unwrap();
     let load = |more: &[&str]| {
         let mut load = dmafile(&["load", "-q", "hf://o/m", "--cache", cache]);
-        load.args(more)
-            .args(["--", "sh", "-c", SUMS])
-            .env("HF_ENDPOINT", hub.url(""))
-            .env("HF_TOKEN", "hf_hunter2");
+        load.args(more).args(["--", "sh", "-c", SUMS]).of_hub(&hub);
         load
     };
     let first = good(&mut load(&[]));
@@ -507,10 +523,7 @@ fn a_model_of_the_hub_is_fetched_once_and_then_in_the_cache() {
     for _ in 0..2 {
         store.asked();
         let mut one = dmafile(&["load", "-q", "hf://o/m", "--cache"]);
-        one.arg(&other)
-            .args(["--", "sh", "-c", bytes])
-            .env("HF_ENDPOINT", hub.url(""))
-            .env("HF_TOKEN", "hf_hunter2");
+        one.arg(&other).args(["--", "sh", "-c", bytes]).of_hub(&hub);
         said.push((good(&mut one), store.asked().is_empty()));
     }
     assert_eq!(said[0].0, said[1].0);
@@ -523,11 +536,7 @@ fn a_model_of_the_hub_is_fetched_once_and_then_in_the_cache() {
             .iter()
             .all(|asked| asked.target.contains("/api/"))
     );
-    let plan = good(
-        dmafile(&["explain", "hf://o/m", "--cache", cache])
-            .env("HF_ENDPOINT", hub.url(""))
-            .env("HF_TOKEN", "hf_hunter2"),
-    );
+    let plan = good(dmafile(&["explain", "hf://o/m", "--cache", cache]).of_hub(&hub));
     assert!(
         !plan.contains("fetch") && plan.contains("snapshots/c0ffee"),
         "{plan}"
@@ -555,11 +564,7 @@ fn an_object_in_the_cache_is_the_version_that_the_store_has() {
     let load = |more: &[&str]| {
         let cache = dir.path().to_str().unwrap();
         let mut load = dmafile(&["load", "-q", "s3://bucket/a b/x.bin", "--cache", cache]);
-        load.args(more)
-            .args(["--", "sh", "-c", SUM])
-            .env("AWS_ENDPOINT_URL", server.url(""))
-            .env("AWS_ACCESS_KEY_ID", "me")
-            .env("AWS_SECRET_ACCESS_KEY", "hunter2");
+        load.args(more).args(["--", "sh", "-c", SUM]).of_s3(&server);
         load
     };
     let blobs = || {
@@ -668,10 +673,7 @@ fn what_a_server_says_leads_out_of_no_cache() {
 /// `dmafile save SRC s3://bucket/KEY` with these options.
 fn save(server: &Server, args: &[&str]) -> Command {
     let mut save = dmafile(&["save", "-q", "--json"]);
-    save.args(args)
-        .env("AWS_ENDPOINT_URL", server.url(""))
-        .env("AWS_ACCESS_KEY_ID", "me")
-        .env("AWS_SECRET_ACCESS_KEY", "hunter2");
+    save.args(args).of_s3(server);
     save
 }
 
@@ -891,14 +893,7 @@ fn the_mark_of_a_folder_is_no_file_in_it() {
     let list = |items: &str| format!("<ListBucketResult>{items}</ListBucketResult>").into_bytes();
     let both = item("m/", 0) + &item("m/x.safetensors", bytes.len());
     server.put("/bucket", list(&both));
-    let s3 = |command: &mut Command| {
-        command
-            .env("AWS_ENDPOINT_URL", server.url(""))
-            .env("AWS_ACCESS_KEY_ID", "me")
-            .env("AWS_SECRET_ACCESS_KEY", "secret")
-            .output()
-            .unwrap()
-    };
+    let s3 = |command: &mut Command| command.of_s3(&server).output().unwrap();
     let words = ["load", "-q", "s3://bucket/m/", "--", "sh", "-c", "ls {}"];
     assert_eq!(text(&s3(&mut dmafile(&words))), "x.safetensors\n");
     server.put("/bucket", list(""));
@@ -939,9 +934,7 @@ fn a_hold_keeps_what_it_fetches_and_is_served_from_the_cache() {
             socket,
             "--cache",
         ]);
-        hold.arg(&cache)
-            .env("HF_ENDPOINT", hub.url(""))
-            .env("HF_TOKEN", "hf_hunter2");
+        hold.arg(&cache).of_hub(&hub);
         let mut holder = hold.stdout(std::process::Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let out = holder.stdout.take().unwrap();
@@ -1079,9 +1072,7 @@ fn a_folder_is_cached_only_if_its_store_tells_versions() {
                 let mut load = dmafile(&["load", "-q", "s3://bucket/m/", "--cache"]);
                 load.arg(dir.path().join("cache"))
                     .args(["--", "sh", "-c", "sha256sum < {}/m.safetensors"])
-                    .env("AWS_ENDPOINT_URL", server.url(""))
-                    .env("AWS_ACCESS_KEY_ID", "me")
-                    .env("AWS_SECRET_ACCESS_KEY", "secret");
+                    .of_s3(&server);
                 let said = good(&mut load);
                 assert!(said.starts_with(&bytes_digest(&bytes)), "{said}");
                 let asked = server.asked();
@@ -1098,9 +1089,7 @@ fn a_model_of_which_only_a_part_is_cached_is_none_offline() {
     let dir = tempfile::tempdir().unwrap();
     let load = |url: &str, more: &[&str]| {
         let mut load = dmafile(&["load", "-q", url, "--cache", dir.path().to_str().unwrap()]);
-        load.args(more)
-            .env("HF_ENDPOINT", hub.url(""))
-            .env("HF_TOKEN", "hf_hunter2");
+        load.args(more).of_hub(&hub);
         load
     };
     let one = files
@@ -1232,8 +1221,7 @@ fn files_of_one_repository_are_held_with_a_cache() {
     let mut hold = dmafile(&["hold", "--name", "two", "--socket", socket, "--cache"]);
     hold.arg(dir.path().join("cache"))
         .args(&urls)
-        .env("HF_ENDPOINT", hub.url(""))
-        .env("HF_TOKEN", "hf_hunter2")
+        .of_hub(&hub)
         .stdout(std::process::Stdio::piped());
     let mut holder = hold.spawn().unwrap();
     let mut line = String::new();
@@ -1253,9 +1241,7 @@ fn command_has_each_descriptor_once() {
         if cache {
             load.args(["--cache", dir.path().to_str().unwrap()]);
         }
-        load.args(["--", "sh", "-c", words])
-            .env("HF_ENDPOINT", hub.url(""))
-            .env("HF_TOKEN", "hf_hunter2");
+        load.args(["--", "sh", "-c", words]).of_hub(&hub);
         good(&mut load)
     };
     let twice = "for fd in /proc/self/fd/*; do case $(readlink $fd) in /memfd*) stat -Lc %i $fd;; \

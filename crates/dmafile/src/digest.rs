@@ -42,6 +42,11 @@ impl Algorithm {
         self.into()
     }
 
+    /// True if something may keep its digests with the bytes: the name of a file, or a store.
+    pub(crate) fn may_be_stored(self) -> bool {
+        !matches!(self, Self::Xxh3 | Self::Blake3)
+    }
+
     /// Number of hexadecimal digits.
     pub fn digits(self) -> usize {
         match self {

@@ -80,7 +80,9 @@ pub use pin::{PinDevice, Pinned};
 pub use plan::{Attempt, Placement, Plan, Sizes};
 pub use reasons::{About, Reason};
 pub use save::{Origin, OriginKind, OriginPart, Save, SavePlan, SaveReport};
-pub use sink::{CopyTo, Delivered, Memory, Piece, Ring, Sink, Slot, SlotReceiver, deliver};
+pub use sink::{
+    CopyTo, Delivered, Discard, Memory, Piece, Ring, Sink, Slot, SlotReceiver, deliver,
+};
 pub use source::{ObjectReader, ReadBuf, RemoteObject, Shard, Traffic};
 pub use verify::Verify;
 pub use verify::{Algorithm, Verified};

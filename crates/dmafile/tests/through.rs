@@ -2,8 +2,8 @@
 //! before the sink releases it.
 
 use dmafile::{
-    CancelToken, CopyTo, Error, ErrorKind, Io, Load, Memory, Method, Pages, Result, Ring, Sink,
-    Slot, deliver,
+    CancelToken, CopyTo, Discard, Error, ErrorKind, Io, Load, Memory, Method, Pages, Result, Ring,
+    Sink, Slot, deliver,
 };
 use dmafile_testkit::{bytes_digest, cold, dir, evict, file_digest, noise, sparse, warm};
 use std::collections::VecDeque;
@@ -481,18 +481,6 @@ fn an_invalid_ring_or_method_is_refused_before_the_load() {
 #[test]
 fn memory_use_is_that_of_the_ring() {
     const MIB: u64 = 1 << 20;
-    struct Nowhere;
-    impl Sink for Nowhere {
-        fn take(&mut self, _: &Slot<'_>) -> Result<()> {
-            Ok(())
-        }
-        fn done(&mut self, _: bool) -> Result<bool> {
-            Ok(true)
-        }
-        fn finish(&mut self) -> Result<()> {
-            Ok(())
-        }
-    }
     let resident = || {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = status
@@ -527,7 +515,7 @@ fn memory_use_is_that_of_the_ring() {
     let before = resident();
     let ring = Ring::new(16 * MIB, 8);
     let load = Load::new(&path).pages(Pages::Thp);
-    load.run_through(ring, &mut Nowhere).unwrap();
+    load.run_through(ring, &mut Discard).unwrap();
     let more = resident() - before;
     assert!(more <= ring.bytes + 64 * MIB, "{} MiB", more / MIB);
 }

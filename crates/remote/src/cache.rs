@@ -14,8 +14,8 @@ use crate::place::UrlPlace;
 use crate::{FolderKind, Remote, RemoteFolder, is_collection, is_weights};
 use dmafile::internal::{Hasher, Verb};
 use dmafile::{
-    Algorithm, Error, Load, Model, ModelFolder, ObjectReader, Origin, ReadBuf, RemoteObject,
-    Result, Ring, Save, Sink, Slot, Verify,
+    Algorithm, Discard, Error, Load, Model, ModelFolder, ObjectReader, Origin, ReadBuf,
+    RemoteObject, Result, Ring, Save, Verify,
 };
 use rustix::fs::{
     AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW,
@@ -49,6 +49,8 @@ pub enum Cached {
     Here(PathBuf),
     /// Nothing, or not all of it. No other process fetches it meanwhile.
     Absent(CacheSlot),
+    /// Not all of it, and the cache cannot be written to.
+    Closed(Error),
 }
 
 /// A place in a cache for what a URL stands for, which is fetched now.
@@ -115,14 +117,13 @@ struct BlobWrite {
 }
 
 impl Remote {
-    /// Looks for what a URL stands for in the cache; with `others`, for the small files next to a model's weights, too.
-    /// None without a cache.
+    /// Looks for what a URL stands for in the cache. None without a cache.
     ///
     /// # Errors
     /// As [`Remote::open_model`]; ENOENT if it is not there and the store must not be asked ([`OpenOptions::offline`]).
     ///
     /// [`OpenOptions::offline`]: crate::OpenOptions::offline
-    pub fn find_cached(&self, url: &str, others: bool) -> Result<Option<PathBuf>> {
+    pub fn find_cached(&self, url: &str) -> Result<Option<PathBuf>> {
         let Some(cache) = &self.options.cache else {
             return Ok(None);
         };
@@ -130,47 +131,62 @@ impl Remote {
         if self.options.offline {
             return offline(cache, url, &place).map(Some);
         }
-        Ok(self.look(cache, url, &place, others)?.ok())
+        let seen = self.see(cache, url, &place)?;
+        Ok(seen.and_then(|seen| seen.find(false)))
     }
 
-    /// As [`Remote::find_cached`]. What is not there must be fetched, and waits until no other process does.
+    /// As [`Remote::find_cached`], with the small files next to a model's weights. What is not there must be fetched, and
+    /// waits until no other process does.
     ///
     /// # Errors
-    /// As [`Remote::find_cached`]; those of the folder.
-    pub fn reserve(&self, url: &str, others: bool) -> Result<Option<Cached>> {
+    /// As [`Remote::find_cached`].
+    pub fn reserve(&self, url: &str) -> Result<Option<Cached>> {
         let Some(cache) = &self.options.cache else {
             return Ok(None);
         };
-        if let Some(found) = self.find_cached(url, others)? {
-            return Ok(Some(Cached::Here(found)));
-        }
         let place = UrlPlace::parse(url)?;
-        let Some(lock) = self.lock(cache, &place)? else {
+        if self.options.offline {
+            return Ok(Some(Cached::Here(offline(cache, url, &place)?)));
+        }
+        let Some(mut seen) = self.see(cache, url, &place)? else {
             return Ok(None);
         };
+        if let Some(found) = seen.find(true) {
+            return Ok(Some(Cached::Here(found)));
+        }
+        let (lock, waited) = match self.lock(cache, &place) {
+            Ok(Some(locked)) => locked,
+            Ok(None) => return Ok(None),
+            Err(error) if self.options.cancel.is_cancelled() => return Err(error),
+            Err(error) => return Ok(Some(Cached::Closed(error))),
+        };
+        if waited {
+            // There may be another version by now.
+            match self.see(cache, url, &place)? {
+                Some(now) => seen = now,
+                None => return Ok(None),
+            }
+        }
         // It may be there by now.
-        Ok(match self.look(cache, url, &place, others)? {
-            Ok(found) => Some(Cached::Here(found)),
-            Err(at) => at.map(|at| {
-                Cached::Absent(CacheSlot {
-                    lock,
-                    at,
-                    is_hub: matches!(place, UrlPlace::Hub { .. }),
-                    limit: cache.limit,
-                    root: cache.folder.clone(),
-                })
+        Ok(Some(match seen.find(true) {
+            Some(found) => Cached::Here(found),
+            None => Cached::Absent(CacheSlot {
+                lock,
+                at: seen.at,
+                is_hub: matches!(place, UrlPlace::Hub { .. }),
+                limit: cache.limit,
+                root: cache.folder.clone(),
             }),
-        })
+        }))
     }
 
-    /// Where it is, or would be; None if it cannot be kept.
-    fn look(
+    /// Asks the store which version there is; None if it cannot be kept.
+    fn see(
         &self,
         cache: &CacheOptions,
         url: &str,
         place: &UrlPlace,
-        others: bool,
-    ) -> Result<std::result::Result<PathBuf, Option<SlotPlace>>> {
+    ) -> Result<Option<SeenVersion>> {
         let (folder, name) = self.folder(place)?;
         let collection = is_collection(url);
         let versions = versions(&folder, &name, collection)?;
@@ -178,7 +194,7 @@ impl Remote {
             !all.is_empty() && all.iter().all(|file| !file.1.is_empty())
         };
         if !versions.as_ref().is_none_or(is_known) {
-            return Ok(Err(None));
+            return Ok(None);
         }
         let commit = match (&folder.kind, &versions) {
             (FolderKind::Hub(hub), _) => hub.commit.clone(),
@@ -193,67 +209,30 @@ impl Remote {
         };
         let at = SlotPlace::of(cache, place, commit, prefix);
         let Some(at) = at.filter(|_| is_name(&name)) else {
-            return Ok(Err(None));
+            return Ok(None);
         };
-        let here = at.snapshot();
-        for (name, version) in versions.iter().flatten() {
-            let blob = blob_of(name, version);
-            // A version that another snapshot has, too.
-            if at.repository.join("blobs").join(&blob).is_file() {
-                at.link(name, &blob)?;
-            }
-        }
-        let at = SlotPlace {
-            versions: versions.clone(),
-            ..at
+        let names = match &versions {
+            Some(own) => own.iter().map(|own| own.0.clone()).collect(),
+            None => folder.names()?,
         };
-        let local = LocalFolder {
-            path: here.clone(),
-            names: match &versions {
-                Some(own) => own.iter().map(|own| own.0.clone()).collect(),
-                None => folder.names()?,
-            },
-        };
-        let path = if name.is_empty() {
-            here
-        } else {
-            here.join(&name)
-        };
-        if !collection {
-            return Ok(at.found(path).ok_or(Some(at)));
-        }
-        if at.is_complete() {
-            return Ok(at.found(path).ok_or(Some(at)));
-        }
-        // Another program may have written it.
-        let wanted = Some(&*name).filter(|name| !name.is_empty());
-        let Ok(model) = Model::open_remote(&local, wanted) else {
-            return Ok(Err(Some(at)));
-        };
-        let small = local.names.iter().filter(|name| !is_weights(name));
-        let is_there = |name: &&String| local.path.join(name).is_file();
-        if others && !small.clone().all(|name| is_there(&name)) {
-            return Ok(Err(Some(at)));
-        }
-        if others {
-            let objects = model.objects();
-            let weights = objects
-                .iter()
-                .map(|object| last(&object.0.name()).to_string());
-            at.note(small.cloned().chain(weights).collect())?;
-        }
-        Ok(at.found(path).ok_or(Some(at)))
+        Ok(Some(SeenVersion {
+            at: SlotPlace { versions, ..at },
+            name,
+            names,
+            collection,
+        }))
     }
 
     /// Waits until no other process fetches what is in the same folder. None if that is not to be waited for.
-    fn lock(&self, cache: &CacheOptions, place: &UrlPlace) -> Result<Option<Arc<OwnedFd>>> {
+    /// With it comes whether it was waited for.
+    fn lock(&self, cache: &CacheOptions, place: &UrlPlace) -> Result<Option<(Arc<OwnedFd>, bool)>> {
         let folder = cache.folder.join(".locks").join(repository(place));
         let path = folder.join("dmafile.lock");
         let failed = |error: io::Error| cannot("cannot lock the cache", &path, &error);
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         locks.retain(|lock| lock.1.strong_count() > 0);
         if let Some(own) = locks.iter().find(|lock| lock.0 == path) {
-            return Ok(own.1.upgrade());
+            return Ok(own.1.upgrade().map(|own| (own, false)));
         }
         // Two processes that wait for each other's would wait for ever.
         let has_another = !locks.is_empty();
@@ -266,25 +245,82 @@ impl Remote {
         // It may be another user's.
         let file = open(true).or_else(|_| open(false)).map_err(failed)?;
         let file = Arc::new(OwnedFd::from(file));
-        let mut waiting = self.options.waiting;
+        let mut waited = false;
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {
                     locks.push((path, Arc::downgrade(&file)));
-                    return Ok(Some(file));
+                    return Ok(Some((file, waited)));
                 }
                 Err(Errno::WOULDBLOCK | Errno::INTR) if !has_another => {}
                 Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(None),
                 Err(errno) => return Err(failed(errno.into())),
             }
-            if let Some(say) = waiting.take() {
+            if let Some(say) = self.options.waiting.filter(|_| !waited) {
                 say();
             }
+            waited = true;
             if self.options.cancel.is_cancelled() {
                 return Err(Error::cancelled(Verb::Load, path.display().to_string()));
             }
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+}
+
+/// What a store has of a URL, and where that is in a cache, or would be.
+struct SeenVersion {
+    at: SlotPlace,
+    /// The file in its folder; empty for the folder.
+    name: String,
+    /// All files next to it.
+    names: Vec<String>,
+    /// It stands for several of them.
+    collection: bool,
+}
+
+impl SeenVersion {
+    /// Where it is, if all of it is there; with `others`, the small files next to a model's weights, too.
+    fn find(&self, others: bool) -> Option<PathBuf> {
+        let folder = self.at.snapshot();
+        for (name, version) in self.at.versions.iter().flatten() {
+            let blob = blob_of(name, version);
+            // A version that another snapshot has, too. What cannot be noted in a cache is looked for again.
+            if self.at.repository.join("blobs").join(&blob).is_file() {
+                let _ = self.at.link(name, &blob);
+            }
+        }
+        let path = if self.name.is_empty() {
+            folder
+        } else {
+            folder.join(&self.name)
+        };
+        if self.collection && !self.at.is_complete() {
+            let names = self.written_by_others(others)?;
+            if others {
+                let _ = self.at.note(names);
+            }
+        }
+        self.at.found(path)
+    }
+
+    /// The names of the files of a model that another program may have written; None if some are missing.
+    fn written_by_others(&self, others: bool) -> Option<Vec<String>> {
+        let local = LocalFolder {
+            path: self.at.snapshot(),
+            names: self.names.clone(),
+        };
+        let wanted = Some(&*self.name).filter(|name| !name.is_empty());
+        let objects = Model::open_remote(&local, wanted).ok()?.objects();
+        let weights = objects
+            .iter()
+            .map(|object| last(&object.0.name()).to_string());
+        let small = self.names.iter().filter(|name| !is_weights(name));
+        let is_there = |name: &&String| local.path.join(name).is_file();
+        if others && !small.clone().all(|name| is_there(&name)) {
+            return None;
+        }
+        Some(small.cloned().chain(weights).collect())
     }
 }
 
@@ -422,6 +458,11 @@ impl SlotPlace {
 }
 
 impl CacheSlot {
+    /// True if files are kept only with a digest that was computed as they were fetched.
+    pub fn needs_digest(&self) -> bool {
+        !self.is_hub
+    }
+
     /// Lets processes that are started from now on inherit the lock.
     ///
     /// # Errors
@@ -523,7 +564,7 @@ impl BlobWrite {
         Save::new(origin, &new).length(self.bytes).run()?;
         let verify = Verify::expect(algorithm, &self.digest)?;
         let read = Load::new(&new).verify(verify);
-        let read = read.run_through(Ring::default(), &mut Nowhere);
+        let read = read.run_through(Ring::default(), &mut Discard);
         if let Err(error) = read {
             let _ = fs::remove_file(&new);
             let changed = error.raw_os_error() == Some(Errno::BADMSG.raw_os_error());
@@ -535,23 +576,6 @@ impl BlobWrite {
         }
         let named = fs::rename(&new, path);
         named.map_err(|error| cannot("cannot write to the cache", path, &error))
-    }
-}
-
-/// A sink whose bytes only pass by.
-struct Nowhere;
-
-impl Sink for Nowhere {
-    fn take(&mut self, _: &Slot<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    fn done(&mut self, _: bool) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        Ok(())
     }
 }
 

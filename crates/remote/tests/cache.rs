@@ -49,9 +49,10 @@ fn memory_that_was_changed_is_not_kept() {
     let dir = tempfile::tempdir().unwrap();
     let url = server.put("/x.bin", noise(700_001, 1));
     let remote = remote(dir.path());
-    let slot = || match remote.reserve(&url, false).unwrap().unwrap() {
+    let slot = || match remote.reserve(&url).unwrap().unwrap() {
         Cached::Absent(slot) => slot,
         Cached::Here(path) => panic!("{} is there", path.display()),
+        Cached::Closed(error) => panic!("{error}"),
     };
     let error = fetch(&remote, &slot(), &url, true).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{error}");
@@ -59,14 +60,14 @@ fn memory_that_was_changed_is_not_kept() {
         error.to_string().contains("its memory was changed"),
         "{error}"
     );
-    assert_eq!(remote.find_cached(&url, false).unwrap(), None);
+    assert_eq!(remote.find_cached(&url).unwrap(), None);
     let files = walk(dir.path());
     assert!(
         files.iter().all(|file| file.ends_with("dmafile.lock")),
         "{files:?}"
     );
     fetch(&remote, &slot(), &url, false).unwrap();
-    let found = remote.find_cached(&url, false).unwrap().unwrap();
+    let found = remote.find_cached(&url).unwrap().unwrap();
     assert_eq!(std::fs::read(found).unwrap(), noise(700_001, 1));
 }
 
@@ -76,7 +77,7 @@ fn what_was_replaced_after_a_look_is_not_kept_as_what_was_seen() {
     let dir = tempfile::tempdir().unwrap();
     let url = server.put_tagged("/x.bin", noise(700_001, 1), "\"one\"");
     let remote = remote(dir.path());
-    let Cached::Absent(slot) = remote.reserve(&url, false).unwrap().unwrap() else {
+    let Cached::Absent(slot) = remote.reserve(&url).unwrap().unwrap() else {
         panic!("it is there");
     };
     server.put_tagged("/x.bin", noise(700_001, 2), "\"two\"");
@@ -99,7 +100,7 @@ fn what_was_replaced_after_a_look_is_not_kept_as_what_was_seen() {
     server.put_tagged("/x.bin", noise(700_001, 3), "");
     server.say("/x.bin", "Last-Modified: Sat, 28 Nov 2026 10:00:00 GMT\r\n");
     drop(slot);
-    assert!(remote.reserve(&url, false).unwrap().is_none());
+    assert!(remote.reserve(&url).unwrap().is_none());
 }
 
 fn walk(folder: &Path) -> Vec<std::path::PathBuf> {

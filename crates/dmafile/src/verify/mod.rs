@@ -143,9 +143,12 @@ impl DigestCheck {
             };
             let stored = match verify {
                 Verify { stored: true, .. } => Some(required(path, whole, stored)?),
-                Verify { expected: None, .. } if whole => stored()
-                    .ok()
-                    .filter(|stored| stored.algorithm == verify.algorithm),
+                // Asking a store may take a request.
+                Verify { expected: None, .. } if whole && verify.algorithm.may_be_stored() => {
+                    stored()
+                        .ok()
+                        .filter(|stored| stored.algorithm == verify.algorithm)
+                }
                 _ => None,
             };
             let file = path.to_path_buf();
