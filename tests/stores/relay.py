@@ -1,4 +1,4 @@
-"""A relay of connections to a server, which stops in the middle of them when it is told to."""
+"""A TCP relay that can be told to stop in the middle of a transfer."""
 
 import contextlib
 import socket
