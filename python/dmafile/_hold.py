@@ -220,18 +220,31 @@ def shared(
         return Held(*_dmafile.shared(_paths(path), how, options, tell))
 
 
-def find_shared(
-    files: Sequence[Path], wait: float, verify: str | None, options: Options
-) -> Held | _dmafile.Vacant:
-    """As `shared`, but loads nothing: returns the files of another process, or a `Vacant`, which
-    keeps others from loading them until it is filled."""
-    tuning = options.copy()
-    how = {"wait": wait, "pages": tuning.pop("pages", None), "verify": verify}
-    found, vacant = _dmafile.find_shared(_paths(files), how, tuning)
-    if found is not None:
-        return Held(*found)
-    assert vacant is not None
-    return vacant
+class SharedModel(NamedTuple):
+    """An open model that processes share, as `shared` does."""
+
+    model: _dmafile.Model
+    verify: str | None
+    options: Options
+
+    def load(self, wait: float, tell: Callback | None = None) -> Held:
+        """Takes it from another process, or loads it."""
+        return Held(*_dmafile.shared(self.model, *self._how(wait), tell))
+
+    def find(self, wait: float) -> Held | _dmafile.Vacant:
+        """Loads nothing: takes it from another process, or returns a `Vacant`, which keeps others
+        from loading it until it is filled."""
+        found, vacant = _dmafile.find_shared(self.model, *self._how(wait))
+        if found is not None:
+            return Held(*found)
+        assert vacant is not None
+        return vacant
+
+    def _how(self, wait: float) -> tuple[dict[str, object], Options]:
+        tuning = self.options.copy()
+        how: dict[str, object]
+        how = {"wait": wait, "pages": tuning.pop("pages", None), "verify": self.verify}
+        return how, tuning
 
 
 def holds(*, socket: StrPath | None = None) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import _get_process_group_store
 
 from . import _dmafile
 from ._errors import Error, make
-from ._hold import Held, HeldModel, find_shared, held_name, shared
+from ._hold import Held, HeldModel, SharedModel, held_name
 from ._load import ModelPath, Options, open_model
 from ._progress import Callback, callback
 from ._stripes import Links, exchange
@@ -170,14 +170,21 @@ class Ranks:
             text = "the process that has the group's store, rank 0 or torchrun, has ended"
             raise self._error(None, text, errno.ECONNRESET) from None
 
-    def _meet(self, files: list[tuple[Path, int]], table: str, options: dict[str, object]) -> None:
+    def _meet(self, wanted: SharedModel) -> None:
         """Finds out which ranks share a node, and checks that all request the same."""
-        node = _node([path for path, _ in files])
+        model = wanted.model
+        versions = model.versions()
+        if versions is not None and None in versions:
+            text = "group: its server does not say which version an object is (an ETag or a date)"
+            raise make("usage", None, text, None, "leave group out")
+        node = _node(versions or [_identity(path) for path, _, _ in model.shards()])
+        options = {**wanted.options, "verify": wanted.verify}
         own = {
             "node": node,
             "pid": os.getpid(),
-            "files": [(path.name, nbytes) for path, nbytes in files],
-            "table": table,
+            "files": [(path.name, nbytes) for path, _, nbytes in model.shards()],
+            "versions": versions,
+            "table": hashlib.blake2b(repr(model.table()).encode(), digest_size=16).hexdigest(),
             "options": {name: value for name, value in options.items() if value is not None},
         }
         self.say("here", own)
@@ -212,48 +219,41 @@ class Ranks:
             text = f"group: held:{name} is in memory already; leave group out"
             raise make("usage", None, text, None, "leave group out")
         model = open_model(path)
-        self._path = os.fsdecode(path if isinstance(path, str | bytes | os.PathLike) else path[0])
-        files = [(file.absolute(), nbytes) for file, _, nbytes in model.shards()]
-        table = hashlib.blake2b(repr(model.table()).encode(), digest_size=16).hexdigest()
-        superseded = model.superseded()
-        del model
-        self._meet(files, table, {**options, "verify": verify})
-        paths = [path for path, _ in files]
+        self._path = model.name
+        wanted = SharedModel(model, verify, options)
+        self._meet(wanted)
         if self.me == self.leader:
             with callback(progress) as tell:
                 if len(self.nodes) == 1:
-                    held = self._load_alone(paths, verify, tell, options)
+                    held = self._load_alone(wanted, tell)
                 else:
-                    held = self._load_in_stripes(paths, verify, tell, options)
+                    held = self._load_in_stripes(wanted, tell)
             self.say("ready", True)
         else:
             self.hear("ready", [self.leader], "loaded the files of its node")
-            held = shared(paths, wait=self.left(), verify=verify, **options)
+            held = wanted.load(self.left())
             self._count(held)
+        superseded = model.superseded()
         return HeldModel(self._path, held.files, private=True, superseded=superseded)
 
-    def _load_alone(
-        self, paths: list[Path], verify: str | None, tell: Callback | None, options: Options
-    ) -> Held:
+    def _load_alone(self, wanted: SharedModel, tell: Callback | None) -> Held:
         def further(done: int, total: int) -> None:
             self.look()
             if tell is not None:
                 tell(done, total)
 
-        found = self._find(paths, verify, options)
+        found = self._find(wanted)
         if not isinstance(found, Held):
             found.close()
-            found = shared(paths, wait=self.left(), verify=verify, progress=further, **options)
+            found = wanted.load(self.left(), further)
             self._count(found)
         return found
 
-    def _find(
-        self, paths: list[Path], verify: str | None, options: Options
-    ) -> Held | _dmafile.Vacant:
-        """As `find_shared`, but notices failures while another process loads the files."""
+    def _find(self, wanted: SharedModel) -> Held | _dmafile.Vacant:
+        """Notices failures while another process loads the files."""
         while True:
             try:
-                return find_shared(paths, min(self.left(), 1), verify, options)
+                return wanted.find(min(self.left(), 1))
             except TimeoutError:
                 self.look()
                 if self.is_late():
@@ -263,14 +263,15 @@ class Ranks:
         if held.holder[0] == os.getpid():
             self.disk = sum(file.buffer.nbytes for file in held)
 
-    def _load_in_stripes(
-        self, paths: list[Path], verify: str | None, tell: Callback | None, options: Options
-    ) -> Held:
+    def _load_in_stripes(self, wanted: SharedModel, tell: Callback | None) -> Held:
         before = self.leaders[: self.leaders.index(self.me)]
         self.hear("memory", before, "looked for the files on its node")
-        found = self._find(paths, verify, options)
+        found = self._find(wanted)
         try:
-            own = {"there": isinstance(found, Held), "samples": _samples(paths)}
+            # Objects are known by their versions.
+            is_local = wanted.model.versions() is None
+            files = [(path, nbytes) for path, _, nbytes in wanted.model.shards() if is_local]
+            own = {"there": isinstance(found, Held), "samples": _samples(files)}
             self.say("memory", own)
             words = self.hear("memory", self.leaders, "looked for the files on its node")
             first = self.leaders[0]
@@ -284,7 +285,7 @@ class Ranks:
             if not wanting or self.me not in (*sources, *wanting):
                 assert isinstance(found, Held)
                 return found
-            return exchange(self, found, paths, sources, wanting, tell, options)
+            return exchange(self, found, wanted, sources, wanting, tell)
         finally:
             # A traceback would keep it, and a retry would wait for it.
             if not isinstance(found, Held):
@@ -311,12 +312,15 @@ def _timeout(group: Any) -> float:
     return timeout.total_seconds()
 
 
-def _node(paths: list[Path]) -> str:
+def _identity(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _node(identities: Sequence[object]) -> str:
     """Equal for processes that can share the files in memory, and can see each other end."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     spaces = [Path(f"/proc/self/ns/{name}").stat().st_ino for name in ("mnt", "pid")]
-    found = [path.stat() for path in paths]
-    identities = [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in found]
     text = repr((boot, spaces, os.geteuid(), identities))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -329,6 +333,8 @@ def _difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
         if (name, nbytes) in mine:
             return f"{name} with {nbytes} bytes"
         return f"not {name} with {nbytes} bytes"
+    if one["versions"] != other["versions"]:
+        return "another version"
     if one["table"] != other["table"]:
         return "files with other tensors"
     for name in sorted({*one["options"], *other["options"]}):
@@ -337,12 +343,11 @@ def _difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
     return None
 
 
-def _samples(paths: list[Path]) -> str:
+def _samples(files: Sequence[tuple[Path, int]]) -> str:
     """A digest of pages spread over the files."""
     found = hashlib.blake2b(digest_size=16)
-    sizes = [path.stat().st_size for path in paths]
-    step = max(sum(sizes) // _SAMPLES, _PAGE)
-    for path, nbytes in zip(paths, sizes, strict=True):
+    step = max(sum(nbytes for _, nbytes in files) // _SAMPLES, _PAGE)
+    for path, nbytes in files:
         with path.open("rb", buffering=0) as file:
             # Nothing would use what is read ahead.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)

@@ -19,8 +19,7 @@ import torch.distributed as dist
 
 from . import _dmafile
 from ._errors import Error
-from ._hold import Held
-from ._load import Options
+from ._hold import Held, SharedModel
 from ._progress import Callback
 from ._stream import Ahead, Part
 
@@ -130,8 +129,9 @@ class _Memory:
 class _Files:
     """Has the interface that `Ahead` needs from a model: a part is a piece."""
 
-    def __init__(self, paths: Sequence[Path], pieces: Sequence[_Piece], fds: Sequence[int]) -> None:
-        self._paths = paths
+    def __init__(self, model: _dmafile.Model, pieces: Sequence[_Piece], fds: Sequence[int]) -> None:
+        self._model = model
+        self._starts = [start for _, start, _ in model.shards()]
         self._fds = fds
         self._pieces = iter(pieces)
 
@@ -140,8 +140,8 @@ class _Files:
     ) -> _dmafile.Running:
         piece = next(self._pieces)
         to = f"fd:{self._fds[piece.file]}@{at}"
-        where = {"to": to, "offset": at, "length": nbytes}
-        return _dmafile.start(str(self._paths[piece.file]), {**options, **where}, then)
+        at += self._starts[piece.file]
+        return self._model.start(at, nbytes, {**options, "to": to}, then)
 
 
 class Links:
@@ -276,11 +276,10 @@ class Links:
 def exchange(
     ranks: "Ranks",
     found: Held | _dmafile.Vacant,
-    paths: Sequence[Path],
+    wanted: SharedModel,
     sources: Sequence[int],
     wanting: Sequence[int],
     tell: Callback | None,
-    options: Options,
 ) -> Held:
     """Brings the files into the memory of all nodes in `wanting`; the leaders in `sources` read
     them or already have them. `found` is what this leader has, or else what keeps others on its
@@ -302,7 +301,7 @@ def exchange(
     pieces = _pieces([nbytes for _, nbytes in files], sources, len(leaders))
     memory = _Memory(files)
     try:
-        _fill(ranks, links, pieces, memory, paths, tell, options)
+        _fill(ranks, links, pieces, memory, wanted, tell)
         memory.unmap()
         return Held(*found.fill(memory.fds))
     finally:
@@ -314,9 +313,8 @@ def _fill(
     links: Links,
     pieces: Sequence[_Piece],
     memory: _Memory,
-    paths: Sequence[Path],
+    wanted: SharedModel,
     tell: Callback | None,
-    options: Options,
 ) -> None:
     total = sum(piece.end - piece.start for piece in pieces)
     tensors = memory.tensors()
@@ -332,8 +330,8 @@ def _fill(
     own = [piece for piece in pieces if piece.owner == ranks.me]
     parts = [Part(piece.start, piece.end, []) for piece in own]
     # Existing memory keeps its page size.
-    tuning: Any = {name: value for name, value in options.items() if name != "pages"}
-    ahead = Ahead(_Files(paths, own, memory.fds), parts, _IN_FLIGHT * _STRIPE, tuning)
+    tuning: Any = {name: value for name, value in wanted.options.items() if name != "pages"}
+    ahead = Ahead(_Files(wanted.model, own, memory.fds), parts, _IN_FLIGHT * _STRIPE, tuning)
     sent: deque[tuple[Part, list[tuple[int, Any]]]] = deque()
     try:
         for piece, part in zip(own, parts, strict=True):

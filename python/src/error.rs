@@ -1,10 +1,12 @@
 //! Converts errors of the engine to exceptions of the package.
 
 use crate::call;
+use dmafile::internal::{is_url, without_secrets};
 use dmafile::{Error, ErrorKind, Names, Opt};
 use pyo3::prelude::*;
 use rustix::io::Errno;
 use std::any::Any;
+use std::borrow::Cow;
 use std::path::Path;
 
 /// Names options as keyword arguments.
@@ -107,7 +109,11 @@ fn make(
     path: Option<&Path>,
     remedy: &str,
 ) -> PyErr {
-    let args = (kind, errno, text, path.map(Path::as_os_str), remedy);
+    let path = path.map(|path| match path.to_str() {
+        Some(url) if is_url(url) => Cow::Owned(without_secrets(url).into()),
+        _ => Cow::Borrowed(path.as_os_str()),
+    });
+    let args = (kind, errno, text, path.as_deref(), remedy);
     let make = call::import(py, c"dmafile._errors", "make");
     match make.and_then(|make| call::call(&make, args)) {
         Ok(exception) => PyErr::from_value(exception),

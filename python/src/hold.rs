@@ -3,6 +3,7 @@
 use crate::buffer::Buffer;
 use crate::error::{Keywords, raise, usage};
 use crate::job::{Job, Work, as_dict, work};
+use crate::model::Model;
 use crate::recorder::seconds;
 use crate::remote;
 use crate::request::{self, SOURCE};
@@ -165,31 +166,59 @@ pub(crate) fn take(
     taken(py, held)
 }
 
-/// Takes `paths` from another process of this user that has them in memory, or loads them.
+/// What processes share: files, or all of a model that is open.
+#[derive(FromPyObject)]
+pub(crate) enum Wanted {
+    Model(Py<Model>),
+    Paths(Vec<PathBuf>),
+}
+
+impl Wanted {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Model(model) => model.get().path(),
+            Self::Paths(paths) => first(paths),
+        }
+    }
+
+    fn shared(&self, py: Python<'_>) -> PyResult<Shared> {
+        let paths = match self {
+            Self::Model(model) => return Ok(model.get().shared()),
+            Self::Paths(paths) => paths,
+        };
+        let mut shared = Shared::of(paths);
+        for (path, objects) in remote::to_hold(py, paths)? {
+            shared = shared.objects(path, objects);
+        }
+        Ok(shared)
+    }
+}
+
+/// Takes what is wanted from another process of this user that has it in memory, or loads it.
 #[pyfunction]
 pub(crate) fn shared(
     py: Python<'_>,
-    paths: Vec<PathBuf>,
+    wanted: Wanted,
     how: &Bound<'_, PyDict>,
     options: &Bound<'_, PyDict>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Taken> {
-    let shared = of_shared(&paths, how, options)?;
-    let held = Job::start(py, shared, first(&paths), || ())?.attend(py, progress)?;
+    let shared = of_shared(&wanted, how, options)?;
+    let held = Job::start(py, shared, wanted.path(), || ())?.attend(py, progress)?;
     taken(py, held)
 }
 
-/// Takes `paths` from another process of this user that has them in memory. If there is none, returns a
-/// `Vacant`, which keeps others from loading them.
+/// Takes what is wanted from another process of this user that has it in memory. If there is none, returns a
+/// `Vacant`, which keeps others from loading it.
 #[pyfunction]
 pub(crate) fn find_shared(
     py: Python<'_>,
-    paths: Vec<PathBuf>,
+    wanted: Wanted,
     how: &Bound<'_, PyDict>,
     options: &Bound<'_, PyDict>,
 ) -> PyResult<(Option<Taken>, Option<Vacant>)> {
-    let find = Find(of_shared(&paths, how, options)?);
-    match Job::start(py, find, first(&paths), || ())?.attend(py, None)? {
+    let find = Find(of_shared(&wanted, how, options)?);
+    match Job::start(py, find, wanted.path(), || ())?.attend(py, None)? {
         Found::Held(held) => Ok((Some(taken(py, held)?), None)),
         Found::Vacant(vacant) => {
             let vacant = Mutex::new(Some(vacant));
@@ -205,14 +234,11 @@ pub(crate) fn place(py: Python<'_>) -> PyResult<PathBuf> {
 }
 
 fn of_shared(
-    paths: &[PathBuf],
+    wanted: &Wanted,
     how: &Bound<'_, PyDict>,
     options: &Bound<'_, PyDict>,
 ) -> PyResult<Shared> {
-    let mut shared = Shared::of(paths).names(&Keywords);
-    for (path, objects) in remote::to_hold(how.py(), paths)? {
-        shared = shared.objects(path, objects);
-    }
+    let mut shared = wanted.shared(how.py())?.names(&Keywords);
     for (name, value) in how {
         let name = name.extract::<String>()?;
         if name == "wait" {

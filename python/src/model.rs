@@ -4,9 +4,10 @@ use crate::buffer::Buffer;
 use crate::error::{raise, unsound};
 use crate::job::{Job, Running};
 use crate::remote;
-use crate::request::{self, MODEL};
+use crate::request::{self, MODEL, SOURCE};
 use dmafile::format::{Dtype, Table, Value};
 use dmafile::{Kind, Load, Pattern, SMALL_READ, Tensor};
+use dmafile_hold::Shared;
 use pyo3::exceptions::{PyKeyError, PyNotImplementedError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
@@ -64,6 +65,12 @@ impl Model {
             Ok(model) => Ok(Self { model, path: name }),
             Err(error) => Err(unsound(py, &error, None)),
         }
+    }
+
+    /// Where it is, as messages say it.
+    #[getter]
+    fn name(&self) -> String {
+        self.model.path().display().to_string()
     }
 
     /// The offset of a tensor, as in the rows of `table`.
@@ -168,6 +175,13 @@ impl Model {
             .collect()
     }
 
+    /// For each object, its version, or None if it has none; None for files.
+    fn versions(&self) -> Option<Vec<Option<String>>> {
+        let objects = self.model.objects().into_iter();
+        let versions: Vec<_> = objects.map(|(object, _)| object.version()).collect();
+        (!versions.is_empty()).then_some(versions)
+    }
+
     /// For each file, the tensors in it that do not count: the index names another file for them.
     fn superseded(&self) -> Vec<Vec<&str>> {
         let files = 0..self.model.shards().len();
@@ -184,7 +198,8 @@ impl Model {
     }
 
     /// Starts to load `nbytes` bytes, at least one, from offset `at` on, counted as in `table`, into
-    /// private memory; calls `then` without arguments, from another thread, when it is done.
+    /// private memory, unless the options say where `to`; calls `then` without arguments, from another
+    /// thread, when it is done.
     fn start(
         &self,
         py: Python<'_>,
@@ -194,7 +209,7 @@ impl Model {
         then: Py<PyAny>,
     ) -> PyResult<Running> {
         let load = self.model.load().to(Kind::Anon).offset(at).length(nbytes);
-        Running::start(py, request::apply(load, options, MODEL)?, &self.path, then)
+        Running::start(py, request::apply(load, options, SOURCE)?, &self.path, then)
     }
 
     /// Starts the digests of all files, as `verify` says.
@@ -287,6 +302,17 @@ impl Model {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// All of its files, to be shared: the objects that were opened, or files by their paths.
+    pub(crate) fn shared(&self) -> Shared {
+        let objects = self.model.objects();
+        if objects.is_empty() {
+            let shards = self.model.shards().into_iter();
+            return Shared::of(shards.map(|shard| shard.file));
+        }
+        let path = self.model.path();
+        Shared::of([path]).objects(path, objects)
     }
 
     /// The load of all files, or of the tensors that `patterns` name.

@@ -1,12 +1,19 @@
-"""A server that answers as a web server, as the Hugging Face Hub and as S3 do."""
+"""A server that answers as a web server, as the Hugging Face Hub and as S3 do.
+
+stores.py ADDRESS FOLDER   serves the files of the folder in the bucket "bucket", prints where
+                           it is, and then, for each line that it reads, how many bytes it has
+                           sent since the last one
+"""
 
 import hashlib
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Self
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -105,6 +112,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
+            with self.server.lock:
+                self.server.sent += len(data)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -113,17 +122,20 @@ class Handler(BaseHTTPRequestHandler):
 class Stores(ThreadingHTTPServer):
     """What is at each path."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        super().__init__((address, 0), Handler)
         self.files: dict[str, bytes] = {}
         self.asked: list[str] = []
         """The paths of what has been asked for."""
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.sent = 0
+        """How many bytes of contents."""
+        self.lock = threading.Lock()
+        self.url = f"http://{address}:{self.server_port}"
 
     @classmethod
     @contextmanager
-    def running(cls) -> Iterator[Self]:
-        stores = cls()
+    def running(cls, address: str = "127.0.0.1") -> Iterator[Self]:
+        stores = cls(address)
         thread = threading.Thread(target=stores.serve_forever)
         thread.start()
         try:
@@ -142,3 +154,18 @@ class Stores(ThreadingHTTPServer):
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_REGION": "us-east-1",
         }
+
+
+def main(address: str, folder: Path) -> None:
+    with Stores.running(address) as stores:
+        for path in folder.iterdir():
+            stores.files[f"/bucket/{path.name}"] = path.read_bytes()
+        print(stores.url, flush=True)
+        for _ in sys.stdin:
+            with stores.lock:
+                print(stores.sent, flush=True)
+                stores.sent = 0
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

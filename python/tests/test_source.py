@@ -192,3 +192,11 @@ def test_memory_and_files_are_saved_as_objects(
     with pytest.raises(dmafile.UsageError, match="only objects of stores"):
         dmafile.save(path, "https://host/x")
     assert not stores.files
+
+
+def test_an_error_names_a_url_without_its_secrets() -> None:
+    url = "http://me:secret@127.0.0.1:1/model.gguf?signature=secret"
+    with pytest.raises(dmafile.Error) as caught:
+        dmafile.load(url)
+    assert caught.value.filename == "http://127.0.0.1:1/model.gguf"
+    assert "secret" not in f"{caught.value!r} {caught.value}"

@@ -10,7 +10,7 @@ pub use crate::reasons::Reasons;
 pub use crate::request::Selection;
 pub use crate::save::part;
 pub use crate::save::{OriginReader, Staged, cannot_make};
-pub use crate::source::{Source, URL_SCHEMES, is_url};
+pub use crate::source::{Source, URL_SCHEMES, is_url, without_secrets};
 pub use crate::verify::{DigestCheck, Follower, Hasher};
 
 /// Folders that are held open.

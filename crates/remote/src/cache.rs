@@ -12,7 +12,7 @@
 
 use crate::place::UrlPlace;
 use crate::{FolderKind, Remote, RemoteFolder, is_collection, is_weights};
-use dmafile::internal::{Hasher, Verb};
+use dmafile::internal::{Hasher, Verb, without_secrets};
 use dmafile::{
     Algorithm, Discard, Error, Load, Model, ModelFolder, ObjectReader, Origin, ReadBuf,
     RemoteObject, Result, Ring, Save, Verify,
@@ -367,7 +367,7 @@ fn offline(cache: &CacheOptions, url: &str, place: &UrlPlace) -> Result<PathBuf>
     let missing = |why: &str| {
         Error::new("cannot load", why.to_string())
             .with_errno(Errno::NOENT)
-            .at(crate::place::without_secrets(url))
+            .at(without_secrets(url))
             .with_remedy("load it once without --offline")
     };
     let none = || missing("it is not in the cache");

@@ -40,13 +40,13 @@ mod retry;
 mod upload;
 
 use bucket::StoreBucket;
-use dmafile::internal::{Verb, names_collection};
+use dmafile::internal::{Verb, names_collection, without_secrets};
 use dmafile::{CancelToken, Error, Model, ModelFolder, ModelObject, RemoteObject, Result};
 use http::{Client, basic};
 use hub::Hub;
 use object::HttpObject;
 use origin::{ObjectOrigin, Web};
-use place::{Dialect, UrlPlace, without_secrets};
+use place::{Dialect, UrlPlace};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;

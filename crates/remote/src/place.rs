@@ -1,6 +1,6 @@
 //! What a URL names.
 
-use dmafile::internal::URL_SCHEMES;
+use dmafile::internal::{URL_SCHEMES, without_secrets};
 use dmafile::{Error, Result};
 use url::Url;
 
@@ -118,21 +118,7 @@ impl UrlPlace {
     }
 }
 
-/// A URL as it may be shown: without a user, a password, and the query, which may be a signature.
-pub(crate) fn without_secrets(text: &str) -> String {
-    let text = text.split(['?', '#']).next().unwrap_or_default();
-    let Some((scheme, rest)) = text.split_once("://") else {
-        return text.to_string();
-    };
-    if !scheme.to_ascii_lowercase().starts_with("http") {
-        return text.to_string();
-    }
-    let host = rest.find('/').unwrap_or(rest.len());
-    let begin = rest[..host].rfind('@').map_or(0, |at| at + 1);
-    format!("{scheme}://{}", &rest[begin..])
-}
-
-/// The same for each URL in a message.
+/// As [`without_secrets`], for each URL in a message.
 pub(crate) fn message_without_secrets(text: &str) -> String {
     let words = text.split(' ').map(|word| match word.find("http") {
         Some(at) => word[..at].to_string() + &without_secrets(&word[at..]),

@@ -2,9 +2,9 @@
 
 use crate::Remote;
 use crate::bucket::{SaveCondition, StoreBucket};
-use crate::place::{UrlPlace, without_secrets};
+use crate::place::UrlPlace;
 use bytes::Bytes;
-use dmafile::internal::{Hasher, OriginReader, Verb, sync};
+use dmafile::internal::{Hasher, OriginReader, Verb, sync, without_secrets};
 use dmafile::{CancelToken, Error, Origin, Progress, Result, Verify};
 use object_store::multipart::PartId;
 use object_store::path::Path;

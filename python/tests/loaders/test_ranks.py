@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import dmafile
 import pytest
@@ -114,7 +114,9 @@ class Node:
         self.process.communicate()
 
 
-def load(nodes: Sequence[Node], place: Path, path: Path, **more: Any) -> dict[int, dict[str, Any]]:
+def load(
+    nodes: Sequence[Node], place: Path, path: Path | str, **more: Any
+) -> dict[int, dict[str, Any]]:
     """What the ranks report; each node has the same number of ranks."""
     wanted: dict[str, Any] = {
         "world": 4,
@@ -241,13 +243,15 @@ def test_a_load_can_be_repeated_while_its_error_is_handled(
 
 
 @pytest.fixture
-def loading(place: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def loading(place: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """This process keeps others from loading the model."""
-    from dmafile._hold import find_shared
+    from dmafile._hold import SharedModel
+    from dmafile._load import open_model
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
-    vacant: Any = find_shared(files(model), 0, None, {})
-    yield
+    wanted = SharedModel(open_model(model), None, {})
+    vacant: Any = wanted.find(0)
+    yield wanted
     vacant.close()
 
 
@@ -270,11 +274,10 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-@pytest.mark.usefixtures("loading")
-def test_the_timeout_ends_the_wait_for_another_process(model: Path, alone: Any) -> None:
+def test_the_timeout_ends_the_wait_for_another_process(loading: Any, alone: Any) -> None:
     alone.timeout = 1.5
     with pytest.raises(TimeoutError, match="another process is still loading it"):
-        alone._find(files(model), None, {})
+        alone._find(loading)
 
 
 FAILURES = [
@@ -558,6 +561,101 @@ def test_each_of_two_nodes_reads_half_of_the_bytes(
         assert report["ranks"][node[1]]["disk"] == report["ranks"][node[1]]["peers"] == 0
 
 
+class Store:
+    """A bucket with the files of a model, in the network of a node, or here."""
+
+    def __init__(self, model: Path, address: str, before: Sequence[str] = ()) -> None:
+        self.process = subprocess.Popen(
+            [*before, sys.executable, str(HERE.parent / "stores.py"), address, str(model)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        self.environment = {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "me",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+        }
+
+    def sent(self) -> int:
+        """How many bytes since the last call."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(file=self.process.stdin, flush=True)
+        return int(self.process.stdout.readline())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()
+
+
+HEADERS = MIB
+"""What each rank reads of an object to find its tensors, at most."""
+
+
+def needs_urls() -> None:
+    try:
+        dmafile.load("http://127.0.0.1:1/x")
+    except dmafile.Error as error:
+        if "dmafile[remote]" in error.remedy:
+            pytest.skip("dmafile-remote is not installed")
+
+
+@pytest.mark.parametrize("call", ["load_file", "stream"])
+def test_the_ranks_of_a_node_fetch_each_byte_once(
+    place: Path, model: Path, call: str, node: Node
+) -> None:
+    needs_urls()
+    with Store(model, "127.0.0.1") as store:
+        environment = {"XDG_RUNTIME_DIR": str(place), **store.environment}
+        said = load([node], place, "s3://bucket/", call=call, environment=environment)
+        check_equal(said, model)
+        (report,) = said[0]["reports"]
+        assert report["nodes"] == [[0, 1, 2, 3]]
+        assert [rank["disk"] for rank in report["ranks"]] == [size(model), 0, 0, 0]
+        assert sum(one["private"] for one in said.values()) <= 0.1 * size(model), "copies"
+        assert size(model) <= store.sent() <= size(model) + 4 * len(files(model)) * HEADERS
+
+
+def test_each_of_two_nodes_fetches_half_of_the_bytes(
+    place: Path, model: Path, nodes: list[Node]
+) -> None:
+    needs_urls()
+    inside = ("nsenter", f"--target={nodes[0].process.pid}", "--net")
+    with Store(model, "10.77.0.1", inside) as store:
+        environment = {"XDG_RUNTIME_DIR": str(place), **store.environment}
+        said = load(nodes, place, "s3://bucket/", store=STORE, environment=environment)
+        check_equal(said, model)
+        (report,) = said[3]["reports"]
+        assert report["nodes"] == [[0, 1], [2, 3]]
+        for pair in report["nodes"]:
+            disk, peers = (report["ranks"][pair[0]][what] for what in ("disk", "peers"))
+            assert disk + peers == size(model) and disk <= 0.52 * size(model)
+        assert size(model) <= store.sent() <= size(model) + 4 * len(files(model)) * HEADERS
+
+
+def test_ranks_with_different_versions_of_an_object_are_refused(
+    place: Path, model: Path, node: Node
+) -> None:
+    needs_urls()
+    other = place / "other"
+    shutil.copytree(model, other)
+    changed = files(other)[1]
+    data = bytearray(changed.read_bytes())
+    data[-1] ^= 1
+    changed.write_bytes(data)
+    with Store(model, "127.0.0.1") as one, Store(other, "127.0.0.1") as two:
+        urls = [f"{store.url}/bucket/{changed.name}" for store in (one, two)]
+        said = load([node], place, urls[0], world=2, paths={"1": urls[1]})
+    for each in said.values():
+        assert "rank 1 asks for something other than rank 0: another version" in each["error"]
+        assert each["errno"] == errno.EINVAL
+
+
 def test_a_node_that_has_the_files_sends_all(
     place: Path, model: Path, copy: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -688,7 +786,7 @@ def test_a_page_that_cannot_be_compared_is_named(
 
     monkeypatch.setattr(os, "pread", pread)
     with pytest.raises(dmafile.Error) as caught:
-        dmafile._ranks._samples([path])
+        dmafile._ranks._samples([(path, path.stat().st_size)])
     at = path.stat().st_size // 64
     assert str(caught.value) == f"cannot read: {path} at byte {at} (EIO)"
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))

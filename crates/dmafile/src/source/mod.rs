@@ -14,7 +14,9 @@ use crate::sys::{Errno, host, place};
 use file::FileInput;
 pub(crate) use file::{file_system, in_memory};
 use object::ObjectInput;
-pub use object::{ObjectReader, ReadBuf, RemoteObject, Traffic, URL_SCHEMES, is_url};
+pub use object::{
+    ObjectReader, ReadBuf, RemoteObject, Traffic, URL_SCHEMES, is_url, without_secrets,
+};
 pub(crate) use object::{failed, too_short};
 pub(crate) use sampled::Sampled;
 use serde::Serialize;

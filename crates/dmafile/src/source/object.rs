@@ -115,6 +115,20 @@ pub fn is_url(text: &str) -> bool {
     })
 }
 
+/// A URL as it may be shown: without a user, a password, and the query, which may be a signature.
+pub fn without_secrets(text: &str) -> String {
+    let text = text.split(['?', '#']).next().unwrap_or_default();
+    let Some((scheme, rest)) = text.split_once("://") else {
+        return text.to_string();
+    };
+    if !scheme.to_ascii_lowercase().starts_with("http") {
+        return text.to_string();
+    }
+    let host = rest.find('/').unwrap_or(rest.len());
+    let begin = rest[..host].rfind('@').map_or(0, |at| at + 1);
+    format!("{scheme}://{}", &rest[begin..])
+}
+
 /// An object that a load reads.
 pub(crate) struct ObjectInput {
     pub(crate) object: Arc<dyn RemoteObject>,
