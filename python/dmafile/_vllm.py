@@ -30,6 +30,7 @@ class Extra(NamedTuple):
     budget: int = 1 << 30
     verify: str | None = None
     share: str | None = None
+    weights: str | None = None
 
     @classmethod
     def of(cls, said: Any) -> Self:
@@ -52,6 +53,9 @@ class Extra(NamedTuple):
         if extra.share not in (None, "off", "node"):
             text = f"share: {extra.share!r} is not 'off' or 'node'"
             raise ValueError(f"model_loader_extra_config: {text}")
+        if not isinstance(extra.weights, str | None):
+            text = f"weights: {extra.weights!r} is not a URL such as 's3://bucket/model/'"
+            raise ValueError(f"model_loader_extra_config: {text}")
         return extra
 
 
@@ -69,7 +73,18 @@ class Loader(DefaultModelLoader):  # type: ignore[misc]
         known.load_format, known.model_loader_extra_config = "safetensors", {}
         super().__init__(known)
 
+    def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
+        # What vLLM itself sets if the model is an s3:// or gs:// URL; then it has only fetched the
+        # small files.
+        if "://" in (url := getattr(model_config, "model_weights", "")):
+            self._extra = self._extra._replace(weights=self._extra.weights or url)
+        self._model = model_config.model
+        weights: Iterator[tuple[str, Any]] = super().get_all_weights(model_config, model)
+        return weights
+
     def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, Any]]:
+        if self._extra.weights and source.model_or_path == self._model:
+            return self._stream(self._extra.weights, source.prefix)
         if self.load_config.safetensors_load_strategy == "torchao":
             # These tensors are assembled from several.
             whole: Iterator[tuple[str, Any]] = super()._get_weights_iterator(source)
@@ -93,10 +108,13 @@ class Loader(DefaultModelLoader):  # type: ignore[misc]
             files = filter_safetensors_files_by_weight_name(files, source.is_unused_weight)
         if not files:
             raise RuntimeError(f"no file of {source.model_or_path} has weights that are needed")
+        return self._stream(sorted(files), source.prefix)
+
+    def _stream(self, files: str | list[str], prefix: str) -> Iterator[tuple[str, Any]]:
         if self.counter_before_loading_weights == 0.0:
             self.counter_before_loading_weights = time.perf_counter()
         weights = stream(
-            sorted(files),
+            files,
             tensors=self._is_wanted if self.local_expert_ids is not None else None,
             budget=self._extra.budget,
             verify=self._extra.verify,
@@ -104,7 +122,7 @@ class Loader(DefaultModelLoader):  # type: ignore[misc]
             group=self._group(),
             report=_log,
         )
-        return ((source.prefix + name, tensor) for name, tensor in weights)
+        return ((prefix + name, tensor) for name, tensor in weights)
 
     def _group(self) -> Any:
         """The ranks that load together: those of tensor parallelism, which need the same files."""

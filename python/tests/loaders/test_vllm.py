@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stores import Stores
 
 from conftest import Run, write
 from loaders import tiny
@@ -176,3 +178,27 @@ register()
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.count("\n") == 1 and "no load format dmafile" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weights_come_from_a_store(
+    model: Path, theirs: list[list[int]], folder: Path, ranks: int
+) -> None:
+    # Without weights, which vLLM then could not load itself.
+    small = shutil.copytree(
+        model,
+        folder / f"vllm-small-{ranks}",
+        ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"),
+    )
+    with Stores.running() as store:
+        for file in model.iterdir():
+            store.files[f"/bucket/model/{file.name}"] = file.read_bytes()
+        extra = {"weights": "s3://bucket/model/", "verify": "xxh3"}
+        options: dict[str, Any] = {"load_format": "dmafile", "model_loader_extra_config": extra}
+        environment = (ALONE if ranks == 1 else TWO) | store.environment()
+        done = generate(small, environment, tensor_parallel_size=ranks, **options)
+        assert tokens(done) == theirs
+        files = [data for name, data in store.files.items() if name.endswith(".safetensors")]
+        size = sum(map(len, files))
+        # Each rank reads the headers, in the first MiB.
+        assert size <= store.sent <= size + ranks * len(files) * (1 << 20) + (64 << 10)
