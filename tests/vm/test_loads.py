@@ -92,8 +92,7 @@ def test_faults_are_one_line_and_leak_nothing(
 @pytest.mark.parametrize(
     "part",
     [
-        # It takes more than ten minutes: servers are waited for.
-        pytest.param("nfs", marks=matrix),
+        "nfs",
         "fuse",
         "9p",
         "virtiofs",

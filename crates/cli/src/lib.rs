@@ -30,6 +30,7 @@ use clap::{CommandFactory, Parser};
 use dmafile::internal::sandbox::{Call, refused};
 use dmafile::{ErrorKind, Names, Opt};
 use output::write_stdout;
+use signals::aside;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::Path;
@@ -109,9 +110,9 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
         return Err(remote::become_program(args));
     }
     match &cli.command {
-        Command::Load(args) => load::run(args, launcher),
-        Command::Save(args) => save::run(args),
-        Command::Hold(args) => hold::run(args, launcher),
+        Command::Load(args) => aside(|| load::run(args, launcher)),
+        Command::Save(args) => aside(|| save::run(args)),
+        Command::Hold(args) => aside(|| hold::run(args, launcher)),
         Command::Take(args) => take::run(args, launcher),
         Command::Holds(args) => hold::list(args),
         Command::Release(args) => hold::release(args),
@@ -121,7 +122,7 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
         Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Pins(args) => pins::run(args),
-        Command::Bench(args) => bench::run(args, launcher),
+        Command::Bench(args) => aside(|| bench::run(args, launcher)),
         Command::Completions(args) => {
             let mut text = Vec::new();
             clap_complete::generate(args.shell, &mut Cli::command(), "dmafile", &mut text);

@@ -4,7 +4,7 @@ use crate::args::LoadArgs;
 use crate::command::{self, Named, Shape, Variable, become_command, wants_path};
 use crate::output::{Output, progress_bar, write_file, write_wanted_json};
 use crate::remote::{self, Fetched};
-use crate::signals::{aside, interruptible};
+use crate::signals::interruptible;
 use crate::{Failure, Launcher, shards, snapshot, text};
 use dmafile::{Buffer, CancelToken, Load, Loaded, Opt, Reason, Report};
 use std::sync::{Arc, Mutex};
@@ -142,7 +142,7 @@ pub(crate) fn one(
             }
         });
     }
-    let loaded = aside(|| load.run());
+    let loaded = load.run();
     let mut planned = planned.lock().expect("no holder of this lock panics");
     if let Some(failure) = planned.1.take() {
         return Err(failure);

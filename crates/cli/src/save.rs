@@ -2,7 +2,7 @@
 
 use crate::args::SaveArgs;
 use crate::output::{progress_bar, write_file, write_wanted_json};
-use crate::signals::{aside, interruptible};
+use crate::signals::interruptible;
 use crate::{Failure, remote, snapshot, text};
 use dmafile::{CancelToken, Reason};
 use std::sync::{Arc, Mutex};
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
             bar.set_position(progress.done);
         });
     }
-    let saved = aside(|| save.run());
+    let saved = save.run();
     if let Some(bar) = bar {
         // The end of a stream is not known in advance.
         bar.abandon();

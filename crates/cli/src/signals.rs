@@ -39,8 +39,8 @@ pub(crate) fn interruptible(token: &CancelToken) -> Result<Vec<SigId>, Failure> 
 }
 
 /// Does the work in another thread, so that the first one can always run the handlers: a thread that waits for a server
-/// which does not answer (NFS) runs none, and the second signal would not end the process. COMMAND is still started by
-/// the first.
+/// which does not answer (NFS) runs none, and the second signal would not end the process. For all of a command: it may
+/// already wait to open a file.
 pub(crate) fn aside<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let work = Mutex::new(Some(work));
     let take = || work.lock().ok().and_then(|mut work| work.take());

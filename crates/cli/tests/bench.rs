@@ -227,10 +227,13 @@ fn an_error_is_one_line() {
 /// Starts a measurement that takes seconds; returns it with the first process that it started.
 fn begin(dir: &Dir) -> (Running, PathBuf) {
     let mut running = start(&mut dir.dmafile("bench --size 64M"));
-    let children = format!("/proc/{0}/task/{0}/children", running.pid());
+    let tasks = format!("/proc/{}/task", running.pid());
     let mut child = None;
     running.until(|_| {
-        let pids = fs::read_to_string(&children).unwrap_or_default();
+        // Any of its threads may have started it.
+        let tasks = fs::read_dir(&tasks).into_iter().flatten().flatten();
+        let pids = tasks.map(|task| fs::read_to_string(task.path().join("children")));
+        let pids: String = pids.map(Result::unwrap_or_default).collect();
         child = pids
             .split_whitespace()
             .next()

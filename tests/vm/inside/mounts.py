@@ -164,12 +164,14 @@ def nfs_faults(loads: Loads, server: Server) -> None:
                 ends(loads, process, file, "")
                 print(f"nfs: {method}: away and back", flush=True)
             interrupts(loads, server, file, f"--method={method}")
-    # In a call before the first read, which any signal that is handled has to wait for.
-    with server.mounted() as at:
-        file = file_in(at, folder, SIZE)
-        server.stop()
-        two_signals(started(loads, file))
-        server.start()
+    # In a call before the first read, which any signal that is handled has to wait for: without
+    # cached attributes it is the first one that looks at the file.
+    for options in ((), ("actimeo=0",)):
+        with server.mounted(*options) as at:
+            file = file_in(at, folder, SIZE)
+            server.stop()
+            two_signals(started(loads, file))
+            server.start()
     with server.mounted("soft", "timeo=10", "retrans=1") as at:
         file = file_in(at, folder, SIZE)
         process = begun(loads, file)
