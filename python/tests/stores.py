@@ -1,20 +1,25 @@
 """A server that answers as a web server, as the Hugging Face Hub and as S3 do.
 
-stores.py ADDRESS FOLDER   serves the files of the folder in the bucket "bucket", prints where
-                           it is, and then, for each line that it reads, how many bytes it has
-                           sent since the last one
+stores.py ADDRESS FOLDER [CERTIFICATE]
+
+serves the files of the folder in the bucket "bucket", with TLS if there is a file with a
+certificate and its key, prints where it is, and then, for each line that it reads, how many bytes
+it has sent since the last one.
 """
 
 import hashlib
 import json
 import re
+import socket
+import ssl
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -25,6 +30,7 @@ SMALL = 1000
 """Smaller files are in git itself; others are only named there."""
 
 
+@lru_cache
 def tag_of(data: bytes) -> str:
     """As the hub has it."""
     if len(data) < SMALL:
@@ -96,18 +102,18 @@ class Handler(BaseHTTPRequestHandler):
         self.body(text)
 
     def part(self, data: bytes) -> None:
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or "")
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or "")
         self.send_response(206 if asked else 200)
-        body = data
+        body = memoryview(data)
         if asked:
-            first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
+            first, last = int(asked[1]), min(int(asked[2] or len(data)), len(data) - 1)
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-            body = data[first : last + 1]
+            body = body[first : last + 1]
         self.send_header("ETag", tag_of(data))
         self.send_header("X-Repo-Commit", COMMIT)
         self.body(body)
 
-    def body(self, data: bytes) -> None:
+    def body(self, data: bytes | memoryview) -> None:
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if self.command != "HEAD":
@@ -122,20 +128,33 @@ class Handler(BaseHTTPRequestHandler):
 class Stores(ThreadingHTTPServer):
     """What is at each path."""
 
-    def __init__(self, address: str = "127.0.0.1") -> None:
+    request_queue_size = 128
+
+    def __init__(self, address: str, certificate: str | None) -> None:
         super().__init__((address, 0), Handler)
+        self.tls = None
+        if certificate is not None:
+            self.tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            self.tls.load_cert_chain(certificate)
         self.files: dict[str, bytes] = {}
         self.asked: list[str] = []
         """The paths of what has been asked for."""
         self.sent = 0
         """How many bytes of contents."""
         self.lock = threading.Lock()
-        self.url = f"http://{address}:{self.server_port}"
+        self.url = f"{'https' if certificate else 'http'}://{address}:{self.server_port}"
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        taken, address = super().get_request()
+        if self.tls is not None:
+            # The handshake is the business of the connection's thread.
+            taken = self.tls.wrap_socket(taken, server_side=True, do_handshake_on_connect=False)
+        return taken, address
 
     @classmethod
     @contextmanager
-    def running(cls, address: str = "127.0.0.1") -> Iterator[Self]:
-        stores = cls(address)
+    def running(cls, address: str = "127.0.0.1", certificate: str | None = None) -> Iterator[Self]:
+        stores = cls(address, certificate)
         thread = threading.Thread(target=stores.serve_forever)
         thread.start()
         try:
@@ -156,9 +175,9 @@ class Stores(ThreadingHTTPServer):
         }
 
 
-def main(address: str, folder: Path) -> None:
-    with Stores.running(address) as stores:
-        for path in folder.iterdir():
+def main(address: str, folder: str, certificate: str | None = None) -> None:
+    with Stores.running(address, certificate) as stores:
+        for path in Path(folder).iterdir():
             stores.files[f"/bucket/{path.name}"] = path.read_bytes()
         print(stores.url, flush=True)
         for _ in sys.stdin:
@@ -168,4 +187,4 @@ def main(address: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(*sys.argv[1:])
