@@ -26,8 +26,8 @@ pub use run::{Recorded, Recorder, Ticket};
 pub use snapshot::fuzz_manifest;
 pub use snapshot::{
     LoadedSnapshot, LoadedSource, MOST_SOURCES, SavedSource, Snapshot, SnapshotLoad,
-    SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan, SnapshotReport, SourceLoadPlan,
-    SourceLoadReport, SourcePlan,
+    SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan, SnapshotReport, SnapshotStore,
+    SourceLoadPlan, SourceLoadReport, SourcePlan, SourceUpload, StoredSnapshot, StoredSource,
 };
 
 /// Range of the number of buffers in flight, queued ones included.

@@ -80,6 +80,21 @@ pub struct Save<'m> {
     on_plan: Option<SavePlanFn>,
 }
 
+impl Save<'static> {
+    /// Opens what is to be saved, for a save to somewhere else than a file.
+    #[doc(hidden)]
+    pub fn reader(&self) -> Result<OriginReader> {
+        self.check()?;
+        OriginReader::open(&self.origin, self.wanted.length)
+    }
+
+    /// The queue depth that was asked for.
+    #[doc(hidden)]
+    pub fn depth(&self) -> Option<u32> {
+        self.wanted.how.queue_depth
+    }
+}
+
 impl<'m> Save<'m> {
     /// Saves all of `origin` as the file `path`; the plan chooses everything else.
     pub fn new(origin: Origin<'m>, path: impl Into<PathBuf>) -> Self {

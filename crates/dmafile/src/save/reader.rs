@@ -1,6 +1,6 @@
 //! Reads what is saved part by part, for what is saved to somewhere else than a file.
 
-use super::origin::{Block, Opened, Origin};
+use super::origin::{Block, Opened, Origin, OriginKind};
 use crate::control::CancelToken;
 use crate::error::Result;
 use crate::sys::map::Region;
@@ -23,6 +23,16 @@ impl OriginReader {
     /// Its name, for messages.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> OriginKind {
+        self.opened.kind
+    }
+
+    /// Size of its largest pages in bytes, if it is memory.
+    pub fn page(&self) -> Option<u64> {
+        self.opened.memory().map(|memory| memory.page)
     }
 
     /// Its size in bytes; None if only its end tells.

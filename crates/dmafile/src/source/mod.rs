@@ -377,7 +377,7 @@ impl Source {
     }
 
     /// Reads `into.len()` bytes of one file or object, apart from a load.
-    pub(crate) fn read_at(&self, at: u64, into: &mut [u8]) -> Result<()> {
+    pub fn read_at(&self, at: u64, into: &mut [u8]) -> Result<()> {
         let (part, offset) = self.part(at);
         match &part.input {
             Input::Object(object) => object.read_at(offset, into),

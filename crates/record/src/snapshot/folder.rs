@@ -154,33 +154,6 @@ impl SnapshotFolder {
         self.0.place(name)
     }
 
-    /// The manifest; None if there is none.
-    pub(super) fn manifest(&self) -> Result<Option<Manifest>> {
-        let path = self.place(manifest::NAME);
-        let place = path.display().to_string();
-        let file = match self.open_file(manifest::NAME) {
-            Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {
-                return Ok(None);
-            }
-            file => file?,
-        };
-        let mut text = vec![0; manifest::LARGEST + 1];
-        let mut len = 0;
-        while len < text.len() {
-            match file::read_at(file.as_fd(), &mut text[len..], len as u64) {
-                Ok(0) => break,
-                Ok(got) => len += got,
-                Err(errno) => return Err(Error::os("cannot read", errno).at(place)),
-            }
-        }
-        if len > manifest::LARGEST {
-            let why = format!("its manifest has more than {} bytes", manifest::LARGEST);
-            let error = Error::new("cannot use the snapshot", why).with_errno(Errno::BADMSG);
-            return Err(error.at(place));
-        }
-        Manifest::parse(&text[..len], &path).map(Some)
-    }
-
     /// Opens a regular file in it; refuses links.
     fn open_file(&self, name: &str) -> Result<OwnedFd> {
         let place = self.place(name).display().to_string();
@@ -200,26 +173,6 @@ impl SnapshotFolder {
         match kind.map_err(|errno| Error::os("cannot stat", errno).at(&place))? {
             FileType::RegularFile => Ok(file),
             _ => Err(refuse("it is not a regular file")),
-        }
-    }
-
-    /// Opens the file of a source and checks its size; None for an empty source.
-    pub(super) fn open_source(&self, entry: &SourceEntry) -> Result<Option<Source>> {
-        let path = self.place(&entry.file);
-        let place = path.display().to_string();
-        let file = self.open_file(&entry.file)?;
-        let stat = file::stat(file.as_fd());
-        let size = stat.map_err(|errno| Error::os("cannot stat", errno).at(&place))?;
-        if size.size != entry.bytes {
-            let why = format!("it has {} bytes and should have {}", size.size, entry.bytes);
-            return Err(Error::new("wrong size", why)
-                .with_errno(Errno::BADMSG)
-                .at(place)
-                .with_remedy(DAMAGED));
-        }
-        match entry.bytes {
-            0 => Ok(None),
-            _ => Source::of(&path, file).map(Some),
         }
     }
 
@@ -274,5 +227,47 @@ impl SnapshotFolder {
     }
 }
 
-/// Remedy for a file that differs from what was saved.
-pub(super) const DAMAGED: &str = "it is damaged: use another snapshot";
+/// Where a snapshot is.
+pub(super) trait SnapshotPlace {
+    /// The manifest; None if there is none.
+    fn manifest(&self) -> Result<Option<Manifest>>;
+
+    /// Opens the file of a source and checks its size; None for an empty source.
+    fn open_source(&self, entry: &SourceEntry) -> Result<Option<Source>>;
+}
+
+impl SnapshotPlace for SnapshotFolder {
+    fn manifest(&self) -> Result<Option<Manifest>> {
+        let path = self.place(manifest::NAME);
+        let place = path.display().to_string();
+        let file = match self.open_file(manifest::NAME) {
+            Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {
+                return Ok(None);
+            }
+            file => file?,
+        };
+        let mut text = vec![0; manifest::LARGEST + 1];
+        let mut len = 0;
+        while len < text.len() {
+            match file::read_at(file.as_fd(), &mut text[len..], len as u64) {
+                Ok(0) => break,
+                Ok(got) => len += got,
+                Err(errno) => return Err(Error::os("cannot read", errno).at(place)),
+            }
+        }
+        Manifest::parse(&text[..len], &path).map(Some)
+    }
+
+    fn open_source(&self, entry: &SourceEntry) -> Result<Option<Source>> {
+        let path = self.place(&entry.file);
+        let place = path.display().to_string();
+        let file = self.open_file(&entry.file)?;
+        let stat = file::stat(file.as_fd());
+        let size = stat.map_err(|errno| Error::os("cannot stat", errno).at(&place))?;
+        entry.check_size(size.size, place)?;
+        match entry.bytes {
+            0 => Ok(None),
+            _ => Source::of(&path, file).map(Some),
+        }
+    }
+}

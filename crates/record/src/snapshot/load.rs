@@ -1,7 +1,7 @@
 //! Loads a snapshot: opens all of its files, then loads each.
 
-use super::folder::{DAMAGED, SnapshotFolder};
-use super::manifest::{self, Manifest, SourceEntry};
+use super::folder::{SnapshotFolder, SnapshotPlace};
+use super::manifest::{self, DAMAGED, Manifest, SourceEntry};
 use super::report::{
     LoadedSnapshot, LoadedSource, SnapshotLoadPlan, SnapshotLoadReport, SourceLoadPlan,
     SourceLoadReport,
@@ -9,7 +9,8 @@ use super::report::{
 use super::tally::Tally;
 use dmafile::internal::{Builder, Clock, ProgressFn, Selection, Source, Verb, sync::lock};
 use dmafile::{
-    Buffer, CancelToken, Error, Kind, Load, Loaded, Names, Opt, Plan, Progress, Result, message,
+    Buffer, CancelToken, Error, Kind, Load, Loaded, ModelFolder, Names, Opt, Plan, Progress,
+    Result, message,
 };
 use dmafile_sys::Errno;
 use std::path::{Path, PathBuf};
@@ -33,8 +34,8 @@ pub struct SnapshotLoad {
     names: &'static dyn Names,
 }
 
-/// A snapshot whose files are open: it can be loaded even if the folder changes.
-type OpenSnapshot = (Manifest, Vec<Option<Source>>);
+/// The sources of a snapshot whose files are open: on a disk they can be loaded even if the folder changes.
+type OpenSources = Vec<Option<Source>>;
 
 impl SnapshotLoad {
     /// Loads the snapshot in the folder `path`, each source into a memfd; the plan chooses everything else.
@@ -52,6 +53,14 @@ impl SnapshotLoad {
     /// Returns `true` if a folder contains a snapshot, intact or damaged: a manifest.
     pub fn is_snapshot(path: &Path) -> bool {
         path.join(manifest::NAME).symlink_metadata().is_ok()
+    }
+
+    /// The same for a folder of a store.
+    ///
+    /// # Errors
+    /// Those of listing the folder.
+    pub fn is_in(folder: &dyn ModelFolder) -> Result<bool> {
+        Ok(folder.names()?.iter().any(|name| name == manifest::NAME))
     }
 
     /// Calls `with` with the name and the load of each source, to set its options. The snapshot's own
@@ -91,7 +100,21 @@ impl SnapshotLoad {
     /// # Errors
     /// As [`SnapshotLoad::run`], as far as they can be foreseen.
     pub fn plan(self) -> Result<SnapshotLoadPlan> {
-        let (manifest, files) = open(&self.path)?;
+        let folder = SnapshotFolder::open(&self.path)?;
+        self.plan_in(&folder)
+    }
+
+    /// As [`SnapshotLoad::plan`], for a snapshot in a folder of a store.
+    ///
+    /// # Errors
+    /// As [`SnapshotLoad::run_from`], as far as they can be foreseen.
+    pub fn plan_from(mut self, folder: &dyn ModelFolder) -> Result<SnapshotLoadPlan> {
+        self.path = folder.name().into();
+        self.plan_in(&folder)
+    }
+
+    fn plan_in(self, place: &impl SnapshotPlace) -> Result<SnapshotLoadPlan> {
+        let (manifest, files) = self.settled(place, |manifest| open(place, manifest))?;
         let loads = self.loads(&manifest, files, None)?;
         let plan = |(entry, load): (&SourceEntry, Option<Load>)| {
             Ok(SourceLoadPlan {
@@ -114,43 +137,36 @@ impl SnapshotLoad {
     /// As [`Load::run`], for each of them; ENOENT if the folder has no snapshot, EBADMSG for a damaged
     /// manifest or file, EOPNOTSUPP for a manifest of another version. Nothing is left behind, except in an
     /// `fd:N` that was being filled.
-    pub fn run(mut self) -> Result<LoadedSnapshot> {
+    pub fn run(self) -> Result<LoadedSnapshot> {
         let clock = Clock::start();
-        let (manifest, files) = open(&self.path)?;
-        let tally = self.progress.take().map(|tell| {
-            let totals = manifest.sources.iter().map(|entry| entry.bytes);
-            Tally::new(tell, totals)
-        });
+        let folder = SnapshotFolder::open(&self.path)?;
+        self.run_in(&folder, &clock)
+    }
+
+    /// As [`SnapshotLoad::run`], from a folder of a store.
+    ///
+    /// # Errors
+    /// As [`SnapshotLoad::run`]; those of the folder and of readers.
+    pub fn run_from(mut self, folder: &dyn ModelFolder) -> Result<LoadedSnapshot> {
+        self.path = folder.name().into();
+        self.run_in(&folder, &Clock::start())
+    }
+
+    fn run_in(mut self, place: &impl SnapshotPlace, clock: &Clock) -> Result<LoadedSnapshot> {
+        let tell = self.progress.take().map(Arc::new);
         let show = self.on_plan.take().map(|show| Arc::new(Mutex::new(show)));
-        let loads = self.loads(&manifest, files, tally.as_ref())?;
-        let mut sources = Vec::new();
-        let mut reports = Vec::new();
-        for (entry, load) in manifest.sources.iter().zip(loads) {
-            if self.cancel.is_cancelled() {
-                return Err(Error::cancelled(
-                    Verb::Load,
-                    self.path.display().to_string(),
-                ));
-            }
-            let (buffer, report) = match load {
-                None => (Buffer::empty()?, None),
-                Some(load) => {
-                    let Loaded { buffer, report, .. } = run_one(load, entry, show.as_ref())?;
-                    (buffer, Some(report))
-                }
-            };
-            sources.push(LoadedSource {
-                name: entry.name.clone(),
-                buffer,
+        let (manifest, loaded) = self.settled(place, |manifest| {
+            let files = open(place, manifest)?;
+            let tally = tell.clone().map(|tell| {
+                let totals = manifest.sources.iter().map(|entry| entry.bytes);
+                Tally::new(Box::new(move |progress| tell(progress)), totals)
             });
-            reports.push(SourceLoadReport {
-                name: entry.name.clone(),
-                bytes: entry.bytes,
-                saved_from: entry.kind.clone(),
-                saved_page: entry.page,
-                report,
-            });
-        }
+            let loads = self.loads(manifest, files, tally.as_ref())?;
+            let all = manifest.sources.iter().zip(loads);
+            all.map(|(entry, load)| self.load_one(entry, load, show.as_ref()))
+                .collect::<Result<Vec<_>>>()
+        })?;
+        let (sources, reports) = loaded.into_iter().unzip();
         Ok(LoadedSnapshot {
             sources,
             report: SnapshotLoadReport {
@@ -164,11 +180,79 @@ impl SnapshotLoad {
         })
     }
 
+    fn load_one(
+        &self,
+        entry: &SourceEntry,
+        load: Option<Load>,
+        show: Option<&Arc<Mutex<SourcePlanFn>>>,
+    ) -> Result<(LoadedSource, SourceLoadReport)> {
+        if self.cancel.is_cancelled() {
+            let place = self.path.display().to_string();
+            return Err(Error::cancelled(Verb::Load, place));
+        }
+        let (buffer, report) = match load {
+            None => (Buffer::empty()?, None),
+            Some(load) => {
+                let Loaded { buffer, report, .. } = run_one(load, entry, show)?;
+                (buffer, Some(report))
+            }
+        };
+        let source = LoadedSource {
+            name: entry.name.clone(),
+            buffer,
+        };
+        let report = SourceLoadReport {
+            name: entry.name.clone(),
+            bytes: entry.bytes,
+            saved_from: entry.kind.clone(),
+            saved_page: entry.page,
+            report,
+        };
+        Ok((source, report))
+    }
+
+    /// The snapshot, and what `with` makes of it. If another one replaces it meanwhile and removes its files, `with`
+    /// gets that.
+    fn settled<T>(
+        &self,
+        place: &impl SnapshotPlace,
+        mut with: impl FnMut(&Manifest) -> Result<T>,
+    ) -> Result<(Manifest, T)> {
+        /// Only an attacker replaces it more often in a row.
+        const MOST_TRIES: u32 = 100;
+        let name = || self.path.display().to_string();
+        let read = || {
+            place.manifest()?.ok_or_else(|| {
+                Error::os("cannot load a snapshot", Errno::NOENT)
+                    .at(name())
+                    .with_why(format!("the folder has no {}", manifest::NAME))
+                    .with_remedy("name a folder with a snapshot")
+            })
+        };
+        let mut manifest = read()?;
+        for _ in 0..MOST_TRIES {
+            let error = match with(&manifest) {
+                Ok(done) => return Ok((manifest, done)),
+                Err(error) => error,
+            };
+            let is_gone = matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESTALE));
+            let now = if is_gone { read()? } else { return Err(error) };
+            if now == manifest {
+                return Err(error);
+            }
+            manifest = now;
+        }
+        let error = Error::os("cannot load a snapshot", Errno::AGAIN);
+        Err(error
+            .at(name())
+            .with_why("it keeps being replaced while it is loaded"))
+    }
+
     /// The load of each source; None for an empty one.
     fn loads(
         &self,
         manifest: &Manifest,
-        files: Vec<Option<Source>>,
+        files: OpenSources,
         tally: Option<&Arc<Tally>>,
     ) -> Result<Vec<Option<Load>>> {
         let mut filled = Vec::new();
@@ -223,36 +307,8 @@ fn run_one(
     })
 }
 
-/// Opens a snapshot. If another one replaces it during this and removes its files, the new one is opened.
-fn open(path: &Path) -> Result<OpenSnapshot> {
-    /// Only an attacker replaces it more often in a row.
-    const MOST_TRIES: u32 = 100;
-    let folder = SnapshotFolder::open(path)?;
-    let read = || {
-        folder.manifest()?.ok_or_else(|| {
-            Error::os("cannot load a snapshot", Errno::NOENT)
-                .at(path.display().to_string())
-                .with_why(format!("the folder has no {}", manifest::NAME))
-                .with_remedy("name a folder with a snapshot")
-        })
-    };
-    let mut manifest = read()?;
-    for _ in 0..MOST_TRIES {
-        let files = manifest.sources.iter();
-        let files = files.map(|entry| folder.open_source(entry));
-        match files.collect::<Result<Vec<_>>>() {
-            Ok(files) => return Ok((manifest, files)),
-            Err(error) => {
-                let now = read()?;
-                if error.raw_os_error() != Some(libc::ENOENT) || now == manifest {
-                    return Err(error);
-                }
-                manifest = now;
-            }
-        }
-    }
-    let error = Error::os("cannot load a snapshot", Errno::AGAIN);
-    Err(error
-        .at(path.display().to_string())
-        .with_why("it keeps being replaced while it is opened"))
+/// Opens the files of a snapshot.
+fn open(place: &impl SnapshotPlace, manifest: &Manifest) -> Result<OpenSources> {
+    let files = manifest.sources.iter();
+    files.map(|entry| place.open_source(entry)).collect()
 }

@@ -26,6 +26,9 @@ const ENDING: &str = ".dmafile";
 /// Bounds the number of digits of a generation, and fits into a JSON number.
 pub(super) const LAST_GENERATION: u64 = 999_999_999_999_999;
 
+/// Remedy for a file that differs from what was saved.
+pub(super) const DAMAGED: &str = "it is damaged: use another snapshot";
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
@@ -51,6 +54,20 @@ pub(super) struct SourceEntry {
     pub(super) kind: String,
     /// Size of the largest pages of the saved memory, in bytes.
     pub(super) page: Option<u64>,
+}
+
+impl SourceEntry {
+    /// Checks the size of its file; `place` names that.
+    pub(super) fn check_size(&self, found: u64, place: String) -> Result<()> {
+        if found == self.bytes {
+            return Ok(());
+        }
+        let why = format!("it has {found} bytes and should have {}", self.bytes);
+        Err(Error::new("wrong size", why)
+            .with_errno(Errno::BADMSG)
+            .at(place)
+            .with_remedy(DAMAGED))
+    }
 }
 
 /// What every version has.
@@ -86,6 +103,11 @@ impl Manifest {
                 .at(path.display().to_string())
                 .with_remedy("it is damaged: use another folder")
         };
+        if text.len() > LARGEST {
+            return Err(damaged(format!(
+                "its manifest has more than {LARGEST} bytes"
+            )));
+        }
         let head: Head = serde_json::from_slice(text)
             .map_err(|error| damaged(format!("invalid manifest: {error}")))?;
         if head.version != VERSION {

@@ -9,6 +9,7 @@ mod load;
 mod manifest;
 mod report;
 mod save;
+mod store;
 mod tally;
 
 pub use load::SnapshotLoad;
@@ -17,6 +18,7 @@ pub use manifest::MOST_SOURCES;
 pub use manifest::fuzz::manifest as fuzz_manifest;
 pub use report::{
     LoadedSnapshot, LoadedSource, SavedSource, SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan,
-    SnapshotReport, SourceLoadPlan, SourceLoadReport, SourcePlan,
+    SnapshotReport, SourceLoadPlan, SourceLoadReport, SourcePlan, StoredSnapshot, StoredSource,
 };
 pub use save::Snapshot;
+pub use store::{SnapshotStore, SourceUpload};

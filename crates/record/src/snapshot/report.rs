@@ -1,6 +1,6 @@
 //! Plans and reports of snapshots.
 
-use dmafile::{Algorithm, Buffer, Cpu, Plan, Reason, Report, SavePlan, SaveReport};
+use dmafile::{Algorithm, Buffer, Cpu, OriginKind, Plan, Reason, Report, SavePlan, SaveReport};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -69,6 +69,44 @@ pub struct SavedSource {
     /// The report of its save; its times count from when its bytes began to move.
     #[serde(flatten)]
     pub report: SaveReport,
+}
+
+/// The report of saving a snapshot to a store. Serialised, it is the JSON that the command prints.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct StoredSnapshot {
+    /// Bytes of all sources.
+    pub bytes: u64,
+    /// Wall-clock time.
+    pub seconds: f64,
+    /// The folder: a URL without secrets.
+    pub to: String,
+    /// The number of the snapshot in the folder.
+    pub generation: u64,
+    /// CPU time.
+    pub cpu: Cpu,
+    /// The sources, in order.
+    pub sources: Vec<StoredSource>,
+    /// What was found and done in the folder.
+    pub reasons: Vec<Reason>,
+}
+
+/// A source that was saved to a store.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct StoredSource {
+    /// Its name.
+    pub name: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Its object.
+    pub to: String,
+    /// What was saved: `memfd`, `dma-buf`, `file`, `block device`, `pipe`.
+    pub kind: OriginKind,
+    /// The digest, as `ALGORITHM HEX`.
+    pub digest: String,
 }
 
 /// A plan for loading a snapshot.

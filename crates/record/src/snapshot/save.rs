@@ -1,7 +1,7 @@
 //! Saves a snapshot: inspects and plans every source, reserves space, writes, makes the snapshot valid, and
 //! removes the old files.
 
-use super::folder::SnapshotFolder;
+use super::folder::{SnapshotFolder, SnapshotPlace};
 use super::manifest::{self, Manifest, SourceEntry};
 use super::report::{SavedSource, SnapshotPlan, SnapshotReport, SourcePlan};
 use super::tally::Tally;
@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-type EachSaveFn = Box<dyn Fn(&str, Save<'static>) -> Save<'static> + Send>;
+pub(super) type EachSaveFn = Box<dyn Fn(&str, Save<'static>) -> Save<'static> + Send>;
 type SnapshotPlanFn = Box<dyn FnOnce(&SnapshotPlan) + Send>;
 
 /// A builder for a snapshot: several sources that become valid together, in an existing folder.
@@ -45,14 +45,14 @@ type SnapshotPlanFn = Box<dyn FnOnce(&SnapshotPlan) + Send>;
 #[must_use = "nothing is saved before `run`"]
 pub struct Snapshot {
     path: PathBuf,
-    sources: Vec<(String, Origin<'static>)>,
-    each: EachSaveFn,
-    algorithm: Algorithm,
+    pub(super) sources: Vec<(String, Origin<'static>)>,
+    pub(super) each: EachSaveFn,
+    pub(super) algorithm: Algorithm,
     sync: bool,
-    cancel: CancelToken,
-    progress: Option<ProgressFn>,
+    pub(super) cancel: CancelToken,
+    pub(super) progress: Option<ProgressFn>,
     on_plan: Option<SnapshotPlanFn>,
-    names: &'static dyn Names,
+    pub(super) names: &'static dyn Names,
 }
 
 /// Sums up the progress of the sources, once there is a plan.
@@ -335,7 +335,7 @@ fn confirm(folder: &SnapshotFolder, manifest: &Manifest) -> Result<()> {
 }
 
 /// The generation after all existing ones.
-fn next(old: Option<&Manifest>, left: &[(String, u64)]) -> Result<u64> {
+pub(super) fn next(old: Option<&Manifest>, left: &[(String, u64)]) -> Result<u64> {
     let all = left.iter().map(|file| file.1);
     let last = all.chain(old.map(|old| old.generation)).max().unwrap_or(0);
     match last {
