@@ -26,7 +26,7 @@ use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKe
 use object_store::multipart::PartId;
 use object_store::path::Path;
 use object_store::{
-    ClientOptions, GetOptions, GetRange, ObjectStore, PutMode, RetryConfig,
+    ClientOptions, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, RetryConfig,
     StaticCredentialProvider, UpdateVersion,
 };
 use rustix::io::Errno;
@@ -175,6 +175,8 @@ impl StoreBucket {
                     .with_http_connector(connector)
                     .with_retry(retries);
                 let value = |builder: &AmazonS3Builder, key| builder.get_config_value(&key);
+                // Not all stores that speak as S3 does know the other way.
+                builder = builder.with_disable_bulk_delete(true);
                 if value(&builder, AmazonS3ConfigKey::Checksum).is_none() {
                     // The store compares what it gets, and keeps it for loads to compare.
                     builder = builder.with_checksum_algorithm(Checksum::CRC64NVME);
@@ -340,6 +342,61 @@ impl StoreBucket {
             .e_tag)
     }
 
+    /// Reads a small object; returns its bytes and the version that [`StoreBucket::replace`] demands.
+    pub(crate) fn read(&self, path: &Path) -> Result<Option<(Vec<u8>, String)>> {
+        let read = self.saved(path, async {
+            let got = match self.store.get(path).await {
+                Err(object_store::Error::NotFound { .. }) => return Ok(None),
+                got => got?,
+            };
+            let version = match self.dialect {
+                Dialect::Gcs => got.meta.version.clone(),
+                Dialect::S3 | Dialect::Azure => got.meta.e_tag.clone(),
+            };
+            Ok(Some((got.bytes().await?, version)))
+        });
+        let Some((bytes, version)) = read? else {
+            return Ok(None);
+        };
+        let why = "this store names no version of it";
+        let version = version.ok_or_else(|| self.no_condition(path, why))?;
+        Ok(Some((bytes.into(), version)))
+    }
+
+    /// Saves a small object in place of the one of this version, or where there is none.
+    pub(crate) fn replace(
+        &self,
+        path: &Path,
+        bytes: Vec<u8>,
+        instead_of: Option<&str>,
+    ) -> Result<()> {
+        let version = instead_of.map(str::to_string);
+        let mode = match version {
+            None => PutMode::Create,
+            // Each store demands the one that it knows.
+            Some(_) => PutMode::Update(UpdateVersion {
+                e_tag: version.clone(),
+                version,
+            }),
+        };
+        let put = self.store.put_opts(path, bytes.into(), mode.into());
+        self.saved(path, put).map(drop)
+    }
+
+    /// Removes an object, if there is one, even if the save was cancelled.
+    pub(crate) fn remove(&self, path: &Path) -> Result<()> {
+        CANCELLABLE.set(false);
+        let removed = run(self.store.delete(path));
+        CANCELLABLE.set(true);
+        match removed {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => {
+                let error = refused("cannot remove", &error, self.dialect);
+                Err(error.at(self.name_of(path.as_ref())))
+            }
+        }
+    }
+
     /// Begins an upload of several parts; returns its name.
     pub(crate) fn begin(&self, path: &Path, condition: Option<&SaveCondition>) -> Result<String> {
         if condition.is_some() && self.dialect != Dialect::S3 {
@@ -386,24 +443,26 @@ impl StoreBucket {
             .e_tag)
     }
 
-    /// Removes what saves of this object have left behind that ended a day ago or earlier, in a crash for example. Other
-    /// stores than S3 do that by themselves.
-    pub(crate) fn clear_leftovers(&self, key: &str) {
+    /// Removes what saves have left behind that ended a day ago or earlier, in a crash for example: those of objects that
+    /// begin with `prefix`, and that `is_own` returns true for. Other stores than S3 do that by themselves.
+    pub(crate) fn clear_leftovers(&self, prefix: &str, is_own: impl Fn(&str) -> bool) {
         let Some(signer) = &self.signer else { return };
         // Nothing depends on it, and it may not be allowed.
-        let Ok(left) = self.uploads(signer, key) else {
+        let Ok(left) = self.uploads(signer, prefix) else {
             return;
         };
         let old = DateTime::<Utc>::from(SystemTime::now() - LEFT_BEHIND);
-        let Ok(path) = self.path(key) else { return };
         for upload in left.upload {
-            if upload.key == key && upload.initiated < old {
+            if is_own(&upload.key)
+                && upload.initiated < old
+                && let Ok(path) = self.path(&upload.key)
+            {
                 self.abort(&path, &upload.upload_id);
             }
         }
     }
 
-    fn uploads(&self, signer: &Signer, key: &str) -> io::Result<Uploads> {
+    fn uploads(&self, signer: &Signer, prefix: &str) -> io::Result<Uploads> {
         // The address of the bucket.
         ASKED.set(Signing::Armed);
         let _ = run(self.store.list_with_delimiter(None));
@@ -413,7 +472,7 @@ impl StoreBucket {
         let mut url = Url::parse(&parts.uri.to_string()).map_err(io::Error::other)?;
         url.query_pairs_mut()
             .clear()
-            .append_pair("prefix", key)
+            .append_pair("prefix", prefix)
             .append_pair("uploads", "");
         // A signature has spaces in this form.
         let query = url.query().unwrap_or_default().replace('+', "%20");
@@ -535,6 +594,7 @@ fn refused(what: &'static str, error: &object_store::Error, dialect: Dialect) ->
         E::InvalidPath { .. } => Errno::INVAL,
         E::AlreadyExists { .. } => Errno::EXIST,
         E::Precondition { .. } => Errno::STALE,
+        E::NotImplemented { .. } | E::NotSupported { .. } => Errno::OPNOTSUPP,
         _ => Errno::IO,
     };
     Error::new(what, why)

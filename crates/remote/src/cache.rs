@@ -326,7 +326,7 @@ impl SeenVersion {
 
 /// The names of the files in a folder that is not the hub's, with their versions; None for the hub.
 fn versions(
-    folder: &RemoteFolder<'_>,
+    folder: &RemoteFolder,
     name: &str,
     collection: bool,
 ) -> Result<Option<Vec<(String, String)>>> {

@@ -37,6 +37,7 @@ mod object;
 mod origin;
 mod place;
 mod retry;
+mod snapshot;
 mod upload;
 
 use bucket::StoreBucket;
@@ -152,6 +153,16 @@ impl Remote {
         Model::open_remote(&folder, name)
     }
 
+    /// Opens a folder, whose objects are asked for once; None if the URL names something else.
+    ///
+    /// # Errors
+    /// Kind `Usage` for what is no URL; ENOENT for a model that does not exist.
+    pub fn open_folder(&self, url: &str) -> Result<Option<RemoteFolder>> {
+        let place = UrlPlace::parse(url)?;
+        let folder = place.is_folder().then(|| self.folder(&place));
+        Ok(folder.transpose()?.map(|(folder, _)| folder))
+    }
+
     /// Opens all that a URL stands for: an object, or those of a model.
     ///
     /// # Errors
@@ -203,7 +214,7 @@ impl Remote {
     }
 
     /// The folder that a place is or is in, and its name there.
-    fn folder(&self, place: &UrlPlace) -> Result<(RemoteFolder<'_>, String)> {
+    fn folder(&self, place: &UrlPlace) -> Result<(RemoteFolder, String)> {
         let client = match place {
             UrlPlace::Bucket { dialect, .. } => self.client(*dialect),
             _ => self.other_client(),
@@ -232,7 +243,7 @@ impl Remote {
         };
         let (prefix, name) = split(place.path());
         let folder = RemoteFolder {
-            remote: self,
+            options: self.options.clone(),
             client: Arc::clone(client),
             kind,
             prefix,
@@ -271,8 +282,8 @@ pub fn is_collection(url: &str) -> bool {
 }
 
 /// Where objects are, next to each other.
-struct RemoteFolder<'r> {
-    remote: &'r Remote,
+pub struct RemoteFolder {
+    options: OpenOptions,
     client: Arc<Client>,
     kind: FolderKind,
     /// Empty, or with a slash at the end.
@@ -288,7 +299,7 @@ enum FolderKind {
     Bucket(StoreBucket),
 }
 
-impl RemoteFolder<'_> {
+impl RemoteFolder {
     fn listed(&self) -> Result<&Vec<(String, String)>> {
         if let Some(known) = self.listed.get() {
             return Ok(known);
@@ -316,7 +327,7 @@ impl RemoteFolder<'_> {
     }
 }
 
-impl ModelFolder for RemoteFolder<'_> {
+impl ModelFolder for RemoteFolder {
     fn name(&self) -> String {
         let name = match &self.kind {
             FolderKind::Web(url, _) => {
@@ -354,7 +365,7 @@ impl ModelFolder for RemoteFolder<'_> {
             FolderKind::Hub(hub) => (hub.name_of(&path), Box::new(hub.file(&path))),
             FolderKind::Bucket(bucket) => (bucket.name_of(&path), Box::new(bucket.key(&path)?)),
         };
-        let object = HttpObject::open(&self.client, shown, origin, &self.remote.options)?;
+        let object = HttpObject::open(&self.client, shown, origin, &self.options)?;
         Ok(Arc::new(object))
     }
 }

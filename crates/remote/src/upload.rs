@@ -73,7 +73,6 @@ impl Remote {
         url: &str,
         options: &SaveOptions,
     ) -> Result<SavedObject> {
-        let begin = Instant::now();
         let UrlPlace::Bucket {
             dialect,
             bucket,
@@ -94,40 +93,51 @@ impl Remote {
             options.cancel.clone(),
         )?;
         let reader = OriginReader::open(origin, options.length)?;
-        let upload = Upload {
-            path: bucket.path(&key)?,
-            bucket,
-            key,
-            part: reader.bytes().map_or(PART, part_size),
-            state: Mutex::new(State {
-                index: 0,
-                at: 0,
-                ended: false,
-                failed: None,
-                hasher: hasher(options.verify.as_ref(), reader.bytes()),
-                parts: Vec::new(),
-                sent: 0,
-            }),
-            reader,
-            options,
-        };
-        let done = upload.run();
+        let saved = send(bucket, key, reader, options);
         // As after a load, no connection is left.
         self.client(dialect).close();
-        let (version, parts) = done?;
-        let state = upload.state();
-        Ok(SavedObject {
-            url: upload.name(),
-            bytes: state.at,
-            seconds: begin.elapsed().as_secs_f64(),
-            parts,
-            version,
-            digest: match (&options.verify, &state.hasher) {
-                (Some(verify), Hashed::Done(hex)) => Some(format!("{} {hex}", verify.algorithm)),
-                _ => None,
-            },
-        })
+        saved
     }
+}
+
+/// Sends what is read, which becomes the object `key`.
+pub(crate) fn send(
+    bucket: StoreBucket,
+    key: String,
+    reader: OriginReader,
+    options: &SaveOptions,
+) -> Result<SavedObject> {
+    let begin = Instant::now();
+    let upload = Upload {
+        path: bucket.path(&key)?,
+        bucket,
+        key,
+        part: reader.bytes().map_or(PART, part_size),
+        state: Mutex::new(State {
+            index: 0,
+            at: 0,
+            ended: false,
+            failed: None,
+            hasher: hasher(options.verify.as_ref(), reader.bytes()),
+            parts: Vec::new(),
+            sent: 0,
+        }),
+        reader,
+        options,
+    };
+    let (version, parts) = upload.run()?;
+    let state = upload.state();
+    Ok(SavedObject {
+        url: upload.name(),
+        bytes: state.at,
+        seconds: begin.elapsed().as_secs_f64(),
+        parts,
+        version,
+        digest: match (&options.verify, &state.hasher) {
+            (Some(verify), Hashed::Done(hex)) => Some(format!("{} {hex}", verify.algorithm)),
+            _ => None,
+        },
+    })
 }
 
 fn part_size(bytes: u64) -> u64 {
@@ -194,7 +204,8 @@ impl Upload<'_> {
             self.progress(bytes);
             return Ok((version, 1));
         }
-        self.bucket.clear_leftovers(&self.key);
+        self.bucket
+            .clear_leftovers(&self.key, |key| key == self.key);
         let id = self.bucket.begin(&self.path, condition)?;
         let sent = self.send_all(&id, first).and_then(|()| self.finish());
         let done = sent.and_then(|()| {
