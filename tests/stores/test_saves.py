@@ -272,3 +272,27 @@ def test_a_server_that_takes_no_saves_is_named(
         file.write_bytes(b"new")
         refused(dmafile.run("save", file, no_bucket), "ENOENT", no_bucket)
         assert store.download("x.bin") == b"old"
+
+
+def test_a_snapshot_replaces_the_one_before(store: Store, dmafile: Dmafile, tmp_path: Path) -> None:
+    if not store.knows_absence(False) or not store.knows_versions(False):
+        pytest.skip("the server has no such conditions")
+    url = store.url("saved/task/")
+    for seed, generation in [(40, 1), (50, 2)]:
+        sources = {
+            name: noise(size, seed=seed + number)
+            for number, (name, size) in enumerate([("large", LARGE), ("small", 1000), ("none", 0)])
+        }
+        for name, data in sources.items():
+            (tmp_path / name).write_bytes(data)
+        words = [f"{tmp_path / name}={name}" for name in sources]
+        report = json.loads(dmafile.prints("save", "-q", "--json", *words, url))
+        assert report["generation"] == generation
+        assert dmafile.sums("load", "-q", url) == {
+            name: digest(data) for name, data in sources.items()
+        }
+        for name, data in sources.items():
+            key = f"saved/task/{name}.{generation}.dmafile"
+            assert digest(store.download(key)) == digest(data)
+    old = store.url("saved/task/large.1.dmafile")
+    refused(dmafile.run("load", "-q", old), "ENOENT", old)

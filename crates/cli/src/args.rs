@@ -8,8 +8,8 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use dmafile::{
-    Error, Kind, Load, Model, ModelObject, Operation, Opt, OptionGroup, OptionInfo, Origin, Pages,
-    Save, Verify,
+    Error, Kind, Load, Model, ModelFolder, ModelObject, Operation, Opt, OptionGroup, OptionInfo,
+    Origin, Pages, Save, Verify,
 };
 use dmafile_gpu::parse_kind;
 use dmafile_hold::Hold;
@@ -134,6 +134,9 @@ const OUTPUT: &str = "Output";
 pub const TUNING: &str = "Tuning, rarely needed";
 /// The end of a short help.
 const SHORT: &str = "Sizes are powers of 1024: 512K, 8M, 1GiB. --help describes everything, with options for tuning.";
+
+/// The load of a snapshot, and its folder if that is in a store.
+pub type FoundSnapshot = (SnapshotLoad, Option<Box<dyn ModelFolder>>);
 
 /// Opens a model by its path or URL.
 pub fn open_model(file: &Path) -> dmafile::Result<Model> {
@@ -312,8 +315,11 @@ impl LoadOptions {
         &self,
         tuning: &HowToLoad,
         exact_size: bool,
-    ) -> dmafile::Result<Option<SnapshotLoad>> {
-        if !SnapshotLoad::is_snapshot(self.file()) {
+    ) -> dmafile::Result<Option<FoundSnapshot>> {
+        let url = remote::url(self.file());
+        let folder = url.map(remote::snapshot).transpose()?.flatten();
+        let is_here = url.is_none() && SnapshotLoad::is_snapshot(self.file());
+        if folder.is_none() && !is_here {
             return Ok(None);
         }
         let what = OptionInfo::all(Operation::Load).filter(|info| info.group == OptionGroup::What);
@@ -323,9 +329,8 @@ impl LoadOptions {
         }
         let (options, tuning) = (self.clone(), tuning.clone());
         let load = SnapshotLoad::new(self.file()).names(&crate::Options);
-        Ok(Some(load.each(move |_, load| {
-            options.tune(load, &tuning).exact_size(exact_size)
-        })))
+        let load = load.each(move |_, load| options.tune(load, &tuning).exact_size(exact_size));
+        Ok(Some((load, folder)))
     }
 
     /// Into which memory, and how.
@@ -701,9 +706,9 @@ pub struct ThawArgs {
                   Exit status 0 means that everything is on the disk, unless --no-sync is given.\n\n\
                   An object of a store (s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY) is replaced when \
                   all bytes have arrived. Exit status 0 means that the store has acknowledged it.\n\n\
-                  Several sources, or one with =NAME, make a snapshot in the folder DEST: they become \
-                  valid all at once, and until then the previous snapshot stays valid. `dmafile load DEST` \
-                  loads them again.\n\n\
+                  Several sources, or one with =NAME, make a snapshot in the folder DEST (in a store: a URL with \
+                  a slash at its end): they become valid all at once, and until then the previous snapshot \
+                  stays valid. `dmafile load DEST` loads them again.\n\n\
                   Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
 )]
 pub struct SaveArgs {
@@ -764,10 +769,6 @@ impl SaveArgs {
             (self.tuning.has(Opt::Block), "--block"),
             (self.explain, "--explain"),
             (self.output.trace.is_some(), "--trace"),
-            (
-                self.parts().is_some_and(|parts| parts.0.len() > 1),
-                "a snapshot",
-            ),
         ];
         let urls = [
             (self.if_none_match, "--if-none-match"),
@@ -786,9 +787,17 @@ impl SaveArgs {
     /// The snapshot they describe; None for a save of one source to a file.
     pub fn snapshot(&self, sources: &[OsString], to: &Path) -> dmafile::Result<Option<Snapshot>> {
         // The name of a file may have an equals sign.
-        let is_part = to.is_dir() && named(&sources[0]).is_some();
+        let is_folder = match remote::url(to) {
+            Some(url) => url.ends_with('/'),
+            None => to.is_dir(),
+        };
+        let is_part = is_folder && named(&sources[0]).is_some();
         if sources.len() == 1 && !is_part {
             return Ok(None);
+        }
+        if self.if_none_match || self.if_match.is_some() {
+            let why = "a snapshot replaces the one that was there when its save began";
+            return Err(Error::usage("--if-none-match, --if-match", why));
         }
         let verify = self.given.parsed::<Verify>(Opt::Verify)?.pop();
         let expected = verify.as_ref().and_then(|verify| verify.expected.as_ref());

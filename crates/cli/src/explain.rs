@@ -8,8 +8,11 @@ use dmafile_gpu::Device;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
     args.options.look_in_cache()?;
-    if let Some(snapshot) = args.options.snapshot(&args.tuning, false)? {
-        let plan = snapshot.plan()?;
+    if let Some((snapshot, folder)) = args.options.snapshot(&args.tuning, false)? {
+        let plan = match folder {
+            Some(folder) => snapshot.plan_from(&*folder)?,
+            None => snapshot.plan()?,
+        };
         return if args.json {
             write_json(&plan)
         } else {

@@ -47,8 +47,8 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let token = CancelToken::new();
     interruptible(&token)?;
     let slot = args.options.reserve(args.output.quiet)?;
-    if let Some(load) = args.options.snapshot(&args.tuning, by_path)? {
-        return snapshot::load(args, load, out, &token, launcher);
+    if let Some(found) = args.options.snapshot(&args.tuning, by_path)? {
+        return snapshot::load(args, found, out, &token, launcher);
     }
     if by_path && args.options.is_collection() {
         return shards::load(args, slot, out, &token, launcher);

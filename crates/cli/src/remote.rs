@@ -65,12 +65,13 @@ mod with {
     use crate::save::PROGRESS;
     use crate::{Failure, Launcher, signals};
     use dmafile::{
-        Algorithm, Buffer, CancelToken, Load, Model, ModelObject, Opt, Origin, RemoteObject,
-        Result, Verify,
+        Algorithm, Buffer, CancelToken, Load, Model, ModelFolder, ModelObject, Opt, Origin,
+        RemoteObject, Result, Verify,
     };
+    use dmafile_record::{Snapshot, SnapshotLoad, StoredSnapshot};
     use dmafile_remote::{
-        CacheOptions, CacheWrite, Cached, FetchedFile, OpenOptions, Remote, SaveCondition,
-        SaveOptions,
+        CacheOptions, CacheWrite, Cached, FetchedFile, OpenOptions, Remote, RemoteFolder,
+        SaveCondition, SaveOptions,
     };
     use indicatif::BinaryBytes;
     use rustix::io::FdFlags;
@@ -123,8 +124,36 @@ mod with {
         Ok(object)
     }
 
+    /// A folder that was listed, and has no snapshot: it is the model that will be opened.
+    static LISTED: Mutex<Option<RemoteFolder>> = Mutex::new(None);
+
+    /// The folder that a URL names, if a snapshot is in it.
+    pub(crate) fn snapshot(url: &str) -> Result<Option<Box<dyn ModelFolder>>> {
+        let Some(folder) = REMOTE.open_folder(url)? else {
+            return Ok(None);
+        };
+        if SnapshotLoad::is_in(&folder)? {
+            return Ok(Some(Box::new(folder)));
+        }
+        *LISTED.lock().expect("no holder of this lock panics") = Some(folder);
+        Ok(None)
+    }
+
+    /// Saves a snapshot to a store.
+    pub(crate) fn save_snapshot(
+        snapshot: Snapshot,
+        url: &str,
+        cancel: &CancelToken,
+    ) -> Result<StoredSnapshot> {
+        REMOTE.save_snapshot(snapshot, url, cancel)
+    }
+
     pub(crate) fn open_model(url: &str) -> Result<Model> {
-        let model = REMOTE.open_model(url)?;
+        let listed = LISTED.lock().expect("no holder of this lock panics").take();
+        let model = match listed {
+            Some(folder) => Model::open_remote(&folder, None)?,
+            None => REMOTE.open_model(url)?,
+        };
         let objects = model.objects().into_iter().map(|object| object.0);
         *OPENED.lock().expect("no holder of this lock panics") = objects.collect();
         Ok(model)
@@ -356,7 +385,7 @@ use with::set;
 #[cfg(feature = "remote")]
 pub(crate) use with::{
     CacheSlot, Fetched, KEEPER, find_cached, is_collection, keep, keep_here, load_others, open,
-    open_all, open_model, opened, reserve, save,
+    open_all, open_model, opened, reserve, save, save_snapshot, snapshot,
 };
 
 #[cfg(not(feature = "remote"))]
@@ -365,8 +394,10 @@ mod without {
     use crate::output::Output;
     use crate::{Failure, Launcher};
     use dmafile::{
-        Algorithm, Buffer, CancelToken, Error, Model, ModelObject, RemoteObject, Result,
+        Algorithm, Buffer, CancelToken, Error, Model, ModelFolder, ModelObject, RemoteObject,
+        Result,
     };
+    use dmafile_record::{Snapshot, StoredSnapshot};
     use std::ffi::{OsStr, OsString};
     use std::os::fd::BorrowedFd;
     use std::os::unix::process::CommandExt;
@@ -418,6 +449,14 @@ mod without {
     }
 
     pub(crate) fn open_model(_: &str) -> Result<Model> {
+        unavailable()
+    }
+
+    pub(crate) fn snapshot(_: &str) -> Result<Option<Box<dyn ModelFolder>>> {
+        unavailable()
+    }
+
+    pub(crate) fn save_snapshot(_: Snapshot, _: &str, _: &CancelToken) -> Result<StoredSnapshot> {
         unavailable()
     }
 
@@ -500,5 +539,5 @@ use without::set;
 #[cfg(not(feature = "remote"))]
 pub(crate) use without::{
     CacheSlot, Fetched, become_program, find_cached, is_collection, keep, load_others, open,
-    open_all, open_model, opened, reserve, save,
+    open_all, open_model, opened, reserve, save, save_snapshot, snapshot,
 };

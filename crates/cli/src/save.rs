@@ -16,11 +16,12 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
     let (from, to) = args.parts().ok_or_else(|| {
         Failure::usage("save needs a source and a destination: dmafile save SRC... DEST")
     })?;
-    if let Some(url) = args.url()? {
-        return remote::save(args, &from[0], url, out);
-    }
-    if let Some(several) = args.snapshot(from, to)? {
-        return snapshot::save(args, several, out);
+    let url = args.url()?;
+    match (args.snapshot(from, to)?, url) {
+        (Some(several), Some(url)) => return snapshot::save_to_store(args, several, url, out),
+        (Some(several), None) => return snapshot::save(args, several, out),
+        (None, Some(url)) => return remote::save(args, &from[0], url, out),
+        (None, None) => {}
     }
     if args.explain {
         let plan = args.save(&from[0], to)?.plan()?;

@@ -1,13 +1,14 @@
 //! `dmafile save` of several sources, and `dmafile load` of what it has saved.
 
-use crate::args::{LoadArgs, SaveArgs};
+use crate::args::{FoundSnapshot, LoadArgs, SaveArgs};
 use crate::command::{self, Named, Others, Shape, Variable, become_command, wants_path};
 use crate::load::interrupted;
 use crate::output::{Output, progress_bar, write_wanted_json};
 use crate::signals::interruptible;
-use crate::{Failure, Launcher, save, text};
+use crate::{Failure, Launcher, remote, save, text};
 use dmafile::{Buffer, CancelToken, Reason};
-use dmafile_record::{LoadedSource, Snapshot, SnapshotLoad};
+use dmafile_record::{LoadedSource, Snapshot};
+use indicatif::ProgressBar;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -32,7 +33,7 @@ pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Output) -> Result<u
     interruptible(&token)?;
     let planned: Arc<Mutex<Shown>> = Arc::default();
     let (shown, stop) = (Arc::clone(&planned), token.clone());
-    let mut snapshot = snapshot.cancel(token).on_plan(move |plan| {
+    let snapshot = snapshot.cancel(token).on_plan(move |plan| {
         let printed = out.detail(|| text::snapshot_plan(plan));
         if printed.is_err() {
             // The output cannot be shown any more.
@@ -42,13 +43,7 @@ pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Output) -> Result<u
         let reasons = sources.map(|source| (source.name.clone(), source.plan.reasons.clone()));
         *lock(&shown) = (reasons.collect(), printed.err());
     });
-    let bar = progress_bar(args.output.quiet, save::PROGRESS);
-    if let Some(bar) = bar.clone() {
-        snapshot = snapshot.progress(move |progress| {
-            bar.set_length(progress.total);
-            bar.set_position(progress.done);
-        });
-    }
+    let (snapshot, bar) = with_bar(snapshot, args.output.quiet);
     let saved = snapshot.run();
     if let Some(bar) = bar {
         bar.abandon();
@@ -63,9 +58,41 @@ pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Output) -> Result<u
     write_wanted_json(&args.output.json, &report).map(|()| 0)
 }
 
+fn with_bar(snapshot: Snapshot, quiet: bool) -> (Snapshot, Option<ProgressBar>) {
+    let Some(bar) = progress_bar(quiet, save::PROGRESS) else {
+        return (snapshot, None);
+    };
+    let shown = bar.clone();
+    let snapshot = snapshot.progress(move |progress| {
+        shown.set_length(progress.total);
+        shown.set_position(progress.done);
+    });
+    (snapshot, Some(bar))
+}
+
+/// Saves to a folder of a store.
+pub(crate) fn save_to_store(
+    args: &SaveArgs,
+    snapshot: Snapshot,
+    url: &str,
+    out: Output,
+) -> Result<u8, Failure> {
+    let token = CancelToken::new();
+    interruptible(&token)?;
+    let (snapshot, bar) = with_bar(snapshot, args.output.quiet);
+    let saved = remote::save_snapshot(snapshot, url, &token);
+    if let Some(bar) = bar {
+        bar.abandon();
+    }
+    let report = saved?;
+    out.detail(|| text::stored_sources(&report))?;
+    out.print(&text::stored_snapshot(&report))?;
+    write_wanted_json(&args.output.json, &report).map(|()| 0)
+}
+
 pub(crate) fn load(
     args: &LoadArgs,
-    load: SnapshotLoad,
+    (load, folder): FoundSnapshot,
     out: Output,
     token: &CancelToken,
     launcher: &Launcher,
@@ -91,7 +118,10 @@ pub(crate) fn load(
             }
         });
     }
-    let loaded = load.run();
+    let loaded = match folder {
+        Some(folder) => load.run_from(&*folder),
+        None => load.run(),
+    };
     let mut planned = lock(&planned);
     if let Some(failure) = planned.1.take() {
         return Err(failure);

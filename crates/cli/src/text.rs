@@ -2,7 +2,9 @@
 
 use dmafile::internal::one_line;
 use dmafile::{Cpu, Method, Plan, Reason, Report, SavePlan, SaveReport, Verified};
-use dmafile_record::{SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan, SnapshotReport};
+use dmafile_record::{
+    SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan, SnapshotReport, StoredSnapshot,
+};
 use indicatif::BinaryBytes;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -242,13 +244,31 @@ pub(crate) fn snapshot_report(report: &SnapshotReport) -> String {
     } else {
         "not synced"
     };
-    format!(
-        "snapshot {} saved: {} in {:.3} s, CPU {}; {end}\n",
-        report.generation,
-        BinaryBytes(report.bytes),
-        report.seconds,
-        cpu(&report.cpu, false),
-    )
+    let times = (report.seconds, &report.cpu);
+    snapshot_saved(report.generation, report.bytes, times, end)
+}
+
+fn snapshot_saved(generation: u64, bytes: u64, (seconds, used): (f64, &Cpu), end: &str) -> String {
+    let (bytes, used) = (BinaryBytes(bytes), cpu(used, false));
+    format!("snapshot {generation} saved: {bytes} in {seconds:.3} s, CPU {used}; {end}\n")
+}
+
+/// The sources of a snapshot in a store.
+pub(crate) fn stored_sources(report: &StoredSnapshot) -> String {
+    let mut text = String::new();
+    for source in &report.sources {
+        text += &source_head(&source.name);
+        let bytes = BinaryBytes(source.bytes);
+        let _ = writeln!(text, "  {bytes} in {:.3} s", source.seconds);
+        let _ = writeln!(text, "{}", source.digest);
+    }
+    text + &found_out(&report.reasons, &[])
+}
+
+/// The report of a snapshot in a store.
+pub(crate) fn stored_snapshot(report: &StoredSnapshot) -> String {
+    let times = (report.seconds, &report.cpu);
+    snapshot_saved(report.generation, report.bytes, times, "in the store")
 }
 
 /// The reports of the sources of a snapshot that was loaded.

@@ -84,7 +84,7 @@ pub struct Upload {
     /// As S3 writes it.
     pub initiated: String,
 }
-type Decide = Box<dyn Fn(&Asked) -> Fault + Send + Sync>;
+type Decide = Arc<dyn Fn(&Asked) -> Fault + Send + Sync>;
 
 struct Inner {
     objects: Mutex<HashMap<String, Object>>,
@@ -97,6 +97,8 @@ struct Inner {
     open: AtomicUsize,
     connections: AtomicUsize,
     ended: AtomicBool,
+    /// It has generations of objects, as Google's store does.
+    counts: AtomicBool,
     tls: Option<Arc<ServerConfig>>,
 }
 
@@ -136,12 +138,13 @@ impl Server {
             objects: Mutex::default(),
             uploads: Mutex::default(),
             fields: Mutex::default(),
-            decide: Mutex::new(Box::new(|_| Fault::None)),
+            decide: Mutex::new(Arc::new(|_| Fault::None)),
             asked: Mutex::default(),
             number: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
+            counts: AtomicBool::new(false),
             tls,
         });
         let serving = Arc::clone(&inner);
@@ -179,9 +182,23 @@ impl Server {
         objects.get(path).map(|object| object.0.to_vec())
     }
 
+    /// The paths of all objects that begin like this.
+    pub fn paths(&self, start: &str) -> Vec<String> {
+        let objects = self.inner.objects.lock().unwrap();
+        let mut all: Vec<_> = objects.keys().cloned().collect();
+        all.retain(|path| path.starts_with(start));
+        all.sort();
+        all
+    }
+
     /// The multipart uploads that are neither complete nor aborted, by name.
     pub fn uploads(&self) -> MutexGuard<'_, BTreeMap<String, Upload>> {
         self.inner.uploads.lock().unwrap()
+    }
+
+    /// From now on objects have generations, as in Google's store.
+    pub fn count_generations(&self) {
+        self.inner.counts.store(true, Ordering::Relaxed);
     }
 
     /// Adds these fields, each with CR and LF, to the answers about an object.
@@ -202,7 +219,7 @@ impl Server {
     /// Decides what is done with each request from now on.
     pub fn decide(&self, decide: impl Fn(&Asked) -> Fault + Send + Sync + 'static) {
         self.inner.number.store(0, Ordering::Relaxed);
-        *self.inner.decide.lock().unwrap() = Box::new(decide);
+        *self.inner.decide.lock().unwrap() = Arc::new(decide);
     }
 
     /// The requests since the last call.
@@ -253,10 +270,16 @@ impl Inner {
                 return Ok(());
             }
             let mut words = line.split_whitespace().map(str::to_string);
-            let (method, target) = (
+            let (method, mut target) = (
                 words.next().unwrap_or_default(),
                 words.next().unwrap_or_default(),
             );
+            if self.counts.load(Ordering::Relaxed) {
+                // The client for Google's store writes these letters so, the one for S3 does not.
+                for (written, letter) in [("%2F", "/"), ("%2E", "."), ("%2D", "-")] {
+                    target = target.replace(written, letter);
+                }
+            }
             let mut fields = HashMap::new();
             loop {
                 let mut line = String::new();
@@ -285,7 +308,9 @@ impl Inner {
                 ..asked.clone()
             };
             self.asked.lock().unwrap().push(noted);
-            let fault = (self.decide.lock().unwrap())(&asked);
+            // It may wait for other requests.
+            let decide = Arc::clone(&self.decide.lock().unwrap());
+            let fault = decide(&asked);
             if !self.answer(stream.get_mut(), raw, &asked, fault)? {
                 return Ok(());
             }
@@ -363,6 +388,10 @@ impl Inner {
         }
         if !tag.is_empty() {
             head += &format!("ETag: {tag}\r\n");
+        }
+        if self.counts.load(Ordering::Relaxed) {
+            let generation = generation(&tag);
+            head += &format!("X-Goog-Generation: {generation}\r\nLast-Modified: {CHANGED}\r\n");
         }
         if range.is_some() {
             let moved = u64::from(fault == Fault::WrongRange);
@@ -455,7 +484,10 @@ impl Inner {
         let refused = (asked.field("if-none-match") == Some("*") && there.is_some())
             || asked
                 .field("if-match")
-                .is_some_and(|wanted| there.as_deref() != Some(wanted));
+                .is_some_and(|wanted| there.as_deref() != Some(wanted))
+            || asked
+                .field("x-goog-if-generation-match")
+                .is_some_and(|wanted| wanted != generation(there.as_deref().unwrap_or_default()));
         let is_list = asked.method == "GET" && query.contains("uploads");
         let ends = asked.method == "POST" || (asked.method == "PUT" && value("uploadId").is_none());
         if refused && ends {
@@ -470,7 +502,8 @@ impl Inner {
         match (asked.method.as_str(), value("uploadId")) {
             ("PUT", None) => {
                 let tag = put(asked.body.clone());
-                Some((200, format!("ETag: {tag}\r\n"), String::new()))
+                let fields = format!("ETag: {tag}\r\nX-Goog-Generation: {}\r\n", generation(&tag));
+                Some((200, fields, String::new()))
             }
             ("PUT", Some(id)) => {
                 let Some(upload) = uploads.get_mut(&id) else {
@@ -505,9 +538,31 @@ impl Inner {
                 let tag = tag.replace('"', "&quot;");
                 Some((200, String::new(), format!("<X><ETag>{tag}</ETag></X>")))
             }
-            ("DELETE", Some(id)) => {
-                uploads.remove(&id);
+            ("DELETE", id) => {
+                match id {
+                    Some(id) => drop(uploads.remove(&id)),
+                    None => drop(objects.remove(path)),
+                }
                 Some((204, String::new(), String::new()))
+            }
+            // A test may have its own listing.
+            ("GET", None) if query.contains("list-type=") && !objects.contains_key(path) => {
+                let prefix = value("prefix").unwrap_or_default().replace("%2F", "/");
+                let prefix = format!("{}/{prefix}", path.trim_end_matches('/'));
+                let listed = objects.iter().filter_map(|(path, (bytes, tag))| {
+                    let is_in = !path.strip_prefix(&prefix)?.contains('/');
+                    let key = path.splitn(3, '/').nth(2)?;
+                    let (size, tag) = (bytes.len(), tag.replace('"', "&quot;"));
+                    is_in.then(|| {
+                        format!(
+                            "<Contents><Key>{key}</Key><Size>{size}</Size><ETag>{tag}</ETag>\
+                             <LastModified>2026-11-28T00:00:00.000Z</LastModified></Contents>"
+                        )
+                    })
+                });
+                let listed: String = listed.collect();
+                let text = format!("<ListBucketResult>{listed}</ListBucketResult>");
+                Some((200, String::new(), text))
             }
             ("GET", None) if is_list => {
                 let all = uploads.iter().map(|(id, upload)| {
@@ -525,6 +580,17 @@ impl Inner {
             _ => None,
         }
     }
+}
+
+/// When all objects were changed last.
+const CHANGED: &str = "Sat, 28 Nov 2026 00:00:00 GMT";
+
+/// The generation of an object with this ETag; 0 if there is none.
+fn generation(tag: &str) -> String {
+    let digits = tag.bytes().take(12);
+    digits
+        .fold(0, |sum, byte| sum * 31 + u64::from(byte))
+        .to_string()
 }
 
 /// Closes so that the client sees a reset.

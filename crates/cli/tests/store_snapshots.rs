@@ -1,0 +1,542 @@
+//! Snapshots in a folder of a store: whatever happens to a saver, the folder has a whole one.
+#![cfg(feature = "remote")]
+
+use dmafile_testkit::server::{Asked, Fault, Server};
+use dmafile_testkit::{bytes_digest, noise};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const URL: &str = "s3://bucket/a/task/";
+const FOLDER: &str = "/bucket/a/task/";
+const MANIFEST: &str = "/bucket/a/task/dmafile-snapshot.json";
+/// More than a part, less than one, and nothing.
+const SIZES: [usize; 3] = [(8 << 20) + 77, 1000, 0];
+
+/// Sources that differ from all others, and the digests of their bytes.
+struct Sources {
+    dir: tempfile::TempDir,
+    digests: Vec<String>,
+}
+
+impl Sources {
+    fn new(seed: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |(number, size): (usize, &usize)| {
+            let bytes = noise(*size, 10 * seed + number as u64);
+            std::fs::write(dir.path().join(number.to_string()), &bytes).unwrap();
+            bytes_digest(&bytes)
+        };
+        let digests = SIZES.iter().enumerate().map(write).collect();
+        Self { dir, digests }
+    }
+
+    fn save(&self, endpoint: &str) -> Command {
+        let mut save = dmafile(endpoint, &["save", "-q"]);
+        for number in 0..SIZES.len() {
+            let path = self.dir.path().join(number.to_string());
+            save.arg(format!("{}=s{number}", path.display()));
+        }
+        save.arg(URL);
+        save
+    }
+
+    /// True if these are loaded.
+    fn are_loaded(&self, server: &Server) -> bool {
+        let said = good(&mut load(&server.url("")));
+        said.lines().eq(&self.digests)
+    }
+}
+
+fn dmafile(endpoint: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dmafile"));
+    command
+        .args(args)
+        .env_remove("HTTPS_PROXY")
+        .env_remove("HTTP_PROXY")
+        .env("AWS_ENDPOINT_URL", endpoint)
+        .env("AWS_ACCESS_KEY_ID", "me")
+        .env("AWS_SECRET_ACCESS_KEY", "hunter2");
+    command
+}
+
+/// Prints the digest of each source.
+fn load(endpoint: &str) -> Command {
+    // The memory may be larger: whole huge pages.
+    let sums = "i=0; for fd in $(echo $DMAFILE_FD | tr , ' '); do i=$((i + 1)); \
+        head -c $(echo $DMAFILE_BYTES | cut -d, -f$i) < /proc/self/fd/$fd | sha256sum | cut -d' ' -f1; done";
+    dmafile(endpoint, &["load", "-q", URL, "--", "sh", "-c", sums])
+}
+
+fn text(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    let text = String::from_utf8(both).unwrap();
+    assert!(!text.contains("hunter2"));
+    text
+}
+
+fn good(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    text(&output)
+}
+
+/// It fails with these words in one line.
+fn fails(command: &mut Command, words: &str) {
+    let output = command.output().unwrap();
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains(words) && said.lines().count() == 1,
+        "{words}: {said}"
+    );
+}
+
+/// The names of what is in the folder, which is nothing but a snapshot of this generation.
+fn holds_only(server: &Server, generation: u64) {
+    let sources = 0..SIZES.len();
+    let mut names: Vec<_> = sources
+        .map(|number| format!("{FOLDER}s{number}.{generation}.dmafile"))
+        .collect();
+    names.insert(0, MANIFEST.to_string());
+    assert_eq!(server.paths(FOLDER), names);
+    assert!(server.uploads().is_empty());
+}
+
+/// True for a request that saves the manifest.
+fn is_publication(asked: &Asked) -> bool {
+    asked.method == "PUT" && asked.target.contains("dmafile-snapshot.json")
+}
+
+#[test]
+fn a_snapshot_in_a_store_is_loaded_byte_for_byte() {
+    let server = Server::plain();
+    server.put("/bucket/a/task/notes", b"mine".to_vec());
+    server.put("/bucket/a/task/deeper/x.9.dmafile", b"not ours".to_vec());
+    let endpoint = server.url("");
+    for generation in 1..4 {
+        let sources = Sources::new(generation);
+        let report = good(
+            sources
+                .save(&endpoint)
+                .args(["--json", "--verify", "sha256"]),
+        );
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(report["generation"], generation);
+        assert_eq!(report["to"], "s3://bucket/a/task");
+        assert_eq!(report["bytes"], SIZES.iter().sum::<usize>());
+        let digest = format!("sha256 {}", sources.digests[1]);
+        assert_eq!(report["sources"][1]["digest"], *digest);
+        assert!(sources.are_loaded(&server));
+        let left = server.paths(FOLDER);
+        assert_eq!(left.len(), 3 + SIZES.len(), "{left:?}");
+        // What it is said to be is what is there.
+        let manifest = server.object(MANIFEST).unwrap();
+        let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+        for (source, digest) in manifest["sources"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .zip(&sources.digests)
+        {
+            let path = format!("{FOLDER}{}", source["file"].as_str().unwrap());
+            assert_eq!(bytes_digest(&server.object(&path).unwrap()), *digest);
+            assert_eq!(source["digest"], **digest);
+        }
+    }
+    let paths = [
+        "load",
+        "-q",
+        URL,
+        "--",
+        "sh",
+        "-c",
+        "cd {}; sha256sum *; pwd",
+    ];
+    let said = good(&mut dmafile(&endpoint, &paths));
+    assert!(said.contains("s2\n") && said.ends_with("/task\n"), "{said}");
+    // It is not kept there.
+    let cache = tempfile::tempdir().unwrap();
+    let kept = cache.path().join("cache");
+    good(dmafile(&endpoint, &["load", "-q", URL, "--cache"]).arg(&kept));
+    let plan = good(&mut dmafile(&endpoint, &["explain", URL]));
+    assert!(
+        plan.contains("source s1") && plan.contains("an empty memfd"),
+        "{plan}"
+    );
+}
+
+#[test]
+fn googles_store_is_asked_for_generations() {
+    let server = Server::plain();
+    server.count_generations();
+    let (old, other, new) = (Sources::new(1), Sources::new(2), Sources::new(3));
+    let at = server.url("");
+    let gs = move |mut command: Command| {
+        let args: Vec<_> = command.get_args().map(|arg| arg.to_os_string()).collect();
+        command = dmafile(&at, &[]);
+        let url = |arg: std::ffi::OsString| {
+            if arg == URL {
+                return URL.replace("s3:", "gs:").into();
+            }
+            arg
+        };
+        command.args(args.into_iter().map(url));
+        command
+            .env("GOOGLE_BASE_URL", &at)
+            .env("GOOGLE_SKIP_SIGNATURE", "true");
+        command
+    };
+    let loaded = || good(&mut gs(load("")));
+    for sources in [&old, &other] {
+        good(&mut gs(sources.save("")));
+        assert!(loaded().lines().eq(&sources.digests));
+    }
+    holds_only(&server, 2);
+    let (once, saver) = (AtomicUsize::new(0), gs.clone());
+    server.decide(move |asked| {
+        if is_publication(asked) && once.fetch_add(1, Ordering::Relaxed) == 0 {
+            good(&mut saver(other.save("")));
+        }
+        Fault::None
+    });
+    fails(&mut gs(new.save("")), "saved there meanwhile (EBUSY)");
+    holds_only(&server, 4);
+}
+
+#[test]
+fn options_that_mean_nothing_there_are_refused() {
+    let server = Server::plain();
+    let (sources, endpoint) = (Sources::new(1), server.url(""));
+    for option in [
+        &["--offset", "0"][..],
+        &["--no-sync"],
+        &["--io", "direct"],
+        &["--explain"],
+        &["--length", "7"],
+        &["--if-none-match"],
+        &["--if-match", "x"],
+    ] {
+        let output = sources.save(&endpoint).args(option).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{option:?}");
+    }
+    let one = format!("{}=a", sources.dir.path().join("0").display());
+    let object = dmafile(
+        &endpoint,
+        &["save", &one, &one.replace("=a", "=b"), "s3://bucket/x"],
+    )
+    .output()
+    .unwrap();
+    assert!(text(&object).contains("end it with a slash"));
+    assert!(server.asked().is_empty());
+}
+
+/// When another saver saves a snapshot while one runs; whether the first one replaces that nevertheless, because it had
+/// not begun; and the generation that is there in the end, after an old one.
+const MOMENTS: [(&str, &str, bool, u64); 4] = [
+    ("PUT", ".lock", true, 2),
+    ("GET", "dmafile-snapshot.json", true, 3),
+    ("P", "s0.", false, 2),
+    ("PUT", "dmafile-snapshot.json", false, 2),
+];
+
+#[test]
+fn of_two_savers_one_wins() {
+    for (method, word, wins, generation) in MOMENTS {
+        for olds in 0..2 {
+            let server = Server::plain();
+            let endpoint = server.url("");
+            let [old, own, other] = [1, 2, 3].map(|seed| Arc::new(Sources::new(seed)));
+            if olds > 0 {
+                good(&mut old.save(&endpoint));
+            }
+            let (once, saver, at) = (AtomicUsize::new(0), Arc::clone(&other), endpoint.clone());
+            server.decide(move |asked| {
+                let is_now = asked.method.starts_with(method) && asked.target.contains(word);
+                if is_now && once.fetch_add(1, Ordering::Relaxed) == 0 {
+                    good(&mut saver.save(&at));
+                }
+                Fault::None
+            });
+            let winner = if wins {
+                good(&mut own.save(&endpoint));
+                own
+            } else {
+                fails(&mut own.save(&endpoint), "saved there meanwhile (EBUSY)");
+                other
+            };
+            assert!(winner.are_loaded(&server), "{word} {olds}");
+            holds_only(&server, olds + generation);
+        }
+    }
+}
+
+#[test]
+fn what_was_saved_after_the_folder_was_listed_is_removed_too() {
+    let server = Server::plain();
+    let endpoint = server.url("");
+    let (own, other) = (Sources::new(1), Sources::new(2));
+    let (once, at) = (AtomicUsize::new(0), endpoint.clone());
+    server.decide(move |asked| {
+        let is_claim = asked.method == "PUT" && asked.target.contains(".lock");
+        if is_claim && once.fetch_add(1, Ordering::Relaxed) == 0 {
+            good(&mut other.save(&at));
+            // It has not ended yet.
+            let claim = format!("{URL}.dmafile-snapshot.1.lock");
+            good(&mut dmafile(&at, &["save", "-q", "/dev/null", &claim]));
+        }
+        Fault::None
+    });
+    good(&mut own.save(&endpoint));
+    assert!(own.are_loaded(&server));
+    holds_only(&server, 2);
+}
+
+#[test]
+fn savers_at_the_same_time_leave_one_whole_snapshot() {
+    let server = Server::plain();
+    let endpoint = server.url("");
+    let all: Vec<_> = (1..5).map(Sources::new).collect();
+    for _ in 0..5 {
+        let savers: Vec<_> = all
+            .iter()
+            .map(|sources| {
+                sources
+                    .save(&endpoint)
+                    .stderr(std::process::Stdio::piped())
+                    .spawn()
+                    .unwrap()
+            })
+            .collect();
+        let outputs: Vec<_> = savers
+            .into_iter()
+            .map(|saver| saver.wait_with_output().unwrap())
+            .collect();
+        assert!(outputs.iter().any(|output| output.status.success()));
+        for output in outputs.iter().filter(|output| !output.status.success()) {
+            assert!(text(output).contains("(EBUSY)"), "{}", text(output));
+        }
+        let winners = all.iter().zip(&outputs);
+        let mut winners = winners.filter(|winner| winner.1.status.success());
+        assert!(winners.any(|winner| winner.0.are_loaded(&server)));
+        let paths = server.paths(FOLDER);
+        assert_eq!(paths.len(), SIZES.len() + 1, "{paths:?}");
+    }
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_old_snapshot() {
+    let server = Server::plain();
+    let (old, new, endpoint) = (Sources::new(1), Sources::new(2), server.url(""));
+    good(&mut old.save(&endpoint));
+    for word in [".lock", "s0.", "s1.", "dmafile-snapshot.json"] {
+        server.decide(move |asked| match asked.method.as_str() {
+            "PUT" if asked.target.contains(word) => Fault::Status(403, String::new()),
+            _ => Fault::None,
+        });
+        fails(&mut new.save(&endpoint), "(EACCES)");
+        server.decide(|_| Fault::None);
+        holds_only(&server, 1);
+        assert!(old.are_loaded(&server));
+    }
+}
+
+#[test]
+fn what_a_killed_saver_leaves_is_removed_by_the_next() {
+    for word in ["s1.", "dmafile-snapshot.json"] {
+        let server = Server::plain();
+        let (old, new, endpoint) = (Sources::new(1), Sources::new(2), server.url(""));
+        good(&mut old.save(&endpoint));
+        let (asked, reached) = std::sync::mpsc::channel();
+        server.decide(move |request| {
+            if request.method == "PUT" && request.target.contains(word) {
+                asked.send(()).unwrap();
+                std::thread::sleep(std::time::Duration::from_secs(3600));
+            }
+            Fault::None
+        });
+        let mut saver = new.save(&endpoint).spawn().unwrap();
+        reached.recv().unwrap();
+        saver.kill().unwrap();
+        saver.wait().unwrap();
+        server.decide(|_| Fault::None);
+        assert!(old.are_loaded(&server));
+        assert!(server.paths(FOLDER).len() > SIZES.len() + 1);
+        good(&mut new.save(&endpoint));
+        assert!(new.are_loaded(&server));
+        holds_only(&server, 3);
+    }
+}
+
+#[test]
+fn an_interrupted_save_removes_what_it_has_sent() {
+    let server = Server::plain();
+    let (old, new, endpoint) = (Sources::new(1), Sources::new(2), server.url(""));
+    good(&mut old.save(&endpoint));
+    server.decide(|asked| {
+        if asked.method == "PUT" && asked.target.contains("s1.") {
+            return Fault::Status(503, "Retry-After: 1\r\n".to_string());
+        }
+        Fault::None
+    });
+    server.asked();
+    let mut saver = new.save(&endpoint).spawn().unwrap();
+    while !server
+        .asked()
+        .iter()
+        .any(|asked| asked.target.contains("s1."))
+    {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let pid = rustix::process::Pid::from_child(&saver);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(saver.wait().unwrap().code(), Some(130));
+    holds_only(&server, 1);
+    server.decide(|_| Fault::None);
+    assert!(old.are_loaded(&server));
+}
+
+#[test]
+fn requests_and_answers_that_are_lost_change_nothing() {
+    for lost in [
+        Fault::Lost,
+        Fault::Reset(0),
+        Fault::Status(503, String::new()),
+    ] {
+        let server = Server::plain();
+        let endpoint = server.url("");
+        // The first manifest, and one that replaces it.
+        let words = [
+            "dmafile-snapshot.json",
+            ".lock",
+            "s1.",
+            "dmafile-snapshot.json",
+        ];
+        for (seed, word) in words.into_iter().enumerate() {
+            let sources = Sources::new(seed as u64);
+            let (once, lost) = (AtomicUsize::new(0), lost.clone());
+            server.decide(move |asked| {
+                let is_one = asked.method == "PUT" && asked.target.contains(word);
+                if is_one && once.fetch_add(1, Ordering::Relaxed) == 0 {
+                    return lost.clone();
+                }
+                Fault::None
+            });
+            good(&mut sources.save(&endpoint));
+            assert!(sources.are_loaded(&server), "{word}");
+        }
+    }
+}
+
+#[test]
+fn a_manifest_that_may_be_valid_keeps_its_files() {
+    let server = Server::plain();
+    let (old, new, endpoint) = (Sources::new(1), Sources::new(2), server.url(""));
+    good(&mut old.save(&endpoint));
+    server.decide(|asked| {
+        if is_publication(asked) {
+            return Fault::Reset(0);
+        }
+        Fault::None
+    });
+    fails(
+        &mut new.save(&endpoint),
+        "the store may have the new snapshot nevertheless",
+    );
+    server.decide(|_| Fault::None);
+    assert!(old.are_loaded(&server));
+    assert_eq!(server.paths(FOLDER).len(), 2 * (SIZES.len() + 1));
+    good(&mut new.save(&endpoint));
+    holds_only(&server, 3);
+}
+
+#[test]
+fn a_reader_gets_one_snapshot_or_the_other() {
+    // When it is replaced: while it is opened, and while its bytes are fetched.
+    for word in ["s0.", "s1."] {
+        for nth in [1, 2] {
+            let server = Server::plain();
+            let (old, new, endpoint) = (Sources::new(1), Arc::new(Sources::new(2)), server.url(""));
+            good(&mut old.save(&endpoint));
+            let (count, saver, at) = (AtomicUsize::new(0), Arc::clone(&new), endpoint.clone());
+            server.decide(move |asked| {
+                let is_one = asked.method == "GET" && asked.target.contains(word);
+                if is_one && count.fetch_add(1, Ordering::Relaxed) + 1 == nth {
+                    good(&mut saver.save(&at));
+                }
+                Fault::None
+            });
+            let said = good(&mut load(&endpoint));
+            let is = |sources: &Sources| said.lines().eq(&sources.digests);
+            assert!(is(&old) || is(&new), "{word} {nth}: {said}");
+            // The small one is fetched when it is opened.
+            assert_eq!(is(&new), (word, nth) != ("s1.", 2), "{word} {nth}");
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_that_is_damaged_is_named() {
+    let server = Server::plain();
+    let (sources, endpoint) = (Sources::new(1), server.url(""));
+    good(&mut sources.save(&endpoint));
+    let path = format!("{FOLDER}s1.1.dmafile");
+    server.put_tagged(&path, noise(1000, 99), "\"other\"");
+    fails(&mut load(&endpoint), "s3://bucket/a/task/s1.1.dmafile");
+    server.put_tagged(&path, noise(999, 99), "\"other\"");
+    fails(
+        &mut load(&endpoint),
+        "it has 999 bytes and should have 1000",
+    );
+    server.put(MANIFEST, b"{}".to_vec());
+    fails(&mut load(&endpoint), "invalid manifest");
+    fails(&mut sources.save(&endpoint), "invalid manifest");
+    server.put(MANIFEST, vec![b' '; (1 << 20) + 1]);
+    fails(&mut load(&endpoint), "more than 1048576 bytes");
+}
+
+#[test]
+fn a_model_is_listed_once() {
+    let server = Server::plain();
+    let path = tempfile::tempdir().unwrap();
+    let file = path.path().join("m.safetensors");
+    dmafile_testkit::models::safetensors(&file, &dmafile_testkit::models::tensors("t", 1, 5000));
+    server.put(
+        &format!("{FOLDER}m.safetensors"),
+        std::fs::read(&file).unwrap(),
+    );
+    let endpoint = server.url("");
+    for args in [&["load", "-q", URL][..], &["explain", URL]] {
+        server.asked();
+        good(&mut dmafile(&endpoint, args));
+        let lists = server.asked();
+        let lists = lists
+            .iter()
+            .filter(|asked| asked.target.contains("list-type="));
+        assert_eq!(lists.count(), 1, "{args:?}");
+    }
+}
+
+#[test]
+fn what_crashed_parts_left_is_removed() {
+    let server = Server::plain();
+    let upload = |path: &str, initiated: &str| dmafile_testkit::server::Upload {
+        path: path.to_string(),
+        initiated: initiated.to_string(),
+        ..Default::default()
+    };
+    let (old, new) = ("2026-01-01T00:00:00.000Z", "2999-01-01T00:00:00.000Z");
+    for (name, path, at) in [
+        ("old", "s0.7.dmafile", old),
+        ("new", "s0.8.dmafile", new),
+        ("other", "notes", old),
+        ("deeper", "x/s0.7.dmafile", old),
+    ] {
+        server
+            .uploads()
+            .insert(name.to_string(), upload(&format!("{FOLDER}{path}"), at));
+    }
+    good(&mut Sources::new(1).save(&server.url("")));
+    let left: Vec<_> = server.uploads().keys().cloned().collect();
+    assert_eq!(left, ["deeper", "new", "other"]);
+}
