@@ -33,7 +33,8 @@ def save_snapshot(
         sources: What to save, by name: a Buffer, a descriptor or an object that has one, or a path.
             A name has 1 to 64 bytes, does not start with a dot, and has no slash, comma, equals
             sign or control character. At most 256.
-        path: The folder, which must exist.
+        path: The folder, which must exist; or, after `pip install 'dmafile[remote]'`, the URL of
+            one in a store (`s3://`, `gs://`, `az://`), with a slash at its end.
         method: As in `save`, for each source.
         io: As in `save`.
         block: As in `save`.
@@ -45,7 +46,7 @@ def save_snapshot(
     Raises:
         UsageError: A name or value is invalid (also a ValueError).
         Error: Everything else (also an OSError): EBUSY while another snapshot is being saved to the
-            folder.
+            folder; in a store, if another one was saved there meanwhile.
         KeyboardInterrupt: Ctrl-C. As after any error, the previous snapshot is still complete.
     """
     named = []
@@ -71,7 +72,7 @@ def load_snapshot(
     memfd, whatever kind of memory is requested.
 
     Args:
-        path: The folder.
+        path: The folder, or the URL of one in a store.
         to: As in `load`, for each source; `fd:N` only if there is one source.
         progress: As in `load`, for all sources together.
         options: As in `load`: `pages`, `method`, `io`, `allocation`, `chunk`, `block`,

@@ -8,6 +8,7 @@ use dmafile::{
     CancelToken, Error, Load, Model, ModelObject, ObjectReader, Origin, Progress, ReadBuf,
     RemoteObject, Verify,
 };
+use dmafile_record::{LoadedSnapshot, Snapshot, SnapshotLoad, StoredSnapshot};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyMemoryView, PyString};
@@ -69,18 +70,8 @@ pub(crate) fn save(
     options: &Bound<'_, PyDict>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Py<PyAny>> {
+    refuse_those_of_files(py, options)?;
     let option = |name: &str| Ok::<_, PyErr>(options.get_item(name)?.filter(|one| !one.is_none()));
-    for (name, default) in [
-        ("offset", None),
-        ("method", Some("auto")),
-        ("io", Some("auto")),
-        ("block", None),
-    ] {
-        let given = option(name)?.map(|value| value.to_string());
-        if given.as_deref() != default {
-            return Err(of_files(py, name));
-        }
-    }
     if option("sync")?.is_some_and(|sync| sync.is_truthy().is_ok_and(|sync| !sync)) {
         return Err(of_files(py, "sync"));
     }
@@ -106,7 +97,23 @@ pub(crate) fn save(
     as_dict(py, Ok(saved))
 }
 
-fn of_files(py: Python<'_>, option: &'static str) -> PyErr {
+/// Refuses options that are about files, but for `sync`.
+pub(crate) fn refuse_those_of_files(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<()> {
+    for (name, default) in [
+        ("offset", None),
+        ("method", Some("auto")),
+        ("io", Some("auto")),
+        ("block", None),
+    ] {
+        let given = options.get_item(name)?.filter(|one| !one.is_none());
+        if given.map(|value| value.to_string()).as_deref() != default {
+            return Err(of_files(py, name));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn of_files(py: Python<'_>, option: &'static str) -> PyErr {
     raise(py, &Error::usage(option, "it is for saves to files"), None)
 }
 
@@ -151,6 +158,52 @@ impl Work for ObjectSave {
     fn run(self) -> dmafile::Result<String> {
         Err(unavailable())
     }
+}
+
+/// Saves a snapshot to a store.
+#[cfg(feature = "remote")]
+pub(crate) fn save_snapshot(
+    snapshot: Snapshot,
+    url: &str,
+    cancel: &CancelToken,
+) -> dmafile::Result<StoredSnapshot> {
+    dmafile_remote::Remote::default().save_snapshot(snapshot, url, cancel)
+}
+
+/// Loads a snapshot from a store.
+#[cfg(feature = "remote")]
+pub(crate) fn load_snapshot(
+    load: SnapshotLoad,
+    url: &str,
+    cancel: &CancelToken,
+) -> dmafile::Result<LoadedSnapshot> {
+    let options = dmafile_remote::OpenOptions {
+        cancel: cancel.clone(),
+        ..dmafile_remote::OpenOptions::default()
+    };
+    let folder = dmafile_remote::Remote::new(options).open_folder(url)?;
+    let folder = folder.ok_or_else(|| {
+        Error::usage("path", "it names no folder").with_remedy("end the URL with a slash")
+    })?;
+    load.cancel(cancel.clone()).run_from(&folder)
+}
+
+#[cfg(not(feature = "remote"))]
+pub(crate) fn save_snapshot(
+    _: Snapshot,
+    _: &str,
+    _: &CancelToken,
+) -> dmafile::Result<StoredSnapshot> {
+    Err(unavailable())
+}
+
+#[cfg(not(feature = "remote"))]
+pub(crate) fn load_snapshot(
+    _: SnapshotLoad,
+    _: &str,
+    _: &CancelToken,
+) -> dmafile::Result<LoadedSnapshot> {
+    Err(unavailable())
 }
 
 #[cfg(feature = "remote")]

@@ -2,9 +2,10 @@
 
 use crate::buffer::Buffer;
 use crate::error::{Keywords, raise, usage};
-use crate::job::{Job, Source, as_dict, work};
+use crate::job::{Job, Source, Work, as_dict, work};
+use crate::remote;
 use crate::request::{self, SOURCE};
-use dmafile::Verify;
+use dmafile::{CancelToken, Progress, Verify};
 use dmafile_record::{LoadedSnapshot, Snapshot, SnapshotLoad, SnapshotReport};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -13,6 +14,44 @@ use std::path::PathBuf;
 
 work!(Snapshot => SnapshotReport);
 work!(SnapshotLoad => LoadedSnapshot);
+
+/// The same in a store.
+struct InStore<W, O> {
+    work: W,
+    url: String,
+    cancel: CancelToken,
+    run: fn(W, &str, &CancelToken) -> dmafile::Result<O>,
+}
+
+impl<W: Work, O: Send + 'static> Work for InStore<W, O> {
+    type Outcome = O;
+
+    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        Self {
+            work: self.work.watched(token.clone(), tell),
+            cancel: token,
+            ..self
+        }
+    }
+
+    fn run(self) -> dmafile::Result<O> {
+        (self.run)(self.work, &self.url, &self.cancel)
+    }
+}
+
+/// Does in a store what `work` is.
+fn in_store<W: Work, O: Send + 'static>(
+    work: W,
+    url: &str,
+    run: fn(W, &str, &CancelToken) -> dmafile::Result<O>,
+) -> InStore<W, O> {
+    InStore {
+        work,
+        url: url.to_string(),
+        cancel: CancelToken::new(),
+        run,
+    }
+}
 
 /// Saves sources to the folder `path`: the name of each, what it is, and its number of bytes. `options`
 /// apply to each source.
@@ -33,6 +72,12 @@ pub(crate) fn save_snapshot(
             "verify: a snapshot has a digest for each source: name an algorithm without =HEX",
         ));
     }
+    if remote::url(&path).is_some() {
+        remote::refuse_those_of_files(py, options)?;
+        if !sync {
+            return Err(remote::of_files(py, "sync"));
+        }
+    }
     let tune = request::save_tuning(options)?;
     let mut snapshot = Snapshot::new(&path)
         .names(&Keywords)
@@ -49,8 +94,18 @@ pub(crate) fn save_snapshot(
         Some(length) => tune(save).length(*length),
         None => tune(save),
     });
-    let report = Job::start(py, snapshot, &path, || ())?.attend(py, progress)?;
-    as_dict(py, serde_json::to_string(&report))
+    let report = match remote::url(&path) {
+        None => {
+            let saved = Job::start(py, snapshot, &path, || ())?.attend(py, progress)?;
+            serde_json::to_string(&saved)
+        }
+        Some(url) => {
+            let save = in_store(snapshot, url, remote::save_snapshot);
+            let saved = Job::start(py, save, &path, || ())?.attend(py, progress)?;
+            serde_json::to_string(&saved)
+        }
+    };
+    as_dict(py, report)
 }
 
 /// Loads the snapshot in the folder `path`, each source with the given options; returns names and buffers.
@@ -64,7 +119,13 @@ pub(crate) fn load_snapshot(
     let tune = request::tuning(options, SOURCE)?;
     let load = SnapshotLoad::new(&path).names(&Keywords);
     let load = load.each(move |_, load| tune(load));
-    let loaded = Job::start(py, load, &path, || ())?.attend(py, progress)?;
+    let loaded = match remote::url(&path) {
+        None => Job::start(py, load, &path, || ())?.attend(py, progress)?,
+        Some(url) => {
+            let load = in_store(load, url, remote::load_snapshot);
+            Job::start(py, load, &path, || ())?.attend(py, progress)?
+        }
+    };
     let sources = loaded.sources.into_iter().zip(&loaded.report.sources);
     let sources = sources.map(|(source, report)| {
         let buffer = Buffer::of_source(source.buffer, report.report.as_ref());

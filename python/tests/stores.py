@@ -82,6 +82,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("ETag", tag_of(data))
         self.end_headers()
 
+    def do_DELETE(self) -> None:
+        self.server.files.pop(unquote(urlsplit(self.path).path), None)
+        self.send_response(204)
+        self.end_headers()
+
     def listing(self, bucket: str, prefix: str) -> bytes:
         """The objects directly below a prefix, as ListObjectsV2 has them."""
         items = ""

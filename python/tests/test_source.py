@@ -164,6 +164,42 @@ def test_urls_are_held_and_shared(stores: Stores, tmp_path: Path) -> None:
             assert digest(memoryview(other.files[0].buffer)) == digest(data[1:])
 
 
+def test_a_snapshot_is_saved_to_a_folder_of_a_store_and_loaded(
+    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in stores.environment().items():
+        monkeypatch.setenv(name, value)
+    data = os.urandom(300_001)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    url = "s3://bucket/task/"
+    told: list[tuple[int, int]] = []
+    with dmafile.load(path, offset=777, length=5001) as part:
+        for _ in range(2):
+            report = dmafile.save_snapshot(
+                {"part": part, "whole": path},
+                url,
+                queue_depth=2,
+                progress=lambda done, total: told.append((done, total)),
+            )
+    assert (report["to"], report["generation"]) == ("s3://bucket/task", 2)
+    assert told[-1] == (305_002, 305_002)
+    loaded = dmafile.load_snapshot(url)
+    assert {name: bytes(memoryview(one)) for name, one in loaded.items()} == {
+        "part": data[777:5778],
+        "whole": data,
+    }
+    names = sorted(name.removeprefix("/bucket/task/") for name in stores.files)
+    assert names == ["dmafile-snapshot.json", "part.2.dmafile", "whole.2.dmafile"]
+    with pytest.raises(dmafile.UsageError, match="for saves to files"):
+        dmafile.save_snapshot({"whole": path}, url, sync=False)
+    with pytest.raises(dmafile.UsageError, match="for saves to files"):
+        dmafile.save_snapshot({"whole": path}, url, io="direct")
+    for use in (dmafile.load_snapshot, lambda url: dmafile.save_snapshot({"a": path}, url)):
+        with pytest.raises(dmafile.UsageError, match="slash"):
+            use("s3://bucket/task")
+
+
 def test_memory_and_files_are_saved_as_objects(
     stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
