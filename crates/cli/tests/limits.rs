@@ -492,6 +492,49 @@ fn auto_does_not_use_hugetlb_pages_that_a_cgroup_forbids() {
     assert!(reasons.contains("no hugetlb pages: "), "{reasons}");
 }
 
+/// Their pages are allocated by what receives the bytes: the kernel, or this process, which decrypts them.
+#[cfg(feature = "remote")]
+#[test]
+fn objects_are_received_into_pages_of_the_pool_that_a_cgroup_may_refuse() {
+    use dmafile_testkit::server::Server;
+
+    let dir = Dir::alone_with_pool();
+    let (Some(_grown), Some(limit)) = (Grown::by(16), PoolLimit::new(64 * MIB)) else {
+        return skip("no pool of huge pages, or no cgroup that limits it");
+    };
+    let size = 20 * MIB + 777;
+    let file = dir.file("file", size);
+    let (secure, certificate) = Server::with_tls("localhost");
+    for server in [&Server::plain(), &secure] {
+        server.put("/file", fs::read(&file).unwrap());
+        let command = |bytes: u64| {
+            fs::write(limit.group.join("hugetlb.2MB.max"), bytes.to_string()).unwrap();
+            let mut command = dir.dmafile("load");
+            command.arg(server.url("/file"));
+            command.args(["--quiet", "--pages=huge", "--json=report"]);
+            command.args([
+                "--",
+                "sh",
+                "-c",
+                "head -c $DMAFILE_BYTES <&$DMAFILE_FD | sha256sum",
+            ]);
+            command.env("SSL_CERT_FILE", certificate.path());
+            confine(&mut command, &limit.group);
+            hide_cgroups(&mut command);
+            command
+        };
+        let ended = end(&mut command(64 * MIB));
+        assert!(
+            ended.stdout.starts_with(&sha256(&file, 0, size)),
+            "{ended:?}"
+        );
+        let report = fs::read_to_string(dir.path("report")).unwrap();
+        assert!(report.contains("\"choice\":\"in-read\""), "{report}");
+        let line = dir.refusal(&mut command(8 * MIB), 1);
+        assert!(line.contains("(EFAULT)"), "{line}");
+    }
+}
+
 /// Makes a command run without a view of cgroups.
 fn hide_cgroups(command: &mut Command) {
     // SAFETY: system calls between fork and exec; all strings are constants.

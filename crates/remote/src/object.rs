@@ -4,7 +4,7 @@ use crate::OpenOptions;
 use crate::answer::{Answered, KnownDigest, Version, busy, digest, judge};
 use crate::http::{AnswerHead, Client, HttpAnswer, WaitCheck};
 use crate::origin::ObjectOrigin;
-use crate::retry::{Budget, PIECE, Speeds, Trouble};
+use crate::retry::{Budget, Speeds, Trouble};
 use dmafile::internal::Verb;
 use dmafile::{CancelToken, Error, ObjectReader, ReadBuf, RemoteObject, Result, Traffic};
 use rustix::io::Errno;
@@ -184,11 +184,10 @@ impl HttpObject {
         let mut speed = self.speeds.begin();
         let mut done = 0;
         while done < length {
-            let piece = PIECE.min(length - done);
-            let received = answer.connection.receive_into(into, piece);
-            received.map_err(|error| self.trouble(error))?;
-            done += piece;
-            if speed.is_slow(piece) && done < length && self.budget.allows_extra() {
+            let received = answer.connection.receive_some(into, length - done);
+            let got = received.map_err(|error| self.trouble(error))?;
+            done += got;
+            if speed.is_slow(got) && done < length && self.budget.allows_extra() {
                 let why = "the connection is much slower than the others";
                 return Err(Trouble::busy(why, None));
             }

@@ -263,7 +263,7 @@ impl Speeds {
 }
 
 impl ConnectionSpeed<'_> {
-    /// RequestCounts bytes that have arrived; true if the connection has been slow for so long that another one is worth it.
+    /// Counts bytes that have arrived; true if the connection has been slow for so long that another one is worth it.
     pub(crate) fn is_slow(&mut self, bytes: u64) -> bool {
         self.bytes += bytes;
         let time = self.since.elapsed();

@@ -7,6 +7,7 @@ use super::{ReadJob, Stop, uring};
 use crate::error::Error;
 use crate::flow::feed::{IoExtent, Queue};
 use crate::pump::{Blocks, MovedExtent, each, run_workers};
+use crate::source::MayFault;
 use crate::sys::{Errno, file, sandbox};
 
 /// With fewer blocks per thread, which reads ahead and copies, the disk would be idle during a
@@ -69,7 +70,7 @@ fn in_blocks(
     Blocks::with(shape, job.plan.tuning.align, |blocks| {
         let inner = ReadJob {
             region: blocks.region,
-            never_faults: true,
+            may_fault: MayFault::Never,
             descriptor: None,
             dma_buf: None,
             ..*job
@@ -100,7 +101,7 @@ impl Bounce<'_> {
         let blocks = &self.blocks.region;
         let from = self.blocks.at(index) + extent.file % self.job.plan.tuning.align;
         let to = &self.job.region;
-        if self.job.never_faults {
+        if self.job.may_fault == MayFault::Never {
             let copy = || to.copy_from(extent.at, blocks, from, extent.need);
             return Ok(self.job.touch(copy)?);
         }

@@ -63,7 +63,7 @@ fn fetch<'a>(
         }
         Ok(())
     };
-    let mut buf = ReadBuf::of(part, !job.never_faults, &added, &stopped);
+    let mut buf = ReadBuf::of(part, job.may_fault, &added, &stopped);
     let read = job.touch(|| reader.read(offset, &mut buf))?;
     read.map_err(|error| failed(error, || place(buf.filled())))?;
     match buf.remaining() {

@@ -18,7 +18,7 @@ use crate::flow::run::Run;
 use crate::options::Method;
 use crate::plan::Plan;
 use crate::pump::{Pass, Stop};
-use crate::source::Source;
+use crate::source::{MayFault, Source};
 use crate::sys::dmabuf_sync::SyncedDmaBuf;
 use crate::sys::file;
 use crate::sys::map::Region;
@@ -34,8 +34,8 @@ pub(crate) struct ReadJob<'a> {
     pub plan: &'a Plan,
     pub source: &'a Source,
     pub region: Region<'a>,
-    /// CPU accesses never raise a signal; otherwise the memory is accessed through its descriptor.
-    pub never_faults: bool,
+    /// Whether the memory is accessed by the CPU, or through its descriptor.
+    pub may_fault: MayFault,
     /// The buffer's descriptor, for methods that write to one.
     pub descriptor: Option<BorrowedFd<'a>>,
     /// The dma-buf, if the buffer is one, with the lock that controls access to it.
@@ -75,7 +75,7 @@ impl<'a> ReadJob<'a> {
     /// Checks that the owner has not truncated the memory: writing to its descriptor would extend it
     /// again and hide the loss.
     fn still_whole(&self, target: BorrowedFd<'_>) -> Result<(), Error> {
-        if self.never_faults {
+        if self.may_fault == MayFault::Never {
             return Ok(());
         }
         match file::stat(target) {

@@ -45,6 +45,11 @@ pub(super) fn allocation(
             Allocation::InRead,
             "small: a second thread would cost more than it saves",
         )
+    } else if first.method == Method::Fetch && pages == Pages::Huge {
+        (
+            Allocation::InRead,
+            "the thread that receives bytes zeroes a huge page just before, so it stays in the CPU's cache",
+        )
     } else if matches!(pages, Pages::Thp | Pages::Huge) {
         (
             Allocation::Ahead,

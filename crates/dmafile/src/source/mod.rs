@@ -14,10 +14,10 @@ use crate::sys::{Errno, host, place};
 use file::FileInput;
 pub(crate) use file::{file_system, in_memory};
 use object::ObjectInput;
+pub(crate) use object::{MayFault, failed, too_short};
 pub use object::{
     ObjectReader, ReadBuf, RemoteObject, Traffic, URL_SCHEMES, is_url, without_secrets,
 };
-pub(crate) use object::{failed, too_short};
 pub(crate) use sampled::Sampled;
 use serde::Serialize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -177,12 +177,22 @@ pub trait ObjectReader {
     fn read(&mut self, offset: u64, into: &mut ReadBuf<'_>) -> io::Result<()>;
 }
 
+/// When an access by the CPU to the memory that is filled may raise a signal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MayFault {
+    Never,
+    /// Where no page is present yet: a cgroup may refuse huge pages.
+    Absent,
+    /// The owner of the memory may truncate it.
+    Anytime,
+}
+
 /// Where bytes of an object belong. It is filled from its start.
 pub struct ReadBuf<'a> {
     region: Region<'a>,
     filled: u64,
-    /// Memory that its owner may truncate: the kernel writes to it, instead of this process, which a signal would end.
-    may_fault: bool,
+    /// Where it may, the kernel writes to the memory instead of this process, which a signal would end.
+    may_fault: MayFault,
     /// Stands in for such memory.
     block: Vec<u8>,
     /// Called with the number of bytes that have been added.
@@ -196,17 +206,19 @@ const BLOCK: usize = 256 << 10;
 impl<'a> ReadBuf<'a> {
     /// A buffer over a slice, for reading apart from a load.
     pub fn new(memory: &'a mut [u8]) -> Self {
-        Self::of(Region::of_slice(memory), false, &|_| (), &|| Ok(()))
+        Self::of(Region::of_slice(memory), MayFault::Never, &|_| (), &|| {
+            Ok(())
+        })
     }
 
     /// As [`ReadBuf::new`]; `stopped` is what [`ReadBuf::check`] calls.
     pub fn checked(memory: &'a mut [u8], stopped: &'a dyn Fn() -> io::Result<()>) -> Self {
-        Self::of(Region::of_slice(memory), false, &|_| (), stopped)
+        Self::of(Region::of_slice(memory), MayFault::Never, &|_| (), stopped)
     }
 
     pub(crate) fn of(
         region: Region<'a>,
-        may_fault: bool,
+        may_fault: MayFault,
         added: &'a dyn Fn(u64),
         stopped: &'a dyn Fn() -> io::Result<()>,
     ) -> Self {
@@ -264,7 +276,12 @@ impl<'a> ReadBuf<'a> {
         fill: impl FnOnce(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
         let most = most.min(usize::try_from(self.remaining()).unwrap_or(usize::MAX));
-        let got = if self.may_fault {
+        let is_safe = match self.may_fault {
+            MayFault::Never => true,
+            MayFault::Absent => self.region.populate(self.filled, most as u64).is_ok(),
+            MayFault::Anytime => false,
+        };
+        let got = if !is_safe {
             let most = most.min(BLOCK);
             if self.block.len() < most {
                 self.block.resize(most, 0);

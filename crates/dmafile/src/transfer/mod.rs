@@ -18,7 +18,7 @@ use crate::options::{Allocation, Kind, Pages};
 use crate::plan::{Attempt, Plan};
 use crate::pump::Pass;
 use crate::reasons::About;
-use crate::source::{Sampled, Shard};
+use crate::source::{MayFault, Sampled, Shard};
 use crate::sync;
 use crate::sys::Errno;
 use crate::sys::notifier::Notifier;
@@ -156,6 +156,7 @@ impl LoadTransfer<'_> {
     /// Calls `read` with an attempt to read what is in the feed.
     fn attempt<T>(&self, feed: &Feed, attempt: Attempt, read: impl FnOnce(&ReadJob<'_>) -> T) -> T {
         let (plan, source) = (&self.task.plan, &*self.task.source);
+        let ahead = plan.allocation != Allocation::InRead;
         read(&ReadJob {
             pass: Pass {
                 attempt,
@@ -167,9 +168,11 @@ impl LoadTransfer<'_> {
             plan,
             source,
             region: self.memory.region(),
-            // A cgroup may refuse huge pages that are not present yet, by a signal.
-            never_faults: self.memory.never_faults()
-                && (plan.pages != Pages::Huge || plan.allocation != Allocation::InRead),
+            may_fault: match self.memory.never_faults() {
+                false => MayFault::Anytime,
+                _ if plan.pages == Pages::Huge && !ahead => MayFault::Absent,
+                true => MayFault::Never,
+            },
             descriptor: self.memory.descriptor(),
             dma_buf: self.memory.dma_buf(),
         })

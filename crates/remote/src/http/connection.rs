@@ -225,36 +225,38 @@ impl Connection {
 
     /// Receives `length` bytes of a body where they belong.
     pub(crate) fn receive_into(&mut self, into: &mut ReadBuf<'_>, length: u64) -> io::Result<()> {
-        let end = into.filled() + length;
-        while into.filled() < end {
-            let left = end - into.filled();
-            if self.used < self.early.len() {
-                let rest = &self.early[self.used..];
-                let most = rest.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-                into.copy(&rest[..most])?;
-                self.used += most;
-                continue;
-            }
-            let patience = Patience::new();
-            let got = loop {
-                let got = match &mut self.stream {
-                    Transport::Plain(socket) => into.receive(socket.as_fd(), left),
-                    Transport::Tls(tls, socket) => {
-                        let most = PART.min(usize::try_from(left).unwrap_or(usize::MAX));
-                        into.fill(most, |memory| decrypt(tls, socket, memory))
-                            .map(|got| got as u64)
-                    }
-                };
-                match got {
-                    Ok(got) => break got,
-                    Err(error) => patience.wait(error, &|| into.check())?,
-                }
-            };
-            if got == 0 {
-                return Err(ErrorKind::UnexpectedEof.into());
-            }
+        let mut left = length;
+        while left > 0 {
+            left -= self.receive_some(into, left)?;
         }
         Ok(())
+    }
+
+    /// Receives what has arrived of a body where it belongs, at most `left` bytes and at least one. In one call as far as
+    /// possible: after each one the kernel tells the sender how much room there is.
+    pub(crate) fn receive_some(&mut self, into: &mut ReadBuf<'_>, left: u64) -> io::Result<u64> {
+        let most = usize::try_from(left).unwrap_or(usize::MAX);
+        if self.used < self.early.len() {
+            let rest = &self.early[self.used..];
+            let most = rest.len().min(most);
+            into.copy(&rest[..most])?;
+            self.used += most;
+            return Ok(most as u64);
+        }
+        let patience = Patience::new();
+        loop {
+            let got = match &mut self.stream {
+                Transport::Plain(socket) => into.receive(socket.as_fd(), left),
+                Transport::Tls(tls, socket) => into
+                    .fill(most.min(PART), |memory| decrypt(tls, socket, memory))
+                    .map(|got| got as u64),
+            };
+            match got {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(got) => return Ok(got),
+                Err(error) => patience.wait(error, &|| into.check())?,
+            }
+        }
     }
 
     /// Receives a short body into memory of its own.
