@@ -155,6 +155,7 @@ impl Command {
             Self::Load(args) => is_url(&args.options.file),
             Self::Explain(args) => is_url(&args.options.file),
             Self::Show(args) => is_url(&args.file),
+            Self::Doctor(args) => is_url(&args.path),
             Self::Hold(args) => args.models.iter().any(|model| is_url(model)),
             Self::Save(args) => args.parts().is_some_and(|parts| is_url(parts.1)),
             _ => false,
@@ -897,7 +898,7 @@ pub struct ExplainArgs {
 /// `dmafile doctor`
 #[derive(Args, Debug)]
 pub struct DoctorArgs {
-    /// A file or folder on the file system to check
+    /// A file or folder on the file system to check, or a URL
     #[arg(default_value = ".")]
     pub path: PathBuf,
 

@@ -1,17 +1,22 @@
 //! `dmafile doctor`
 
-use crate::Failure;
 use crate::args::DoctorArgs;
 use crate::output::{write_json, write_stdout};
 use crate::text::columns;
+use crate::{Failure, remote};
 use dmafile::internal::one_line;
 use serde_json::json;
 use std::fmt::Write;
+use std::path::Path;
 use tabwriter::Alignment;
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<u8, Failure> {
-    let mut checks = dmafile_gpu::doctor(&args.path)?;
+    let url = remote::url(&args.path);
+    let path = url.map_or(args.path.as_path(), |_| Path::new("."));
+    let mut checks = dmafile_gpu::doctor(path)?;
+    checks.retain(|check| url.is_none() || check.name != "file system");
     checks.extend(dmafile_hold::doctor());
+    checks.extend(remote::doctor(url)?);
     let verdict = dmafile::verdict(&checks);
     if args.json {
         return write_json(&json!({ "checks": checks, "verdict": verdict }));

@@ -65,7 +65,7 @@ mod with {
     use crate::save::PROGRESS;
     use crate::{Failure, Launcher, signals};
     use dmafile::{
-        Algorithm, Buffer, CancelToken, Load, Model, ModelFolder, ModelObject, Opt, Origin,
+        Algorithm, Buffer, CancelToken, Check, Load, Model, ModelFolder, ModelObject, Opt, Origin,
         RemoteObject, Result, Verify,
     };
     use dmafile_record::{Snapshot, SnapshotLoad, StoredSnapshot};
@@ -169,6 +169,13 @@ mod with {
 
     pub(crate) fn open_all(url: &str) -> Result<Vec<ModelObject>> {
         REMOTE.open_all(url)
+    }
+
+    /// Checks this machine, and what a URL names.
+    pub(crate) fn doctor(url: Option<&str>) -> Result<Vec<Check>> {
+        let mut checks = REMOTE.doctor();
+        checks.extend(url.map(|url| REMOTE.doctor_of(url)).transpose()?);
+        Ok(checks)
     }
 
     /// What the cache has of a URL.
@@ -384,8 +391,8 @@ mod with {
 use with::set;
 #[cfg(feature = "remote")]
 pub(crate) use with::{
-    CacheSlot, Fetched, KEEPER, find_cached, is_collection, keep, keep_here, load_others, open,
-    open_all, open_model, opened, reserve, save, save_snapshot, snapshot,
+    CacheSlot, Fetched, KEEPER, doctor, find_cached, is_collection, keep, keep_here, load_others,
+    open, open_all, open_model, opened, reserve, save, save_snapshot, snapshot,
 };
 
 #[cfg(not(feature = "remote"))]
@@ -394,14 +401,14 @@ mod without {
     use crate::output::Output;
     use crate::{Failure, Launcher};
     use dmafile::{
-        Algorithm, Buffer, CancelToken, Error, Model, ModelFolder, ModelObject, RemoteObject,
-        Result,
+        Algorithm, Buffer, CancelToken, Check, Error, Health, Model, ModelFolder, ModelObject,
+        RemoteObject, Result,
     };
     use dmafile_record::{Snapshot, StoredSnapshot};
     use std::ffi::{OsStr, OsString};
     use std::os::fd::BorrowedFd;
     use std::os::unix::process::CommandExt;
-    use std::path::{Path, PathBuf};
+    use std::path::PathBuf;
     use std::process::Command;
     use std::sync::Arc;
 
@@ -418,14 +425,7 @@ mod without {
         if std::env::var_os(STARTED).is_some() {
             return missing(&format!("{PROGRAM} was built without that"));
         }
-        let own = std::env::current_exe().unwrap_or_default();
-        let beside = own.with_file_name(PROGRAM);
-        let program = if beside.exists() {
-            &beside
-        } else {
-            Path::new(PROGRAM)
-        };
-        let error = Command::new(program)
+        let error = Command::new(program())
             .args(&args[1..])
             .env(STARTED, "1")
             .exec();
@@ -435,6 +435,30 @@ mod without {
             }
             _ => Failure::os("cannot run", PROGRAM, &error, ""),
         }
+    }
+
+    /// The program that opens URLs, if it is beside this one, or its name.
+    fn program() -> PathBuf {
+        let own = std::env::current_exe().unwrap_or_default();
+        let beside = own.with_file_name(PROGRAM);
+        if beside.exists() {
+            beside
+        } else {
+            PathBuf::from(PROGRAM)
+        }
+    }
+
+    pub(crate) fn doctor(_: Option<&str>) -> Result<Vec<Check>> {
+        let name = "stores";
+        let asked = Command::new(program()).arg("--version").output();
+        let check = if asked.is_ok_and(|asked| asked.status.success()) {
+            Check::new(name, Health::Good, format!("{PROGRAM} opens URLs"))
+        } else {
+            let found = "a part of dmafile that opens URLs is not installed";
+            let check = Check::new(name, Health::Absent, found);
+            check.remedy(format!("install the package {PROGRAM}"))
+        };
+        Ok(vec![check])
     }
 
     fn unavailable<T>() -> Result<T> {
@@ -538,6 +562,6 @@ mod without {
 use without::set;
 #[cfg(not(feature = "remote"))]
 pub(crate) use without::{
-    CacheSlot, Fetched, become_program, find_cached, is_collection, keep, load_others, open,
-    open_all, open_model, opened, reserve, save, save_snapshot, snapshot,
+    CacheSlot, Fetched, become_program, doctor, find_cached, is_collection, keep, load_others,
+    open, open_all, open_model, opened, reserve, save, save_snapshot, snapshot,
 };

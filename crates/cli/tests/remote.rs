@@ -1253,3 +1253,36 @@ fn command_has_each_descriptor_once() {
         std::fs::remove_dir_all(dir.path().join("models--o--m")).unwrap();
     }
 }
+
+#[test]
+fn doctor_says_what_a_store_keeps_and_what_this_machine_lacks() {
+    let server = Server::plain();
+    let bytes = noise(5000, 9);
+    server.put("/b/x.bin", bytes);
+    let said = good(dmafile(&["doctor", "s3://b/x.bin"]).of_s3(&server));
+    let line = |name: &str| said.lines().find(|line| line.contains(name)).unwrap();
+    assert!(
+        line(" store ").contains("s3://b/x.bin: 5000 bytes in "),
+        "{said}"
+    );
+    assert!(
+        line("receive window").contains("MiB per round trip"),
+        "{said}"
+    );
+    assert!(
+        !said.contains("hunter2") && !said.contains("file system"),
+        "{said}"
+    );
+    let none = dmafile(&["doctor", "s3://b/none"]).of_s3(&server).output();
+    let none = none.unwrap();
+    assert_eq!(none.status.code(), Some(1), "{}", text(&none));
+    assert!(text(&none).contains("(ENOENT)"), "{}", text(&none));
+    // Without certificates there is no https.
+    let empty = tempfile::NamedTempFile::new().unwrap();
+    let mut doctor = dmafile(&["doctor"]);
+    doctor
+        .env("SSL_CERT_FILE", empty.path())
+        .env_remove("SSL_CERT_DIR");
+    let said = good(&mut doctor);
+    assert!(said.contains("only http: "), "{said}");
+}

@@ -31,6 +31,7 @@
 mod answer;
 mod bucket;
 mod cache;
+mod doctor;
 mod http;
 mod hub;
 mod object;

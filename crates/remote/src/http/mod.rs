@@ -264,7 +264,15 @@ impl Client {
         begun.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", at.host)))
     }
 
-    fn configure(&self) -> Result<Arc<ClientConfig>, String> {
+    /// How many certificates of authorities there are.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub(crate) fn certificates(&self) -> Result<usize, String> {
+        self.roots().map(|roots| roots.len())
+    }
+
+    fn roots(&self) -> Result<RootCertStore, String> {
         let mut roots = RootCertStore::empty();
         match &self.certificates {
             Some(file) => {
@@ -285,6 +293,11 @@ impl Client {
                     .to_string(),
             });
         }
+        Ok(roots)
+    }
+
+    fn configure(&self) -> Result<Arc<ClientConfig>, String> {
+        let roots = self.roots()?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
