@@ -39,7 +39,8 @@ def main(tool: str, file: str) -> int:
         for name, entry in config.items()
         if isinstance(entry, dict) and "clarify" in entry
     }
-    Path(file).write_text(document(crates, found, notices.read_text(), clarified))
+    own = attributions(crates)
+    Path(file).write_text(document(crates, found, notices.read_text(), clarified, own))
     print(f"licences: of {len(crates)} crates and Rust's standard library, in {file}")
     return 0
 
@@ -61,10 +62,27 @@ def linked(target: str) -> set[str]:
     return {f"{name} {version.removeprefix('v')}" for name, version, *_ in others}
 
 
+def attributions(crates: set[str]) -> dict[str, str]:
+    """The file NOTICE of each crate that has one: Apache-2.0 demands that it is passed on."""
+    metadata = json.loads(run("cargo", "metadata", "--frozen", "--format-version", "1"))
+    found: dict[str, str] = {}
+    for package in metadata["packages"]:
+        crate = f"{package['name']} {package['version']}"
+        for path in sorted(Path(package["manifest_path"]).parent.glob("NOTICE*")):
+            if crate in crates:
+                found[crate] = found.get(crate, "") + path.read_text()
+    return found
+
+
 def document(
-    crates: set[str], found: list[dict[str, Any]], notices: str, clarified: dict[str, set[str]]
+    crates: set[str],
+    found: list[dict[str, Any]],
+    notices: str,
+    clarified: dict[str, set[str]],
+    attributions: dict[str, str],
 ) -> str:
-    """From what cargo-about has found, and the page of Rust about its standard library."""
+    """From what cargo-about has found, the files NOTICE, and the page of Rust about its standard
+    library."""
     texts: list[tuple[str, list[str], str]] = []
     names: dict[str, set[str]] = {crate: set() for crate in crates}
     faults = []
@@ -96,6 +114,7 @@ def document(
     index = [f"{crate}: {', '.join(sorted(names[crate]))}" for crate in sorted(crates)]
     parts = [HEAD + "\n" + "\n".join(index)]
     parts += [f"{name}: {', '.join(users)}\n\n{text}" for name, users, text in sorted(texts)]
+    parts += [f"NOTICE: {crate}\n\n{plain(attributions[crate])}" for crate in sorted(attributions)]
     parts.append(plain(html.unescape(re.sub(r"<[^>]+>", "", body))))
     return f"\n\n{RULE}\n\n".join(parts) + "\n"
 
