@@ -103,6 +103,7 @@ impl HttpObject {
             .origin
             .ask(&self.client, (start, end), condition, check);
         let answer = answer.map_err(|error| self.trouble(error))?;
+        self.budget.has_answered();
         match judge(&answer.head, (start, end), known) {
             Answered::Range(length, version) => Ok((answer, length, version)),
             Answered::Again(why, after) => Err(Trouble::busy(why, after)),

@@ -94,7 +94,7 @@ impl Budget {
             self.traffic().requests += 1;
             let (why, answered, after) = match once() {
                 Ok(done) => {
-                    self.answered.store(true, Ordering::Relaxed);
+                    self.has_answered();
                     return Ok(done);
                 }
                 Err(Trouble::Final(error)) => return Err(error),
@@ -135,6 +135,11 @@ impl Budget {
     /// What it has taken until now.
     pub(crate) fn traffic(&self) -> MutexGuard<'_, Traffic> {
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server has answered, even if that is all: from now on it may be away for longer.
+    pub(crate) fn has_answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
     }
 
     fn needs_one(&self) {

@@ -243,6 +243,13 @@ fn a_server_that_restarts_is_waited_for() {
         .run();
     assert_loaded(loaded, &bytes, "a server that restarts");
     assert!(server.asked().len() > 45);
+    // It was there: part of an answer has arrived, of the very first one.
+    server.decide(|asked| match asked.number {
+        0..5 => Fault::Reset(10),
+        _ => Fault::None,
+    });
+    let loaded = load(&url, &OpenOptions::default());
+    assert_loaded(loaded, &bytes, "a server that restarts at once");
 }
 
 #[test]
