@@ -1,6 +1,6 @@
 """A server that answers as a web server, as the Hugging Face Hub and as S3 do.
 
-stores.py ADDRESS FOLDER [CERTIFICATE]
+stores.py ADDRESS[:PORT] FOLDER [CERTIFICATE]
 
 serves the files of the folder in the bucket "bucket", with TLS if there is a file with a
 certificate and its key, prints where it is, and then, for each line that it reads, how many bytes
@@ -136,7 +136,8 @@ class Stores(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, address: str, certificate: str | None) -> None:
-        super().__init__((address, 0), Handler)
+        address, _, port = address.partition(":")
+        super().__init__((address, int(port or 0)), Handler)
         self.tls = None
         if certificate is not None:
             self.tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -155,6 +156,11 @@ class Stores(ThreadingHTTPServer):
             # The handshake is the business of the connection's thread.
             taken = self.tls.wrap_socket(taken, server_side=True, do_handshake_on_connect=False)
         return taken, address
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A client that has gone away is no error.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @classmethod
     @contextmanager

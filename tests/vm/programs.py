@@ -16,12 +16,14 @@ from vm.fixtures import Result, vm
 from vm.host import ROOT, need
 
 INSIDE = Path(__file__).parent / "inside"
+WITH = ("--features", "dmafile-cli/remote,dmafile-python/remote")
+"""As in the Makefile: otherwise all is built twice."""
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
 
 
 def build(*words: str) -> str:
     """Builds the whole workspace, as `make test` does; a single crate would get other features."""
-    command = ["cargo", "test", "--no-run", "--quiet", "--locked", "--workspace", *words]
+    command = ["cargo", "test", "--no-run", "--quiet", "--locked", "--workspace", *WITH, *words]
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

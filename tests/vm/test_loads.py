@@ -108,6 +108,14 @@ def test_files_on_a_server_are_loaded_whole_or_not_at_all(
 
 
 @pytest.mark.usefixtures("ready")
+@both
+def test_objects_are_loaded_over_a_network_that_loses_packets_and_goes_away(
+    programs: Programs, kernel: str
+) -> None:
+    passed(programs.run("network", options=(f"--kernel={kernel}",)), "cases checked")
+
+
+@pytest.mark.usefixtures("ready")
 def test_memory_is_on_the_numa_node_of_the_caller(programs: Programs) -> None:
     options = ("--fs=ext4", "--nodes=2")
     passed(programs.run("nodes", "/mnt", options=options), "loads checked")
