@@ -25,6 +25,7 @@ from ._bytes import stream
 from ._dma_buf import DmaBuf
 from ._dmafile import Buffer, Holder, RecorderBuffer, Ticket, __version__
 from ._errors import Cancelled, Error, SafetensorError, UsageError
+from ._fetch import fetch
 from ._freeze import Thawed, freeze, thaw
 from ._hold import Held, HeldFile, hold, holds, release, shared, take
 from ._load import load, load_async
@@ -63,6 +64,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "deserialize",
+    "fetch",
     "freeze",
     "hold",
     "holds",

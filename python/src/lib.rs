@@ -46,6 +46,8 @@ mod module {
     #[pymodule_export]
     use super::recorder::{Recorder, RecorderBuffer, Recording, Ticket, attach};
     #[pymodule_export]
+    use super::remote::fetch;
+    #[pymodule_export]
     use super::snapshot::{load_snapshot, save_snapshot};
     #[pymodule_export]
     use super::stream::{Stream, StreamPart};

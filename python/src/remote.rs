@@ -206,6 +206,73 @@ pub(crate) fn load_snapshot(
     Err(unavailable())
 }
 
+/// Brings what a URL stands for into a cache; returns where it is there.
+#[pyfunction]
+pub(crate) fn fetch(
+    py: Python<'_>,
+    url: PathBuf,
+    cache: PathBuf,
+    limit: Option<u64>,
+    offline: bool,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<PathBuf> {
+    let fetch = Fetch {
+        url: url.clone(),
+        cache,
+        limit,
+        offline,
+        cancel: CancelToken::new(),
+        progress: None,
+    };
+    Job::start(py, fetch, &url, || ())?.attend(py, progress)
+}
+
+#[cfg_attr(not(feature = "remote"), allow(dead_code))]
+struct Fetch {
+    url: PathBuf,
+    cache: PathBuf,
+    limit: Option<u64>,
+    offline: bool,
+    cancel: CancelToken,
+    progress: Option<Box<dyn Fn(Progress) + Send + Sync>>,
+}
+
+impl Work for Fetch {
+    type Outcome = PathBuf;
+
+    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        Self {
+            cancel: token,
+            progress: Some(Box::new(tell)),
+            ..self
+        }
+    }
+
+    #[cfg(feature = "remote")]
+    fn run(self) -> dmafile::Result<PathBuf> {
+        let options = dmafile_remote::OpenOptions {
+            cache: Some(dmafile_remote::CacheOptions {
+                folder: self.cache,
+                limit: self.limit,
+            }),
+            offline: self.offline,
+            cancel: self.cancel,
+            ..dmafile_remote::OpenOptions::default()
+        };
+        let url = self.url.to_string_lossy();
+        dmafile_remote::Remote::new(options).fetch(&url, |progress| {
+            if let Some(tell) = &self.progress {
+                tell(progress);
+            }
+        })
+    }
+
+    #[cfg(not(feature = "remote"))]
+    fn run(self) -> dmafile::Result<PathBuf> {
+        Err(unavailable())
+    }
+}
+
 #[cfg(feature = "remote")]
 fn objects(url: &str) -> dmafile::Result<Vec<ModelObject>> {
     dmafile_remote::Remote::default().open_all(url)

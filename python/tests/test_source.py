@@ -236,3 +236,32 @@ def test_an_error_names_a_url_without_its_secrets() -> None:
         dmafile.load(url)
     assert caught.value.filename == "http://127.0.0.1:1/model.gguf"
     assert "secret" not in f"{caught.value!r} {caught.value}"
+
+
+def test_a_model_is_fetched_into_a_cache_once(
+    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in stores.environment().items():
+        monkeypatch.setenv(variable, value)
+    size = 300_000
+    header = b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (size, size)
+    weights = len(header).to_bytes(8, "little") + header + os.urandom(size)
+    files = {"config.json": b"{}", "one.safetensors": weights}
+    for name, data in files.items():
+        stores.files[f"/bucket/model/{name}"] = data
+    done: list[tuple[int, int]] = []
+    url = "s3://bucket/model/"
+    path = dmafile.fetch(url, tmp_path, progress=lambda now, total: done.append((now, total)))
+    assert {one.name: one.read_bytes() for one in path.iterdir()} == files
+    assert done[-1] == (sum(map(len, files.values())),) * 2
+    stores.sent = 0
+    assert dmafile.fetch(url, tmp_path) == path
+    assert stores.sent < 4096, "it was fetched again"
+    assert dmafile.fetch(url, tmp_path, offline=True) == path
+    with pytest.raises(FileNotFoundError):
+        dmafile.fetch("s3://bucket/other/", tmp_path, offline=True)
+    one = dmafile.fetch("s3://bucket/model/one.safetensors", tmp_path)
+    assert one.read_bytes() == files["one.safetensors"]
+    # Another version is fetched.
+    stores.files["/bucket/model/config.json"] = b"{ }"
+    assert (dmafile.fetch(url, tmp_path) / "config.json").read_bytes() == b"{ }"

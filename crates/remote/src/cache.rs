@@ -14,7 +14,7 @@ use crate::place::UrlPlace;
 use crate::{FolderKind, Remote, RemoteFolder, is_collection, is_weights};
 use dmafile::internal::{Hasher, Verb, without_secrets};
 use dmafile::{
-    Algorithm, Discard, Error, Load, Model, ModelFolder, ObjectReader, Origin, ReadBuf,
+    Algorithm, Discard, Error, Load, Model, ModelFolder, ObjectReader, Origin, Progress, ReadBuf,
     RemoteObject, Result, Ring, Save, Verify,
 };
 use rustix::fs::{
@@ -178,6 +178,72 @@ impl Remote {
                 root: cache.folder.clone(),
             }),
         }))
+    }
+
+    /// Brings what a URL stands for into the cache, with the small files next to a model's weights, one file after the
+    /// other, and returns where it is. `progress` is told of all of them together.
+    ///
+    /// # Errors
+    /// As [`Remote::reserve`], [`Load::run`] and [`Save::run`]; EOPNOTSUPP without a cache, and for what is not kept.
+    pub fn fetch(&self, url: &str, progress: impl Fn(Progress) + Sync) -> Result<PathBuf> {
+        let refused = |why: &str| {
+            let error = Error::new("cannot fetch", why).with_errno(Errno::OPNOTSUPP);
+            error.at(without_secrets(url))
+        };
+        let slot = match self.reserve(url)? {
+            Some(Cached::Here(path)) => return Ok(path),
+            Some(Cached::Absent(slot)) => slot,
+            Some(Cached::Closed(error)) => return Err(error),
+            None => {
+                return Err(refused(
+                    "it cannot be kept in a cache: its store names no version",
+                ));
+            }
+        };
+        let mut objects: Vec<_> = self.open_all(url)?.into_iter().map(|one| one.0).collect();
+        if is_collection(url) {
+            objects.extend(self.open_others(url)?.into_iter().map(|one| one.1));
+        }
+        let total = objects.iter().map(|object| object.size()).sum();
+        let (mut write, mut done): (Option<CacheWrite>, u64) = (None, 0);
+        for object in objects {
+            let mut load = Load::of_object(Arc::clone(&object))
+                .exact_size(true)
+                .cancel(self.options.cancel.clone());
+            if slot.needs_digest() {
+                load = load.verify(Verify::compute(Algorithm::Xxh3));
+            }
+            let loaded = load.run()?;
+            let (name, digest) = (object.name(), loaded.report.verify.first());
+            let file = FetchedFile {
+                name: name.rsplit('/').next().unwrap_or_default(),
+                object: &*object,
+                fd: loaded.buffer.as_fd().expect("a memfd has a descriptor"),
+                at: loaded.report.offset,
+                digest: digest.map(|digest| (digest.algorithm, &*digest.digest)),
+            };
+            let Some(one) = slot.write(&[file])? else {
+                return Err(refused("its version has changed meanwhile; try again"));
+            };
+            let write = match &mut write {
+                Some(all) => {
+                    all.files.extend(one.files);
+                    all
+                }
+                none => {
+                    remove_unfinished(&one.blobs());
+                    none.insert(one)
+                }
+            };
+            write.put(write.files.last_chunk::<1>().map_or(&[], |last| last))?;
+            done += object.size();
+            progress(Progress::new(done, total));
+        }
+        if let Some(write) = write {
+            write.finish()?;
+        }
+        self.find_cached(url)?
+            .ok_or_else(|| refused("it is not in the cache any more"))
     }
 
     /// Asks the store which version there is; None if it cannot be kept.
@@ -521,19 +587,35 @@ impl CacheWrite {
     /// # Errors
     /// Those of [`Save::run`]; EBADMSG if the memory does not have the bytes any more that were fetched.
     pub fn run(&self) -> Result<()> {
-        let blobs = self.at.repository.join("blobs");
+        remove_unfinished(&self.blobs());
+        self.put(&self.files)?;
+        self.finish()
+    }
+
+    fn blobs(&self) -> PathBuf {
+        self.at.repository.join("blobs")
+    }
+
+    /// Writes some of the files.
+    fn put(&self, files: &[BlobWrite]) -> Result<()> {
+        let blobs = self.blobs();
         let failed = |error: io::Error| cannot("cannot write to the cache", &blobs, &error);
         fs::create_dir_all(&blobs).map_err(failed)?;
-        remove_unfinished(&blobs);
-        let new = self.files.iter().map(|file| file.bytes).sum();
+        let new = files.iter().map(|file| file.bytes).sum();
         self.make_room(new).map_err(failed)?;
-        for file in &self.files {
+        for file in files {
             let path = blobs.join(&file.blob);
             if !path.exists() {
                 file.write(&blobs, &path)?;
             }
             self.at.link(&file.name, &file.blob)?;
         }
+        Ok(())
+    }
+
+    /// Notes that all of the files are there.
+    fn finish(&self) -> Result<()> {
+        let failed = |error: io::Error| cannot("cannot write to the cache", &self.blobs(), &error);
         self.at
             .note(self.files.iter().map(|file| file.name.clone()).collect())?;
         // As others do, none is written for a commit.
@@ -549,7 +631,7 @@ impl CacheWrite {
         let Some(limit) = self.limit else {
             return Ok(());
         };
-        let blobs = self.at.repository.join("blobs");
+        let blobs = self.blobs();
         let own = self.files.iter().map(|file| blobs.join(&file.blob));
         evict(&self.root, limit.saturating_sub(bytes), &own.collect())
     }
