@@ -1,7 +1,7 @@
 //! COMMAND: what it inherits, and a path with which it can open that.
 
 use crate::folder::Private;
-use crate::{Failure, Launcher, limits};
+use crate::{Failure, Launcher, limits, signals};
 use dmafile::Buffer;
 use dmafile::internal::{one_line, unlisted};
 use std::ffi::{OsStr, OsString};
@@ -9,7 +9,6 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -268,14 +267,12 @@ pub(crate) fn become_command(command: &[OsString], variables: Variables) -> Fail
     for variable in Variable::ALL {
         program.env_remove(variable.name());
     }
-    let error = program
-        .args(&command[1..])
-        .envs(
-            variables
-                .into_iter()
-                .map(|(variable, value)| (variable.name(), value)),
-        )
-        .exec();
+    program.args(&command[1..]).envs(
+        variables
+            .into_iter()
+            .map(|(variable, value)| (variable.name(), value)),
+    );
+    let error = signals::exec(program);
     let name = command[0].to_string_lossy();
     let mut failure = Failure::os("cannot run", &name, &error, "");
     failure.status = match error.kind() {

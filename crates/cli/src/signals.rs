@@ -2,6 +2,7 @@
 
 use crate::{Failure, INTERRUPTED};
 use dmafile::CancelToken;
+use dmafile::internal::sync::lock;
 use dmafile_freeze::Roots;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -9,7 +10,10 @@ use signal_hook::low_level::{pipe, unregister};
 use signal_hook::{SigId, flag};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::panic::resume_unwind;
+use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock};
 
 /// What SIGINT and SIGTERM set.
@@ -38,21 +42,61 @@ pub(crate) fn interruptible(token: &CancelToken) -> Result<Vec<SigId>, Failure> 
     Ok(registered)
 }
 
+/// A program that the first thread is to execute, and where it says why it could not.
+type Exec = (Command, Sender<io::Error>);
+
+/// Where the first thread waits for one, if another does the work.
+static FIRST: Mutex<Option<Sender<Exec>>> = Mutex::new(None);
+
 /// Does the work in another thread, so that the first one can always run the handlers: a thread that waits for a server
 /// which does not answer (NFS) runs none, and the second signal would not end the process. For all of a command: it may
 /// already wait to open a file.
 pub(crate) fn aside<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let work = Mutex::new(Some(work));
     let take = || work.lock().ok().and_then(|mut work| work.take());
-    let run = || take().map(|work| work());
+    let run = || {
+        let _over = Over;
+        take().map(|work| work())
+    };
+    let (ask, asked) = channel();
+    *lock(&FIRST) = Some(ask);
     let done = std::thread::scope(|scope| {
         match std::thread::Builder::new().spawn_scoped(scope, run) {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Ok(thread) => {
+                for (mut program, failed) in asked {
+                    let _ = failed.send(program.exec());
+                }
+                thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+            }
             // A limit on processes.
-            Err(_) => run(),
+            Err(_) => {
+                *lock(&FIRST) = None;
+                run()
+            }
         }
     });
     done.expect("it is done once")
+}
+
+/// Lets the first thread go on when the work is over, even by a panic.
+struct Over;
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        *lock(&FIRST) = None;
+    }
+}
+
+/// Executes a program; returns only on failure. In the first thread, because a program gets some attributes of the thread
+/// that executes it: the signal for the death of its parent, the scheduling policy.
+pub(crate) fn exec(mut program: Command) -> io::Error {
+    let Some(first) = lock(&FIRST).clone() else {
+        return program.exec();
+    };
+    let (failed, why) = channel();
+    let asked = first.send((program, failed)).is_ok();
+    let why = asked.then(|| why.recv().ok()).flatten();
+    why.unwrap_or_else(|| io::Error::other("the first thread has ended"))
 }
 
 /// From now on SIGINT and SIGTERM go to these processes, instead of what `before` did, unless they are ignored.

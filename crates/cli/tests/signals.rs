@@ -281,3 +281,21 @@ fn errors_are_printed_with_stdout_closed() {
     let ended = closed(&dir, r#""$0" load missing --json >&-"#);
     assert!(ended.line(1).starts_with("cannot open: missing: "));
 }
+
+/// It belongs to the thread that executes a program, and a new thread has none.
+#[test]
+fn the_command_keeps_the_signal_for_the_death_of_its_parent() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    for args in ["load file --quiet --", "load file --quiet -- env FILE={}"] {
+        let inner = dir.dmafile(args);
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "TERM"]);
+        command.arg(env!("CARGO_BIN_EXE_dmafile"));
+        command.args(inner.get_args()).args(["setpriv", "--dump"]);
+        command.current_dir(inner.get_current_dir().unwrap());
+        let ended = end(&mut command).ok();
+        let line = "Parent death signal: TERM";
+        assert!(ended.stdout.contains(line), "{args}: {ended:?}");
+    }
+}
