@@ -173,11 +173,16 @@ class Ranks:
     def _meet(self, wanted: SharedModel) -> None:
         """Finds out which ranks share a node, and checks that all request the same."""
         model = wanted.model
+        paths = [path for path, _, _ in model.shards()]
         versions = model.versions()
-        if versions is not None and None in versions:
-            text = "group: its server does not say which version an object is (an ETag or a date)"
+        # Two versions may have the same date.
+        if any(not (version or "").startswith('"') for version in versions or ()):
+            text = "group: its server does not say which version an object is (a strong ETag)"
             raise make("usage", None, text, None, "leave group out")
-        node = _node(versions or [_identity(path) for path, _, _ in model.shards()])
+        found: Iterable[object] = map(_identity, paths)
+        if versions is not None:
+            found = [*map(str, paths), *versions]
+        node = _node(list(found))
         options = {**wanted.options, "verify": wanted.verify}
         own = {
             "node": node,

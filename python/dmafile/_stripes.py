@@ -131,7 +131,8 @@ class _Files:
 
     def __init__(self, model: _dmafile.Model, pieces: Sequence[_Piece], fds: Sequence[int]) -> None:
         self._model = model
-        self._starts = [start for _, start, _ in model.shards()]
+        self._is_local = model.versions() is None
+        self._shards = model.shards()
         self._fds = fds
         self._pieces = iter(pieces)
 
@@ -139,9 +140,14 @@ class _Files:
         self, at: int, nbytes: int, options: Mapping[str, object], then: Callable[[], object]
     ) -> _dmafile.Running:
         piece = next(self._pieces)
-        to = f"fd:{self._fds[piece.file]}@{at}"
-        at += self._starts[piece.file]
-        return self._model.start(at, nbytes, {**options, "to": to}, then)
+        where: dict[str, object] = {"to": f"fd:{self._fds[piece.file]}@{at}"}
+        path, start, _ = self._shards[piece.file]
+        if self._is_local:
+            # The file that is there now, which will be compared with the one that was looked for:
+            # another may have taken its place since the model was opened.
+            where |= {"offset": at, "length": nbytes}
+            return _dmafile.start(str(path), {**options, **where}, then)
+        return self._model.start(start + at, nbytes, {**options, **where}, then)
 
 
 class Links:

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -360,6 +361,27 @@ def test_a_child_forked_meanwhile_does_not_keep_memory_for_several_nodes_from_be
         os.waitpid(child, 0)
         os.close(over)
         memory.close()
+
+
+def test_a_file_that_was_replaced_is_read_as_it_is_now(place: Path, model: Path) -> None:
+    # What is read is published under the identity of the file that is there.
+    from dmafile import _stripes
+    from dmafile._load import open_model
+
+    file = Path(shutil.copy(files(model)[1], place))
+    opened = open_model(file)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    (place / "new").write_bytes(data)
+    (place / "new").rename(file)
+    fd = os.memfd_create("memory")
+    os.ftruncate(fd, len(data))
+    pieces = [_stripes._Piece(0, 0, 0, len(data))]
+    ended = threading.Event()
+    running = _stripes._Files(opened, pieces, [fd]).start(0, len(data), {}, ended.set)
+    running.attend(None).close()
+    assert os.pread(fd, len(data), 0) == data
+    os.close(fd)
 
 
 def test_stripes_have_at_most_64_mib() -> None:
