@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
+from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tp_group, model_parallel_is_initialized
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
@@ -75,16 +76,18 @@ class Loader(DefaultModelLoader):  # type: ignore[misc]
 
     def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
         # What vLLM itself sets if the model is an s3:// or gs:// URL; then it has only fetched the
-        # small files.
-        if "://" in (url := getattr(model_config, "model_weights", "")):
-            self._extra = self._extra._replace(weights=self._extra.weights or url)
-        self._model = model_config.model
+        # small files. The key is for the main model, not for a draft of it.
+        url = getattr(model_config, "model_weights", "")
+        main = get_current_vllm_config().model_config
+        if "://" not in url and main is not None and main.model == model_config.model:
+            url = self._extra.weights
+        self._model, self._url = model_config.model, url
         weights: Iterator[tuple[str, Any]] = super().get_all_weights(model_config, model)
         return weights
 
     def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, Any]]:
-        if self._extra.weights and source.model_or_path == self._model:
-            return self._stream(self._extra.weights, source.prefix)
+        if self._url and source.model_or_path == self._model:
+            return self._stream(self._url, source.prefix)
         if self.load_config.safetensors_load_strategy == "torchao":
             # These tensors are assembled from several.
             whole: Iterator[tuple[str, Any]] = super()._get_weights_iterator(source)

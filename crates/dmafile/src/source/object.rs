@@ -257,7 +257,11 @@ impl<'a> ReadBuf<'a> {
     /// Those of recv(2); EFAULT if the memory has been truncated.
     pub fn receive(&mut self, socket: BorrowedFd<'_>, most: u64) -> io::Result<u64> {
         let most = most.min(self.remaining());
-        let got = socket::receive_at(socket, &self.region, self.filled, most)?;
+        let got = socket::receive_at(socket, &self.region, self.filled, most);
+        let got = got.map_err(|errno| match errno {
+            Errno::FAULT => self.cannot_write(errno).into(),
+            errno => io::Error::from(errno),
+        })?;
         self.add(got);
         Ok(got)
     }
@@ -288,7 +292,7 @@ impl<'a> ReadBuf<'a> {
             }
             let got = fill(&mut self.block[..most])?;
             let copied = self.region.try_copy_in(self.filled, &self.block[..got]);
-            copied.map_err(cannot_write)?;
+            copied.map_err(|errno| self.cannot_write(errno))?;
             got
         } else {
             let got = self.region.lend(self.filled, most as u64, fill)?;
@@ -315,21 +319,24 @@ impl<'a> ReadBuf<'a> {
         Ok(())
     }
 
+    fn cannot_write(&self, errno: Errno) -> Error {
+        let error = Error::os("cannot write to the buffer", errno);
+        match (errno, self.may_fault) {
+            (Errno::FAULT, MayFault::Absent) => error
+                .with_why("a cgroup limits hugetlb pages to less")
+                .with_remedy("raise its hugetlb limit"),
+            (Errno::FAULT, MayFault::Anytime) => error
+                .with_why("its owner truncated it while it was being filled")
+                .with_remedy("seal it against that (F_SEAL_SHRINK)"),
+            _ => error.of_calls(&[sandbox::PROCESS_VM_WRITEV]),
+        }
+    }
+
     fn add(&mut self, bytes: u64) {
         self.filled += bytes;
         if bytes > 0 {
             (self.added)(bytes);
         }
-    }
-}
-
-fn cannot_write(errno: Errno) -> Error {
-    let error = Error::os("cannot write to the buffer", errno);
-    match errno {
-        Errno::FAULT => error
-            .with_why("its owner truncated it while it was being filled")
-            .with_remedy("seal it against that (F_SEAL_SHRINK)"),
-        _ => error.of_calls(&[sandbox::PROCESS_VM_WRITEV]),
     }
 }
 
