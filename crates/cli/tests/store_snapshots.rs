@@ -3,9 +3,11 @@
 
 use dmafile_testkit::server::{Asked, Fault, Server};
 use dmafile_testkit::{bytes_digest, noise};
+use std::ops::Range;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 const URL: &str = "s3://bucket/a/task/";
 const FOLDER: &str = "/bucket/a/task/";
@@ -92,13 +94,20 @@ fn fails(command: &mut Command, words: &str) {
     );
 }
 
-/// The names of what is in the folder, which is nothing but a snapshot of this generation.
+/// The folder has nothing but a snapshot of this generation.
 fn holds_only(server: &Server, generation: u64) {
+    holds_with_claims(server, generation, 0..0);
+}
+
+/// It has these claims of saves that have failed, too: nobody else gets their names.
+fn holds_with_claims(server: &Server, generation: u64, claims: Range<u64>) {
     let sources = 0..SIZES.len();
     let mut names: Vec<_> = sources
         .map(|number| format!("{FOLDER}s{number}.{generation}.dmafile"))
         .collect();
     names.insert(0, MANIFEST.to_string());
+    let claims = claims.map(|number| format!("{FOLDER}.dmafile-snapshot.{number}.lock"));
+    names.splice(0..0, claims);
     assert_eq!(server.paths(FOLDER), names);
     assert!(server.uploads().is_empty());
 }
@@ -200,8 +209,13 @@ fn googles_store_is_asked_for_generations() {
         }
         Fault::None
     });
+    server.asked();
     fails(&mut gs(new.save("")), "saved there meanwhile (EBUSY)");
     holds_only(&server, 4);
+    // Google's store would let others keep a public one for an hour.
+    for asked in server.asked().iter().filter(|asked| is_publication(asked)) {
+        assert_eq!(asked.field("cache-control"), Some("no-store"));
+    }
 }
 
 #[test]
@@ -319,7 +333,9 @@ fn savers_at_the_same_time_leave_one_whole_snapshot() {
         let winners = all.iter().zip(&outputs);
         let mut winners = winners.filter(|winner| winner.1.status.success());
         assert!(winners.any(|winner| winner.0.are_loaded(&server)));
-        let paths = server.paths(FOLDER);
+        let mut paths = server.paths(FOLDER);
+        // Those of the savers that have failed.
+        paths.retain(|path| !path.ends_with(".lock"));
         assert_eq!(paths.len(), SIZES.len() + 1, "{paths:?}");
     }
 }
@@ -329,16 +345,123 @@ fn a_save_that_fails_leaves_the_old_snapshot() {
     let server = Server::plain();
     let (old, new, endpoint) = (Sources::new(1), Sources::new(2), server.url(""));
     good(&mut old.save(&endpoint));
-    for word in [".lock", "s0.", "s1.", "dmafile-snapshot.json"] {
+    let words = [".lock", "s0.", "s1.", "dmafile-snapshot.json"];
+    for (next, word) in (2..).zip(words) {
         server.decide(move |asked| match asked.method.as_str() {
             "PUT" if asked.target.contains(word) => Fault::Status(403, String::new()),
             _ => Fault::None,
         });
         fails(&mut new.save(&endpoint), "(EACCES)");
         server.decide(|_| Fault::None);
-        holds_only(&server, 1);
+        holds_with_claims(&server, 1, 2..next);
         assert!(old.are_loaded(&server));
     }
+    good(&mut new.save(&endpoint));
+    holds_only(&server, 5);
+    // A request that was given up arrives after all.
+    server.put(&format!("{FOLDER}s1.4.dmafile"), b"late".to_vec());
+    assert!(new.are_loaded(&server));
+    good(&mut old.save(&endpoint));
+    holds_only(&server, 6);
+}
+
+#[test]
+fn generations_end() {
+    let server = Server::plain();
+    let (sources, endpoint) = (Sources::new(1), server.url(""));
+    let claim = |number: u64| format!("{FOLDER}.dmafile-snapshot.{number}.lock");
+    let last = 999_999_999_999_999;
+    // Those of nobody.
+    let others = [0, last + 1, u64::MAX].map(claim);
+    for other in &others {
+        server.put(other, Vec::new());
+    }
+    good(&mut sources.save(&endpoint));
+    let left = server.paths(FOLDER);
+    assert!(others.iter().all(|other| left.contains(other)), "{left:?}");
+    assert!(left.contains(&format!("{FOLDER}s0.1.dmafile")), "{left:?}");
+    server.put(&claim(last - 1), Vec::new());
+    let taken = claim(last);
+    server.decide(move |asked| {
+        if asked.target == taken {
+            return Fault::Status(412, String::new());
+        }
+        Fault::None
+    });
+    fails(&mut sources.save(&endpoint), "(EOVERFLOW)");
+    assert!(sources.are_loaded(&server));
+}
+
+#[test]
+fn a_store_that_always_says_that_there_is_an_object_is_left() {
+    for status in [412, 409] {
+        let server = Server::plain();
+        server.decide(move |asked| match asked.field("if-none-match") {
+            Some(_) => Fault::Status(status, String::new()),
+            None => Fault::None,
+        });
+        let (sources, endpoint) = (Sources::new(1), server.url(""));
+        fails(&mut sources.save(&endpoint), "(EBUSY)");
+        assert!(server.paths(FOLDER).is_empty());
+    }
+}
+
+/// Ends a command after the server was asked for something; returns how long that takes.
+fn interrupted(server: &Server, mut command: Command, is: impl Fn(&Asked) -> bool) -> Duration {
+    server.asked();
+    let mut child = command.spawn().unwrap();
+    while !server.asked().iter().any(&is) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let begin = Instant::now();
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    begin.elapsed()
+}
+
+#[test]
+fn a_list_ends() {
+    let server = Server::plain();
+    let folders: String = (0..2000)
+        .map(|number| format!("<CommonPrefixes><Prefix>a/task/{number}/</Prefix></CommonPrefixes>"))
+        .collect();
+    let page = format!(
+        "<ListBucketResult><IsTruncated>true</IsTruncated>{folders}\
+         <NextContinuationToken>x</NextContinuationToken></ListBucketResult>"
+    );
+    server.put("/bucket", page.into_bytes());
+    let endpoint = server.url("");
+    fails(
+        &mut load(&endpoint),
+        "100000 objects in this folder (EFBIG)",
+    );
+    fails(&mut Sources::new(1).save(&endpoint), "(EFBIG)");
+    server.decide(|_| Fault::Silent(1));
+    let is_list = |asked: &Asked| asked.target.contains("list-type");
+    let time = interrupted(&server, load(&endpoint), is_list);
+    assert!(time < Duration::from_secs(5), "{time:?}");
+}
+
+#[test]
+fn a_cancelled_save_does_not_wait_for_its_removals() {
+    let server = Server::plain();
+    let endpoint = server.url("");
+    server.decide(|asked| match asked.method.as_str() {
+        "DELETE" => {
+            std::thread::sleep(Duration::from_secs(3600));
+            Fault::None
+        }
+        "PUT" if asked.target.contains("s1.") => Fault::Status(503, String::new()),
+        _ => Fault::None,
+    });
+    let save = Sources::new(1);
+    let is_sent = |asked: &Asked| asked.target.contains("s1.");
+    let time = interrupted(&server, save.save(&endpoint), is_sent);
+    assert!(time < Duration::from_secs(9), "{time:?}");
+    server.decide(|_| Fault::None);
+    good(&mut save.save(&endpoint));
+    holds_only(&server, 2);
 }
 
 #[test]
@@ -351,7 +474,7 @@ fn what_a_killed_saver_leaves_is_removed_by_the_next() {
         server.decide(move |request| {
             if request.method == "PUT" && request.target.contains(word) {
                 asked.send(()).unwrap();
-                std::thread::sleep(std::time::Duration::from_secs(3600));
+                std::thread::sleep(Duration::from_secs(3600));
             }
             Fault::None
         });
@@ -379,19 +502,10 @@ fn an_interrupted_save_removes_what_it_has_sent() {
         }
         Fault::None
     });
-    server.asked();
-    let mut saver = new.save(&endpoint).spawn().unwrap();
-    while !server
-        .asked()
-        .iter()
-        .any(|asked| asked.target.contains("s1."))
-    {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    let pid = rustix::process::Pid::from_child(&saver);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    assert_eq!(saver.wait().unwrap().code(), Some(130));
-    holds_only(&server, 1);
+    interrupted(&server, new.save(&endpoint), |asked| {
+        asked.target.contains("s1.")
+    });
+    holds_with_claims(&server, 1, 2..3);
     server.decide(|_| Fault::None);
     assert!(old.are_loaded(&server));
 }
@@ -476,6 +590,45 @@ fn a_reader_gets_one_snapshot_or_the_other() {
 }
 
 #[test]
+fn a_manifest_may_be_replaced_while_it_is_read() {
+    let server = Server::plain();
+    let (old, new, endpoint) = (Sources::new(1), Arc::new(Sources::new(2)), server.url(""));
+    good(&mut old.save(&endpoint));
+    // So large that its end is asked for separately.
+    let mut manifest = server.object(MANIFEST).unwrap();
+    manifest.resize(400 << 10, b' ');
+    server.put(MANIFEST, manifest);
+    let (once, saver, at) = (AtomicUsize::new(0), Arc::clone(&new), endpoint.clone());
+    server.decide(move |asked| {
+        let is_end = asked.target.contains("dmafile-snapshot.json")
+            && asked.range().is_some_and(|range| range.0 > 0);
+        if is_end && once.fetch_add(1, Ordering::Relaxed) == 0 {
+            good(&mut saver.save(&at));
+        }
+        Fault::None
+    });
+    assert!(new.are_loaded(&server));
+    holds_only(&server, 2);
+}
+
+#[test]
+fn old_files_that_cannot_be_listed_are_named() {
+    let server = Server::plain();
+    let (sources, endpoint) = (Sources::new(1), server.url(""));
+    server.decide(|asked| {
+        // The list before the claim is the second request: the first one asks for uploads.
+        if asked.target.contains("list-type") && asked.number > 1 {
+            return Fault::Status(403, String::new());
+        }
+        Fault::None
+    });
+    let report = good(sources.save(&endpoint).arg("--json"));
+    assert!(report.contains("cannot list them now"), "{report}");
+    server.decide(|_| Fault::None);
+    holds_only(&server, 1);
+}
+
+#[test]
 fn a_snapshot_that_is_damaged_is_named() {
     let server = Server::plain();
     let (sources, endpoint) = (Sources::new(1), server.url(""));
@@ -493,6 +646,9 @@ fn a_snapshot_that_is_damaged_is_named() {
     fails(&mut sources.save(&endpoint), "invalid manifest");
     server.put(MANIFEST, vec![b' '; (1 << 20) + 1]);
     fails(&mut load(&endpoint), "more than 1048576 bytes");
+    server.put(MANIFEST, vec![b' '; 17 << 20]);
+    // Credentials would not help.
+    fails(&mut sources.save(&endpoint), "(EIO)\n");
 }
 
 #[test]
@@ -530,6 +686,7 @@ fn what_crashed_parts_left_is_removed() {
         ("old", "s0.7.dmafile", old),
         ("new", "s0.8.dmafile", new),
         ("other", "notes", old),
+        ("alike", "model.dmafile", old),
         ("deeper", "x/s0.7.dmafile", old),
     ] {
         server
@@ -538,5 +695,5 @@ fn what_crashed_parts_left_is_removed() {
     }
     good(&mut Sources::new(1).save(&server.url("")));
     let left: Vec<_> = server.uploads().keys().cloned().collect();
-    assert_eq!(left, ["deeper", "new", "other"]);
+    assert_eq!(left, ["alike", "deeper", "new", "other"]);
 }

@@ -23,19 +23,20 @@ use object_store::client::{
     HttpResponse, HttpService,
 };
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::multipart::PartId;
 use object_store::path::Path;
 use object_store::{
-    ClientOptions, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, RetryConfig,
-    StaticCredentialProvider, UpdateVersion,
+    Attribute, Attributes, ClientOptions, GetOptions, GetRange, ListResult, ObjectStore,
+    ObjectStoreExt, PutMode, PutOptions, RetryConfig, StaticCredentialProvider, UpdateVersion,
 };
 use rustix::io::Errno;
 use serde::Deserialize;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
 use url::Url;
 
 /// A bucket, or what corresponds to one.
@@ -43,8 +44,9 @@ use url::Url;
 pub(crate) struct StoreBucket {
     store: Arc<dyn ObjectStore>,
     multipart: MultipartStore,
+    lists: Arc<dyn PaginatedListStore>,
     client: Arc<Client>,
-    cancel: CancelToken,
+    stop: BucketStop,
     dialect: Dialect,
     name: String,
     signer: Option<Signer>,
@@ -72,15 +74,67 @@ impl SaveCondition {
 struct AnyStore {
     object: Arc<dyn ObjectStore>,
     multipart: MultipartStore,
+    lists: Arc<dyn PaginatedListStore>,
 }
 
 impl AnyStore {
-    fn of<S: ObjectStore + object_store::multipart::MultipartStore>(store: S) -> Self {
+    fn of<S>(store: S) -> Self
+    where
+        S: ObjectStore + object_store::multipart::MultipartStore + PaginatedListStore,
+    {
         let store = Arc::new(store);
-        let object = Arc::clone(&store);
+        let (object, lists) = (Arc::clone(&store), Arc::clone(&store));
         Self {
             object,
             multipart: store,
+            lists,
+        }
+    }
+}
+
+/// What ends the requests of an operation.
+#[derive(Clone, Debug)]
+struct BucketStop {
+    cancel: CancelToken,
+    verb: Verb,
+    /// When what tidies up saw first that the operation was cancelled.
+    since: Arc<OnceLock<Instant>>,
+}
+
+impl BucketStop {
+    fn of(cancel: CancelToken, verb: Verb) -> Self {
+        Self {
+            cancel,
+            verb,
+            since: Arc::default(),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.cancel.is_cancelled()
+            && (!TIDIES.get() || self.since.get_or_init(Instant::now).elapsed() >= GRACE)
+    }
+
+    fn error(&self) -> Error {
+        Error::cancelled(self.verb, "")
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.is_over() {
+            return Err(self.error().into());
+        }
+        Ok(())
+    }
+
+    /// Runs a future until the operation is cancelled.
+    fn run<T>(
+        &self,
+        future: impl Future<Output = object_store::Result<T>>,
+        refused: impl FnOnce(&object_store::Error) -> Error,
+    ) -> Result<T> {
+        match run_until(future, || self.is_over()) {
+            Some(done) => done.map_err(|error| refused(&error)),
+            None => Err(self.error()),
         }
     }
 }
@@ -132,13 +186,19 @@ pub(crate) struct Key {
 
 impl StoreBucket {
     /// With the settings and credentials of the environment.
-    pub(crate) fn open(client: &Arc<Client>, dialect: Dialect, bucket: &str) -> Result<Self> {
+    pub(crate) fn open(
+        client: &Arc<Client>,
+        dialect: Dialect,
+        bucket: &str,
+        cancel: CancelToken,
+    ) -> Result<Self> {
         let retries = RetryConfig {
             max_retries: 3,
             retry_timeout: Duration::from_secs(20),
             ..RetryConfig::default()
         };
-        Self::with(client, dialect, bucket, retries, CancelToken::new())
+        let stop = BucketStop::of(cancel, Verb::Load);
+        Self::with(client, dialect, bucket, retries, stop)
     }
 
     /// The same for saving, where no part is to be sent in vain.
@@ -153,7 +213,8 @@ impl StoreBucket {
             retry_timeout: Duration::from_secs(300),
             ..RetryConfig::default()
         };
-        Self::with(client, dialect, bucket, retries, cancel)
+        let stop = BucketStop::of(cancel, Verb::Save);
+        Self::with(client, dialect, bucket, retries, stop)
     }
 
     fn with(
@@ -161,11 +222,11 @@ impl StoreBucket {
         dialect: Dialect,
         bucket: &str,
         retries: RetryConfig,
-        cancel: CancelToken,
+        stop: BucketStop,
     ) -> Result<Self> {
         let connector = Connector {
             client: Arc::clone(client),
-            cancel: cancel.clone(),
+            stop: stop.clone(),
         };
         let mut signer = None;
         let store: object_store::Result<AnyStore> = match dialect {
@@ -219,12 +280,16 @@ impl StoreBucket {
                 .map(AnyStore::of),
         };
         let name = format!("{}://{bucket}", dialect.scheme());
-        let store = store.map_err(|error| refused("cannot fetch", &error, dialect).at(&name))?;
+        let store = store.map_err(|error| {
+            let error = refused("cannot fetch", &error, dialect).at(&name);
+            error.with_remedy(dialect.remedy())
+        })?;
         Ok(Self {
             store: store.object,
             multipart: store.multipart,
+            lists: store.lists,
             client: Arc::clone(client),
-            cancel,
+            stop,
             dialect,
             name,
             signer,
@@ -235,9 +300,40 @@ impl StoreBucket {
     pub(crate) fn list(&self, prefix: &str) -> Result<Vec<(String, String)>> {
         let place = || format!("{}/{prefix}", self.name);
         let path = parse(prefix).map_err(|error| error.at(place()))?;
-        LISTED.set(None);
-        let listed = run(self.store.list_with_delimiter(Some(&path)));
-        let listed = listed.map_err(|error| self.not_listed(&error).at(place()))?;
+        let mut listed = ListResult {
+            common_prefixes: Vec::new(),
+            objects: Vec::new(),
+            extensions: Default::default(),
+        };
+        let (mut page_token, mut keys) = (None, 0);
+        loop {
+            let options = PaginatedListOptions {
+                delimiter: Some("/".into()),
+                page_token,
+                ..PaginatedListOptions::default()
+            };
+            LISTED.set(None);
+            let own = Some(prefix).filter(|prefix| !prefix.is_empty());
+            let page = self.lists.list_paginated(own, options);
+            let page = self.stop.run(page, |error| self.not_listed(error));
+            let page = page.map_err(|error| error.at(place()))?;
+            listed.objects.extend(page.result.objects);
+            listed.common_prefixes.extend(page.result.common_prefixes);
+            page_token = page.page_token.filter(|token| !token.is_empty());
+            if page_token.is_none() {
+                break;
+            }
+            // A server that never comes to an end must not go on with nothing, either.
+            let now = listed.objects.len() + listed.common_prefixes.len();
+            keys = now.max(keys + LEAST_KEYS);
+            if keys >= MOST_KEYS {
+                let why = format!("there are more than {MOST_KEYS} objects in this folder");
+                return Err(Error::new("cannot fetch", why)
+                    .with_errno(Errno::FBIG)
+                    .at(place())
+                    .with_remedy("use a folder with fewer of them"));
+            }
+        }
         if listed.objects.is_empty() && listed.common_prefixes.is_empty() {
             let why = "there are no objects in this folder";
             return Err(Error::new("cannot fetch", why)
@@ -289,14 +385,22 @@ impl StoreBucket {
         path: &Path,
         future: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T> {
-        let name = || self.name_of(path.as_ref());
-        let cancel = || self.cancel.is_cancelled();
-        match run_until(future, cancel) {
-            Some(done) => {
-                done.map_err(|error| refused("cannot save", &error, self.dialect).at(name()))
-            }
-            None => Err(Error::cancelled(Verb::Save, name())),
-        }
+        let refused = |error: &_| refused("cannot save", error, self.dialect);
+        let saved = self.stop.run(future, refused);
+        saved.map_err(|error| error.at(self.name_of(path.as_ref())))
+    }
+
+    /// Runs what tidies up: even after the save was cancelled, but then not for long.
+    fn tidied<T>(
+        &self,
+        path: &Path,
+        future: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T> {
+        let refused = |error: &_| refused("cannot remove", error, self.dialect);
+        TIDIES.set(true);
+        let tidied = self.stop.run(future, refused);
+        TIDIES.set(false);
+        tidied.map_err(|error| error.at(self.name_of(path.as_ref())))
     }
 
     /// Says which condition does not hold, if that is the error.
@@ -379,21 +483,22 @@ impl StoreBucket {
                 version,
             }),
         };
-        let put = self.store.put_opts(path, bytes.into(), mode.into());
+        // Public objects of Google's store would be an hour old for some readers.
+        let attributes = [(Attribute::CacheControl, "no-store")];
+        let options = PutOptions {
+            mode,
+            attributes: Attributes::from_iter(attributes),
+            ..PutOptions::default()
+        };
+        let put = self.store.put_opts(path, bytes.into(), options);
         self.saved(path, put).map(drop)
     }
 
     /// Removes an object, if there is one, even if the save was cancelled.
     pub(crate) fn remove(&self, path: &Path) -> Result<()> {
-        CANCELLABLE.set(false);
-        let removed = run(self.store.delete(path));
-        CANCELLABLE.set(true);
-        match removed {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => {
-                let error = refused("cannot remove", &error, self.dialect);
-                Err(error.at(self.name_of(path.as_ref())))
-            }
+        match self.tidied(path, self.store.delete(path)) {
+            Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(()),
+            removed => removed,
         }
     }
 
@@ -479,7 +584,7 @@ impl StoreBucket {
         url.set_query(Some(&query));
         parts.uri = url.as_str().parse().map_err(io::Error::other)?;
         let parts = signer.sign(*parts)?;
-        let check = || Ok(());
+        let check = || self.stop.check();
         let answer = send(&self.client, &parts, &[], &check)?;
         let (head, text) = answer.text(&self.client, &check)?;
         if head.status != 200 {
@@ -491,10 +596,9 @@ impl StoreBucket {
 
     /// Gives the parts of an upload up.
     pub(crate) fn abort(&self, path: &Path, id: &str) {
-        // It failed already, and that error counts. This one is sent even if the save was cancelled.
-        CANCELLABLE.set(false);
-        let _ = run(self.multipart.abort_multipart(path, &id.to_string()));
-        CANCELLABLE.set(true);
+        let id = id.to_string();
+        // It failed already, and that error counts.
+        let _ = self.tidied(path, self.multipart.abort_multipart(path, &id));
     }
 
     /// The name of a key in messages.
@@ -597,10 +701,17 @@ fn refused(what: &'static str, error: &object_store::Error, dialect: Dialect) ->
         E::NotImplemented { .. } | E::NotSupported { .. } => Errno::OPNOTSUPP,
         _ => Errno::IO,
     };
-    Error::new(what, why)
-        .with_errno(errno)
-        .with_remedy(dialect.remedy())
+    let concerns_credentials =
+        errno == Errno::ACCESS || OWN_CREDENTIALS.iter().any(|own| why.contains(own));
+    let error = Error::new(what, why).with_errno(errno);
+    if concerns_credentials {
+        return error.with_remedy(dialect.remedy());
+    }
+    error
 }
+
+/// Where machines of Google and Azure have credentials of their own.
+const OWN_CREDENTIALS: [&str; 2] = ["/computeMetadata/", "/metadata/identity/"];
 
 impl ObjectOrigin for Key {
     fn store(&self) -> String {
@@ -735,20 +846,27 @@ fn run_until<T>(future: impl Future<Output = T>, over: impl Fn() -> bool) -> Opt
 /// A save that takes longer has to be done again.
 const LEFT_BEHIND: Duration = Duration::from_secs(24 * 3600);
 
+/// So long after a save was cancelled what it has sent is removed; the next one removes the rest.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// The most keys in a folder, and for how many a page of a list counts at least.
+const MOST_KEYS: usize = 100_000;
+const LEAST_KEYS: usize = 100;
+
 /// How often a pause looks whether it is still needed.
 const TICK: Duration = Duration::from_millis(100);
 
 thread_local! {
     /// What the completion of an upload demands.
     static CONDITION: RefCell<Option<SaveCondition>> = const { RefCell::new(None) };
-    /// False for what has to be sent after a save was cancelled, too.
-    static CANCELLABLE: Cell<bool> = const { Cell::new(true) };
+    /// True for what has to be sent after a save was cancelled, too.
+    static TIDIES: Cell<bool> = const { Cell::new(false) };
 }
 
 #[derive(Clone, Debug)]
 struct Connector {
     client: Arc<Client>,
-    cancel: CancelToken,
+    stop: BucketStop,
 }
 
 impl HttpConnector for Connector {
@@ -783,12 +901,7 @@ impl HttpService for Connector {
             }
         }
         let body = body.collect().await?.to_bytes();
-        let check = || {
-            if CANCELLABLE.get() && self.cancel.is_cancelled() {
-                return Err(Error::cancelled(Verb::Save, "").into());
-            }
-            Ok(())
-        };
+        let check = || self.stop.check();
         let client = &self.client;
         let text =
             send(client, &parts, &body, &check).and_then(|answer| answer.text(client, &check));

@@ -240,7 +240,10 @@ impl Remote {
             } => FolderKind::Hub(self.hub(client, repository, revision)?),
             UrlPlace::Bucket {
                 dialect, bucket, ..
-            } => FolderKind::Bucket(StoreBucket::open(client, *dialect, bucket)?),
+            } => {
+                let cancel = self.options.cancel.clone();
+                FolderKind::Bucket(StoreBucket::open(client, *dialect, bucket, cancel)?)
+            }
         };
         let (prefix, name) = split(place.path());
         let folder = RemoteFolder {

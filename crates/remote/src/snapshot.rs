@@ -35,11 +35,6 @@ impl Remote {
         let client = self.client(*dialect);
         let bucket = StoreBucket::open_to_save(client, *dialect, bucket, cancel.clone())?;
         let prefix = place.path().to_string();
-        // Later saves have other names.
-        bucket.clear_leftovers(&prefix, |key| {
-            let name = key.strip_prefix(&prefix);
-            name.is_some_and(|name| !name.contains('/') && name.ends_with(".dmafile"))
-        });
         let folder = RemoteFolder {
             options: OpenOptions {
                 cancel: cancel.clone(),
@@ -103,6 +98,12 @@ impl SnapshotStore for RemoteFolder {
             .and_then(|text| text.split_once(' '));
         let (_, hex) = digest.expect("it was asked for");
         Ok((saved.bytes, hex.to_string()))
+    }
+
+    fn clear(&self, is_own: fn(&str) -> bool) {
+        if let Ok((bucket, prefix)) = self.key("") {
+            bucket.clear_leftovers(&prefix, |key| key.strip_prefix(&prefix).is_some_and(is_own));
+        }
     }
 
     fn remove(&self, name: &str) -> Result<()> {

@@ -221,26 +221,29 @@ impl SnapshotLoad {
         /// Only an attacker replaces it more often in a row.
         const MOST_TRIES: u32 = 100;
         let name = || self.path.display().to_string();
-        let read = || {
-            place.manifest()?.ok_or_else(|| {
-                Error::os("cannot load a snapshot", Errno::NOENT)
-                    .at(name())
-                    .with_why(format!("the folder has no {}", manifest::NAME))
-                    .with_remedy("name a folder with a snapshot")
-            })
+        let none = || {
+            Error::os("cannot load a snapshot", Errno::NOENT)
+                .at(name())
+                .with_why(format!("the folder has no {}", manifest::NAME))
+                .with_remedy("name a folder with a snapshot")
         };
-        let mut manifest = read()?;
+        let is_gone =
+            |error: &Error| matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESTALE));
+        let mut failed: Option<(Manifest, Error)> = None;
         for _ in 0..MOST_TRIES {
-            let error = match with(&manifest) {
-                Ok(done) => return Ok((manifest, done)),
-                Err(error) => error,
+            let manifest = match place.manifest() {
+                // It was replaced after it was opened.
+                Err(error) if is_gone(&error) => continue,
+                manifest => manifest?.ok_or_else(none)?,
             };
-            let is_gone = matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESTALE));
-            let now = if is_gone { read()? } else { return Err(error) };
-            if now == manifest {
+            if let Some((_, error)) = failed.filter(|failed| failed.0 == manifest) {
                 return Err(error);
             }
-            manifest = now;
+            match with(&manifest) {
+                Ok(done) => return Ok((manifest, done)),
+                Err(error) if is_gone(&error) => failed = Some((manifest, error)),
+                Err(error) => return Err(error),
+            }
         }
         let error = Error::os("cannot load a snapshot", Errno::AGAIN);
         Err(error

@@ -337,7 +337,12 @@ fn confirm(folder: &SnapshotFolder, manifest: &Manifest) -> Result<()> {
 /// The generation after all existing ones.
 pub(super) fn next(old: Option<&Manifest>, left: &[(String, u64)]) -> Result<u64> {
     let all = left.iter().map(|file| file.1);
-    let last = all.chain(old.map(|old| old.generation)).max().unwrap_or(0);
+    let last = all.chain(old.map(|old| old.generation)).max();
+    after(last.unwrap_or(0))
+}
+
+/// The generation after this one.
+pub(super) fn after(last: u64) -> Result<u64> {
     match last {
         manifest::LAST_GENERATION.. => {
             let why = format!("it has had {last} snapshots, the most that a folder can have");

@@ -7,7 +7,7 @@
 use super::folder::SnapshotPlace;
 use super::manifest::{self, Manifest, SourceEntry};
 use super::report::{StoredSnapshot, StoredSource};
-use super::save::{Snapshot, next};
+use super::save::{Snapshot, after, next};
 use super::tally::Tally;
 use dmafile::internal::{Clock, OriginReader, ProgressFn, Reasons, Source, Verb};
 use dmafile::{About, Algorithm, Error, ModelFolder, Result, Save};
@@ -17,6 +17,8 @@ use std::time::Instant;
 
 /// How often a request is made that must not be repeated blindly.
 const TRIES: u32 = 4;
+/// How often a folder is listed to find a generation that nobody has: only one of so many savers would succeed.
+const TURNS: u32 = 5;
 
 /// A folder of a store in which snapshots can be saved.
 pub trait SnapshotStore: ModelFolder {
@@ -43,6 +45,9 @@ pub trait SnapshotStore: ModelFolder {
     /// # Errors
     /// They end the save.
     fn upload(&self, name: &str, upload: SourceUpload) -> Result<(u64, String)>;
+
+    /// Removes parts that killed savers have sent to objects with names that `is_own` is true for. Nothing depends on it.
+    fn clear(&self, is_own: fn(&str) -> bool);
 
     /// Removes an object, if there is one. Called even after the save was cancelled.
     ///
@@ -101,7 +106,7 @@ impl Snapshot {
     /// # Errors
     /// Those of the store; EBUSY if another snapshot was saved there meanwhile. The previous snapshot is complete, and
     /// what has been sent is removed; if that is impossible, or if it is unknown which snapshot is valid, by the next
-    /// save.
+    /// save, as is the claim, an empty object.
     pub fn run_in(mut self, store: &dyn SnapshotStore) -> Result<StoredSnapshot> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         self.check()?;
@@ -111,6 +116,8 @@ impl Snapshot {
         };
         let readers = self.sources.iter().map(open).collect::<Result<Vec<_>>>()?;
         let folder = store.name();
+        // This save has other names.
+        store.clear(|name| manifest::generation_of(name).is_some());
         let (mut unfinished, generation, old) = begin(store)?;
         let tally = self.progress.take().map(|tell| {
             let totals = readers
@@ -156,11 +163,18 @@ impl Snapshot {
         }
         let manifest = Manifest::new(generation, self.algorithm, entries);
         publish(&mut unfinished, &manifest, old.as_ref().map(|old| &*old.1))?;
-        // Savers that have these generations cannot succeed any more.
-        let older = files(store).unwrap_or_default().into_iter();
-        let older = older.filter(|file| file.1 < generation);
         unfinished.names = vec![claim_of(generation)];
-        unfinished.names.extend(older.map(|file| file.0));
+        match files(store) {
+            Ok(all) => {
+                // Savers that have these generations cannot succeed any more.
+                let older = all.into_iter().filter(|file| file.1 < generation);
+                unfinished.names.extend(older.map(|file| file.0));
+            }
+            Err(error) => {
+                let why = format!("cannot list them now, the next save will: {}", error.why());
+                log.add(About::Left, "the old files", why);
+            }
+        }
         let stay = unfinished.remove();
         if stay > 0 {
             let why = "cannot remove them now; the next save will";
@@ -188,7 +202,8 @@ fn generation_of(name: &str) -> Option<u64> {
     let claimed = || {
         let number = name.strip_prefix(".dmafile-snapshot.")?;
         let generation = number.strip_suffix(".lock")?.parse().ok()?;
-        (claim_of(generation) == name).then_some(generation)
+        let known = (1..=manifest::LAST_GENERATION).contains(&generation);
+        (known && claim_of(generation) == name).then_some(generation)
     };
     manifest::generation_of(name).or_else(claimed)
 }
@@ -219,39 +234,50 @@ fn files(store: &dyn SnapshotStore) -> Result<Vec<(String, u64)>> {
 /// A manifest, and its version.
 type VersionedManifest = (Manifest, String);
 
-/// Begins a save: with a generation of its own, and the manifest that it will replace.
+/// Begins a save: with a generation of its own, and the manifest that it will replace. From now on its claim stays until
+/// a snapshot is valid: a request that was given up may arrive later, and must not find a save with the same names.
 fn begin(
     store: &dyn SnapshotStore,
 ) -> Result<(UnfinishedUpload<'_>, u64, Option<VersionedManifest>)> {
     let mut old: Option<VersionedManifest> = None;
-    loop {
+    for _ in 0..TURNS {
         let first = next(old.as_ref().map(|old| &old.0), &files(store)?)?;
-        let generation = claim(store, first)?;
-        let unfinished = UnfinishedUpload {
+        let Some(generation) = claim(store, first)? else {
+            continue;
+        };
+        let mut unfinished = UnfinishedUpload {
             store,
             names: vec![claim_of(generation)],
         };
         // Read after the claim: a save that had the same one may have ended, and removed it, in between.
         old = read(store)?;
         if old.as_ref().is_none_or(|old| old.0.generation < generation) {
+            unfinished.names.clear();
             return Ok((unfinished, generation, old));
         }
     }
+    Err(Error::os("cannot save a snapshot", Errno::BUSY)
+        .with_why("other savers keep beginning there, or the store says so of each name")
+        .at(store.name())
+        .with_remedy("save it again later"))
 }
 
-/// Takes a generation that nobody else has, this one or a later one.
-fn claim(store: &dyn SnapshotStore, mut generation: u64) -> Result<u64> {
+/// Takes a generation that nobody else has, this one or one of the next; None if there is another one each time.
+fn claim(store: &dyn SnapshotStore, mut generation: u64) -> Result<Option<u64>> {
     let mut tries = 0;
     loop {
         let Err(error) = store.put(&claim_of(generation), Vec::new(), None) else {
-            return Ok(generation);
+            return Ok(Some(generation));
         };
-        // If only the answer was lost, this generation is taken, too.
-        generation += 1;
-        tries += u32::from(error.raw_os_error() != Some(libc::EEXIST));
+        tries += 1;
+        if error.raw_os_error() == Some(libc::EEXIST) && tries == TRIES {
+            return Ok(None);
+        }
         if is_final(&error) || tries == TRIES {
             return Err(error);
         }
+        // If only the answer was lost, this generation is taken, too.
+        generation = after(generation)?;
     }
 }
 
@@ -310,7 +336,7 @@ impl UnfinishedUpload<'_> {
     /// Returns how many stay, because one could not be removed.
     fn remove(&mut self) -> usize {
         let mut names = std::mem::take(&mut self.names);
-        // The claim, which is the first one, is the last to go.
+        // A claim, which is the first one, is the last to go.
         while let Some(name) = names.pop() {
             if self.store.remove(&name).is_err() {
                 return names.len() + 1;
