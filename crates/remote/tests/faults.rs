@@ -114,10 +114,12 @@ fn what_passes_is_tried_again_from_the_byte_that_was_reached() {
         });
         assert_loaded(load(&url, &OpenOptions::default()), &bytes, &what);
     }
-    // Bytes that had arrived are not asked for again.
+    // Bytes that had arrived are not asked for again. (A reset can take some away that are still on their way.)
     server.decide(|asked| match asked.range() {
         Some((0, _)) => Fault::None,
-        Some((first, _)) if first % BLOCK == 0 => Fault::Reset(400_000),
+        Some((first, last)) if first % BLOCK == 0 && last - first >= 400_000 => {
+            Fault::Short(last + 1 - first - 400_000)
+        }
         _ => Fault::None,
     });
     server.asked();
