@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import dmafile
@@ -382,6 +383,16 @@ def test_a_file_that_was_replaced_is_read_as_it_is_now(place: Path, model: Path)
     running.attend(None).close()
     assert os.pread(fd, len(data), 0) == data
     os.close(fd)
+
+
+@pytest.mark.parametrize("version", [None, "Sat, 28 Nov 2026 00:00:00 GMT", 'W/"1"'])
+def test_objects_without_a_strong_etag_are_refused(alone: Any, version: str | None) -> None:
+    from dmafile._hold import SharedModel
+
+    shards = [(Path("a"), 0, 1), (Path("b"), 1, 1)]
+    model: Any = SimpleNamespace(shards=lambda: shards, versions=lambda: ['"1"', version])
+    with pytest.raises(dmafile.UsageError, match="a strong ETag"):
+        alone._meet(SharedModel(model, None, {}))
 
 
 def test_stripes_have_at_most_64_mib() -> None:
