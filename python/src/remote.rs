@@ -82,18 +82,16 @@ pub(crate) fn save(
     };
     let verify = option("verify")?.map(|text| text.extract::<String>());
     let verify = verify.transpose()?.map(|text| text.parse::<Verify>());
-    let save = ObjectSave {
-        origin,
-        url: url.to_string(),
-        length: number("length")?,
-        verify: verify
-            .transpose()
-            .map_err(|error| raise(py, &error, None))?,
-        depth: number("queue_depth")?.map(|depth| depth.try_into().unwrap_or(u32::MAX)),
-        cancel: CancelToken::new(),
-        progress: None,
-    };
-    let saved = Job::start(py, save, Path::new(url), || ())?.attend(py, progress)?;
+    let verify = verify
+        .transpose()
+        .map_err(|error| raise(py, &error, None))?;
+    let (length, depth) = (number("length")?, number("queue_depth")?);
+    let url = url.to_string();
+    let path = PathBuf::from(&url);
+    let save = RemoteWork::new(move |cancel, tell| {
+        save_object(&origin, &url, (length, depth), verify, cancel, tell)
+    });
+    let saved = Job::start(py, save, &path, || ())?.attend(py, progress)?;
     as_dict(py, Ok(saved))
 }
 
@@ -117,47 +115,81 @@ pub(crate) fn of_files(py: Python<'_>, option: &'static str) -> PyErr {
     raise(py, &Error::usage(option, "it is for saves to files"), None)
 }
 
-/// A save to a store; its outcome is the report in JSON.
-#[cfg_attr(not(feature = "remote"), allow(dead_code))]
-struct ObjectSave {
-    origin: Origin<'static>,
-    url: String,
-    length: Option<u64>,
-    verify: Option<Verify>,
-    depth: Option<u32>,
+/// To be called with the progress.
+type Tell = Box<dyn Fn(Progress) + Send + Sync>;
+
+/// Work that is no single load, save or hold of the engine, but is cancelled and watched like one.
+pub(crate) struct RemoteWork<F> {
+    run: F,
     cancel: CancelToken,
-    progress: Option<Box<dyn Fn(Progress) + Send + Sync>>,
+    tell: Tell,
 }
 
-impl Work for ObjectSave {
-    type Outcome = String;
-
-    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+impl<F> RemoteWork<F> {
+    pub(crate) fn new<O>(run: F) -> Self
+    where
+        F: FnOnce(CancelToken, Tell) -> dmafile::Result<O>,
+    {
         Self {
-            cancel: token,
-            progress: Some(Box::new(tell)),
+            run,
+            cancel: CancelToken::new(),
+            tell: Box::new(|_| ()),
+        }
+    }
+}
+
+impl<F, O> Work for RemoteWork<F>
+where
+    F: FnOnce(CancelToken, Tell) -> dmafile::Result<O> + Send + 'static,
+    O: Send + 'static,
+{
+    type Outcome = O;
+
+    fn watched(self, cancel: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        Self {
+            cancel,
+            tell: Box::new(tell),
             ..self
         }
     }
 
-    #[cfg(feature = "remote")]
-    fn run(self) -> dmafile::Result<String> {
-        let options = dmafile_remote::SaveOptions {
-            length: self.length,
-            verify: self.verify,
-            connections: self.depth,
-            progress: self.progress,
-            cancel: self.cancel,
-            ..dmafile_remote::SaveOptions::default()
-        };
-        let saved = dmafile_remote::Remote::default().save(&self.origin, &self.url, &options)?;
-        Ok(serde_json::to_string(&saved).expect("a report is plain data"))
+    fn run(self) -> dmafile::Result<O> {
+        (self.run)(self.cancel, self.tell)
     }
+}
 
-    #[cfg(not(feature = "remote"))]
-    fn run(self) -> dmafile::Result<String> {
-        Err(unavailable())
-    }
+/// Saves an object, of so many bytes and with so many parts at a time; returns the report in JSON.
+#[cfg(feature = "remote")]
+fn save_object(
+    origin: &Origin<'static>,
+    url: &str,
+    (length, depth): (Option<u64>, Option<u64>),
+    verify: Option<Verify>,
+    cancel: CancelToken,
+    tell: Tell,
+) -> dmafile::Result<String> {
+    let options = dmafile_remote::SaveOptions {
+        length,
+        verify,
+        connections: depth.map(|depth| depth.try_into().unwrap_or(u32::MAX)),
+        progress: Some(tell),
+        cancel,
+        ..dmafile_remote::SaveOptions::default()
+    };
+    let saved = dmafile_remote::Remote::default().save(origin, url, &options)?;
+    Ok(serde_json::to_string(&saved).expect("a report is plain data"))
+}
+
+#[cfg(not(feature = "remote"))]
+fn save_object(
+    _: &Origin<'static>,
+    _: &str,
+    _: (Option<u64>, Option<u64>),
+    _: Option<Verify>,
+    _: CancelToken,
+    _: Tell,
+) -> dmafile::Result<String> {
+    Err(unavailable())
 }
 
 /// Saves a snapshot to a store.
@@ -216,61 +248,48 @@ pub(crate) fn fetch(
     offline: bool,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PathBuf> {
-    let fetch = Fetch {
-        url: url.clone(),
-        cache,
-        limit,
-        offline,
-        cancel: CancelToken::new(),
-        progress: None,
-    };
+    let wanted = url.clone();
+    let fetch = RemoteWork::new(move |cancel, tell| {
+        fetch_into(
+            &wanted.to_string_lossy(),
+            cache,
+            limit,
+            offline,
+            cancel,
+            &tell,
+        )
+    });
     Job::start(py, fetch, &url, || ())?.attend(py, progress)
 }
 
-#[cfg_attr(not(feature = "remote"), allow(dead_code))]
-struct Fetch {
-    url: PathBuf,
-    cache: PathBuf,
+#[cfg(feature = "remote")]
+fn fetch_into(
+    url: &str,
+    folder: PathBuf,
     limit: Option<u64>,
     offline: bool,
     cancel: CancelToken,
-    progress: Option<Box<dyn Fn(Progress) + Send + Sync>>,
+    tell: &Tell,
+) -> dmafile::Result<PathBuf> {
+    let options = dmafile_remote::OpenOptions {
+        cache: Some(dmafile_remote::CacheOptions { folder, limit }),
+        offline,
+        cancel,
+        ..dmafile_remote::OpenOptions::default()
+    };
+    dmafile_remote::Remote::new(options).fetch(url, tell)
 }
 
-impl Work for Fetch {
-    type Outcome = PathBuf;
-
-    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        Self {
-            cancel: token,
-            progress: Some(Box::new(tell)),
-            ..self
-        }
-    }
-
-    #[cfg(feature = "remote")]
-    fn run(self) -> dmafile::Result<PathBuf> {
-        let options = dmafile_remote::OpenOptions {
-            cache: Some(dmafile_remote::CacheOptions {
-                folder: self.cache,
-                limit: self.limit,
-            }),
-            offline: self.offline,
-            cancel: self.cancel,
-            ..dmafile_remote::OpenOptions::default()
-        };
-        let url = self.url.to_string_lossy();
-        dmafile_remote::Remote::new(options).fetch(&url, |progress| {
-            if let Some(tell) = &self.progress {
-                tell(progress);
-            }
-        })
-    }
-
-    #[cfg(not(feature = "remote"))]
-    fn run(self) -> dmafile::Result<PathBuf> {
-        Err(unavailable())
-    }
+#[cfg(not(feature = "remote"))]
+fn fetch_into(
+    _: &str,
+    _: PathBuf,
+    _: Option<u64>,
+    _: bool,
+    _: CancelToken,
+    _: &Tell,
+) -> dmafile::Result<PathBuf> {
+    Err(unavailable())
 }
 
 #[cfg(feature = "remote")]

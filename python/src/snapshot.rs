@@ -2,10 +2,10 @@
 
 use crate::buffer::Buffer;
 use crate::error::{Keywords, raise, usage};
-use crate::job::{Job, Source, Work, as_dict, work};
-use crate::remote;
+use crate::job::{Job, Source, as_dict, work};
+use crate::remote::{self, RemoteWork};
 use crate::request::{self, SOURCE};
-use dmafile::{CancelToken, Progress, Verify};
+use dmafile::Verify;
 use dmafile_record::{LoadedSnapshot, Snapshot, SnapshotLoad, SnapshotReport};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -14,44 +14,6 @@ use std::path::PathBuf;
 
 work!(Snapshot => SnapshotReport);
 work!(SnapshotLoad => LoadedSnapshot);
-
-/// The same in a store.
-struct InStore<W, O> {
-    work: W,
-    url: String,
-    cancel: CancelToken,
-    run: fn(W, &str, &CancelToken) -> dmafile::Result<O>,
-}
-
-impl<W: Work, O: Send + 'static> Work for InStore<W, O> {
-    type Outcome = O;
-
-    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        Self {
-            work: self.work.watched(token.clone(), tell),
-            cancel: token,
-            ..self
-        }
-    }
-
-    fn run(self) -> dmafile::Result<O> {
-        (self.run)(self.work, &self.url, &self.cancel)
-    }
-}
-
-/// Does in a store what `work` is.
-fn in_store<W: Work, O: Send + 'static>(
-    work: W,
-    url: &str,
-    run: fn(W, &str, &CancelToken) -> dmafile::Result<O>,
-) -> InStore<W, O> {
-    InStore {
-        work,
-        url: url.to_string(),
-        cancel: CancelToken::new(),
-        run,
-    }
-}
 
 /// Saves sources to the folder `path`: the name of each, what it is, and its number of bytes. `options`
 /// apply to each source.
@@ -100,7 +62,10 @@ pub(crate) fn save_snapshot(
             serde_json::to_string(&saved)
         }
         Some(url) => {
-            let save = in_store(snapshot, url, remote::save_snapshot);
+            let url = url.to_string();
+            let save = RemoteWork::new(move |cancel, tell| {
+                remote::save_snapshot(snapshot.progress(tell), &url, &cancel)
+            });
             let saved = Job::start(py, save, &path, || ())?.attend(py, progress)?;
             serde_json::to_string(&saved)
         }
@@ -122,7 +87,10 @@ pub(crate) fn load_snapshot(
     let loaded = match remote::url(&path) {
         None => Job::start(py, load, &path, || ())?.attend(py, progress)?,
         Some(url) => {
-            let load = in_store(load, url, remote::load_snapshot);
+            let url = url.to_string();
+            let load = RemoteWork::new(move |cancel, tell| {
+                remote::load_snapshot(load.progress(tell), &url, &cancel)
+            });
             Job::start(py, load, &path, || ())?.attend(py, progress)?
         }
     };

@@ -123,6 +123,14 @@ def stores() -> Iterator[Stores]:
         yield stores
 
 
+@pytest.fixture
+def bucket(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> Stores:
+    """Where s3:// leads."""
+    for name, value in stores.environment().items():
+        monkeypatch.setenv(name, value)
+    return stores
+
+
 def test_urls_are_loaded(stores: Stores) -> None:
     data = os.urandom((3 << 20) + 7)
     stores.files["/x.bin"] = data
@@ -165,10 +173,8 @@ def test_urls_are_held_and_shared(stores: Stores, tmp_path: Path) -> None:
 
 
 def test_a_snapshot_is_saved_to_a_folder_of_a_store_and_loaded(
-    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Stores, tmp_path: Path
 ) -> None:
-    for name, value in stores.environment().items():
-        monkeypatch.setenv(name, value)
     data = os.urandom(300_001)
     path = tmp_path / "file"
     path.write_bytes(data)
@@ -189,7 +195,7 @@ def test_a_snapshot_is_saved_to_a_folder_of_a_store_and_loaded(
         "part": data[777:5778],
         "whole": data,
     }
-    names = sorted(name.removeprefix("/bucket/task/") for name in stores.files)
+    names = sorted(name.removeprefix("/bucket/task/") for name in bucket.files)
     assert names == ["dmafile-snapshot.json", "part.2.dmafile", "whole.2.dmafile"]
     with pytest.raises(dmafile.UsageError, match="for saves to files"):
         dmafile.save_snapshot({"whole": path}, url, sync=False)
@@ -200,25 +206,21 @@ def test_a_snapshot_is_saved_to_a_folder_of_a_store_and_loaded(
             use("s3://bucket/task")
 
 
-def test_memory_and_files_are_saved_as_objects(
-    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in stores.environment().items():
-        monkeypatch.setenv(name, value)
+def test_memory_and_files_are_saved_as_objects(bucket: Stores, tmp_path: Path) -> None:
     data = os.urandom(300_001)
     path = tmp_path / "file"
     path.write_bytes(data)
     url = "s3://bucket/saved"
     with dmafile.load(path) as buffer:
         for source in (buffer, path, data, [data[:1000], data[1000:]]):
-            stores.files.clear()
+            bucket.files.clear()
             report = dmafile.save(source, url, verify="sha256")
-            assert stores.files == {"/bucket/saved": data}
+            assert bucket.files == {"/bucket/saved": data}
             assert report["bytes"] == len(data)
             assert report["digest"] == f"sha256 {hashlib.sha256(data).hexdigest()}"
     with dmafile.load(url) as buffer:
         assert bytes(memoryview(buffer)) == data
-    stores.files.clear()
+    bucket.files.clear()
     with pytest.raises(dmafile.Error, match="wrong digest") as wrong:
         dmafile.save(path, url, verify="crc32c=00000000")
     assert wrong.value.errno == errno.EBADMSG
@@ -227,7 +229,7 @@ def test_memory_and_files_are_saved_as_objects(
             dmafile.save(path, url, **options)
     with pytest.raises(dmafile.UsageError, match="only objects of stores"):
         dmafile.save(path, "https://host/x")
-    assert not stores.files
+    assert not bucket.files
 
 
 def test_an_error_names_a_url_without_its_secrets() -> None:
@@ -238,30 +240,28 @@ def test_an_error_names_a_url_without_its_secrets() -> None:
     assert "secret" not in f"{caught.value!r} {caught.value}"
 
 
-def test_a_model_is_fetched_into_a_cache_once(
-    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable, value in stores.environment().items():
-        monkeypatch.setenv(variable, value)
+def test_a_model_is_fetched_into_a_cache_once(bucket: Stores, tmp_path: Path) -> None:
     size = 300_000
     header = b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (size, size)
     weights = len(header).to_bytes(8, "little") + header + os.urandom(size)
     files = {"config.json": b"{}", "one.safetensors": weights}
     for name, data in files.items():
-        stores.files[f"/bucket/model/{name}"] = data
+        bucket.files[f"/bucket/model/{name}"] = data
     done: list[tuple[int, int]] = []
     url = "s3://bucket/model/"
     path = dmafile.fetch(url, tmp_path, progress=lambda now, total: done.append((now, total)))
     assert {one.name: one.read_bytes() for one in path.iterdir()} == files
     assert done[-1] == (sum(map(len, files.values())),) * 2
-    stores.sent = 0
+    # Before it is fetched, to open it, and to find it in the cache.
+    assert bucket.asked.count("/bucket") == 3
+    bucket.sent = 0
     assert dmafile.fetch(url, tmp_path) == path
-    assert stores.sent < 4096, "it was fetched again"
+    assert bucket.sent < 4096, "it was fetched again"
     assert dmafile.fetch(url, tmp_path, offline=True) == path
     with pytest.raises(FileNotFoundError):
         dmafile.fetch("s3://bucket/other/", tmp_path, offline=True)
     one = dmafile.fetch("s3://bucket/model/one.safetensors", tmp_path)
     assert one.read_bytes() == files["one.safetensors"]
     # Another version is fetched.
-    stores.files["/bucket/model/config.json"] = b"{ }"
+    bucket.files["/bucket/model/config.json"] = b"{ }"
     assert (dmafile.fetch(url, tmp_path) / "config.json").read_bytes() == b"{ }"

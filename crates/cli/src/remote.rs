@@ -4,7 +4,7 @@
 use crate::Failure;
 use crate::args::UrlArgs;
 use dmafile::internal::is_url;
-use dmafile::{Algorithm, Buffer, RemoteObject, Verified, Verify};
+use dmafile::{Buffer, RemoteObject, Verified, Verify};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,9 +47,7 @@ impl Fetched {
 
 /// The digest to compute of what is fetched into this place in a cache; None if it needs none.
 pub(crate) fn digest_for<'s>(slots: impl IntoIterator<Item = &'s CacheSlot>) -> Option<Verify> {
-    let mut slots = slots.into_iter();
-    let needed = slots.any(CacheSlot::needs_digest);
-    needed.then(|| Verify::compute(Algorithm::Xxh3))
+    slots.into_iter().find_map(CacheSlot::digest)
 }
 
 /// Says that what was fetched is not kept; that does not keep anybody from using it.
@@ -402,7 +400,7 @@ mod without {
     use crate::{Failure, Launcher};
     use dmafile::{
         Algorithm, Buffer, CancelToken, Check, Error, Health, Model, ModelFolder, ModelObject,
-        RemoteObject, Result,
+        RemoteObject, Result, Verify,
     };
     use dmafile_record::{Snapshot, StoredSnapshot};
     use std::ffi::{OsStr, OsString};
@@ -523,7 +521,7 @@ mod without {
     pub(crate) enum CacheSlot {}
 
     impl CacheSlot {
-        pub(crate) fn needs_digest(&self) -> bool {
+        pub(crate) fn digest(&self) -> Option<Verify> {
             match *self {}
         }
     }

@@ -3,7 +3,7 @@
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use dmafile_testkit::server::{Fault, Server};
+use dmafile_testkit::server::{Fault, Server, Upload};
 use dmafile_testkit::{bytes_digest, models, noise};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -820,18 +820,15 @@ fn what_a_crashed_save_left_behind_is_removed_by_the_next_one() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     std::fs::write(&path, noise(9 << 20, 60)).unwrap();
-    let upload = |path: &str, initiated: &str| dmafile_testkit::server::Upload {
-        path: path.to_string(),
-        initiated: initiated.to_string(),
-        ..Default::default()
-    };
     let (old, new) = ("2026-01-01T00:00:00.000Z", "2999-01-01T00:00:00.000Z");
     for (name, path, at) in [
         ("old", "/bucket/a/x", old),
         ("new", "/bucket/a/x", new),
         ("longer", "/bucket/a/xy", old),
     ] {
-        server.uploads().insert(name.to_string(), upload(path, at));
+        server
+            .uploads()
+            .insert(name.to_string(), Upload::begun(path, at));
     }
     good(&mut save(
         &server,

@@ -1,7 +1,7 @@
 //! Snapshots in a folder of a store: whatever happens to a saver, the folder has a whole one.
 #![cfg(feature = "remote")]
 
-use dmafile_testkit::server::{Asked, Fault, Server};
+use dmafile_testkit::server::{Asked, Fault, Server, Upload};
 use dmafile_testkit::{bytes_digest, noise};
 use std::ops::Range;
 use std::process::{Command, Output};
@@ -139,7 +139,7 @@ fn a_snapshot_in_a_store_is_loaded_byte_for_byte() {
         assert!(sources.are_loaded(&server));
         let left = server.paths(FOLDER);
         assert_eq!(left.len(), 3 + SIZES.len(), "{left:?}");
-        // What it is said to be is what is there.
+        // The report names objects that exist.
         let manifest = server.object(MANIFEST).unwrap();
         let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
         for (source, digest) in manifest["sources"]
@@ -676,11 +676,6 @@ fn a_model_is_listed_once() {
 #[test]
 fn what_crashed_parts_left_is_removed() {
     let server = Server::plain();
-    let upload = |path: &str, initiated: &str| dmafile_testkit::server::Upload {
-        path: path.to_string(),
-        initiated: initiated.to_string(),
-        ..Default::default()
-    };
     let (old, new) = ("2026-01-01T00:00:00.000Z", "2999-01-01T00:00:00.000Z");
     for (name, path, at) in [
         ("old", "s0.7.dmafile", old),
@@ -689,9 +684,10 @@ fn what_crashed_parts_left_is_removed() {
         ("alike", "model.dmafile", old),
         ("deeper", "x/s0.7.dmafile", old),
     ] {
-        server
-            .uploads()
-            .insert(name.to_string(), upload(&format!("{FOLDER}{path}"), at));
+        server.uploads().insert(
+            name.to_string(),
+            Upload::begun(&format!("{FOLDER}{path}"), at),
+        );
     }
     good(&mut Sources::new(1).save(&server.url("")));
     let left: Vec<_> = server.uploads().keys().cloned().collect();

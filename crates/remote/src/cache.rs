@@ -181,7 +181,7 @@ impl Remote {
     }
 
     /// Brings what a URL stands for into the cache, with the small files next to a model's weights, one file after the
-    /// other, and returns where it is. `progress` is told of all of them together.
+    /// other, and returns where it is. Calls `progress` after each file, with the bytes of all files.
     ///
     /// # Errors
     /// As [`Remote::reserve`], [`Load::run`] and [`Save::run`]; EOPNOTSUPP without a cache, and for what is not kept.
@@ -200,18 +200,15 @@ impl Remote {
                 ));
             }
         };
-        let mut objects: Vec<_> = self.open_all(url)?.into_iter().map(|one| one.0).collect();
-        if is_collection(url) {
-            objects.extend(self.open_others(url)?.into_iter().map(|one| one.1));
-        }
+        let objects = self.open_whole(url)?;
         let total = objects.iter().map(|object| object.size()).sum();
         let (mut write, mut done): (Option<CacheWrite>, u64) = (None, 0);
         for object in objects {
             let mut load = Load::of_object(Arc::clone(&object))
                 .exact_size(true)
                 .cancel(self.options.cancel.clone());
-            if slot.needs_digest() {
-                load = load.verify(Verify::compute(Algorithm::Xxh3));
+            if let Some(verify) = slot.digest() {
+                load = load.verify(verify);
             }
             let loaded = load.run()?;
             let (name, digest) = (object.name(), loaded.report.verify.first());
@@ -524,9 +521,9 @@ impl SlotPlace {
 }
 
 impl CacheSlot {
-    /// True if files are kept only with a digest that was computed as they were fetched.
-    pub fn needs_digest(&self) -> bool {
-        !self.is_hub
+    /// The digest to compute of what is fetched; None if files are kept without one.
+    pub fn digest(&self) -> Option<Verify> {
+        (!self.is_hub).then(|| Verify::compute(Algorithm::Xxh3))
     }
 
     /// Lets processes that are started from now on inherit the lock.

@@ -181,20 +181,20 @@ impl Remote {
     /// # Errors
     /// As [`Remote::open`].
     pub fn open_others(&self, url: &str) -> Result<Vec<(String, Arc<dyn RemoteObject>)>> {
-        let place = UrlPlace::parse(url)?;
-        let (folder, _) = self.folder(&place)?;
-        if matches!(folder.kind, FolderKind::Web(..)) {
-            return Ok(Vec::new());
+        self.folder(&UrlPlace::parse(url)?)?.0.others()
+    }
+
+    /// Opens all that a URL stands for, with the small files next to a model's weights.
+    fn open_whole(&self, url: &str) -> Result<Vec<Arc<dyn RemoteObject>>> {
+        if !is_collection(url) {
+            return Ok(vec![self.open(url)?]);
         }
-        let names = folder.names()?;
-        let small = names.iter().filter(|name| !is_weights(name));
-        let open = |name: &String| match folder.open(name) {
-            Ok(object) => Some(Ok((name.clone(), object))),
-            // There are marks in some folders.
-            Err(error) if error.raw_os_error() == Some(Errno::NODATA.raw_os_error()) => None,
-            Err(error) => Some(Err(error)),
-        };
-        small.filter_map(open).collect()
+        let place = UrlPlace::parse(url)?;
+        let (folder, name) = self.folder(&place)?;
+        let name = Some(&*name).filter(|_| !place.is_folder());
+        let weights = Model::open_remote(&folder, name)?.objects().into_iter();
+        let others = folder.others()?.into_iter().map(|other| other.1);
+        Ok(weights.map(|one| one.0).chain(others).collect())
     }
 
     /// What asks stores of this kind.
@@ -304,6 +304,22 @@ enum FolderKind {
 }
 
 impl RemoteFolder {
+    /// Opens the small files in it; none on a web server.
+    fn others(&self) -> Result<Vec<(String, Arc<dyn RemoteObject>)>> {
+        if matches!(self.kind, FolderKind::Web(..)) {
+            return Ok(Vec::new());
+        }
+        let names = self.names()?;
+        let small = names.iter().filter(|name| !is_weights(name));
+        let open = |name: &String| match self.open(name) {
+            Ok(object) => Some(Ok((name.clone(), object))),
+            // There are marks in some folders.
+            Err(error) if error.raw_os_error() == Some(Errno::NODATA.raw_os_error()) => None,
+            Err(error) => Some(Err(error)),
+        };
+        small.filter_map(open).collect()
+    }
+
     fn listed(&self) -> Result<&Vec<(String, String)>> {
         if let Some(known) = self.listed.get() {
             return Ok(known);

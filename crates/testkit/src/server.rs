@@ -84,6 +84,18 @@ pub struct Upload {
     /// As S3 writes it.
     pub initiated: String,
 }
+
+impl Upload {
+    /// One without parts, begun at this time.
+    pub fn begun(path: &str, initiated: &str) -> Self {
+        Self {
+            path: path.to_string(),
+            initiated: initiated.to_string(),
+            ..Self::default()
+        }
+    }
+}
+
 type Decide = Arc<dyn Fn(&Asked) -> Fault + Send + Sync>;
 
 struct Inner {

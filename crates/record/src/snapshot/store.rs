@@ -22,7 +22,7 @@ const TURNS: u32 = 5;
 
 /// A folder of a store in which snapshots can be saved.
 pub trait SnapshotStore: ModelFolder {
-    /// The names of the objects in it, each time anew.
+    /// Lists the names of the objects in it; asks the store each time.
     ///
     /// # Errors
     /// They end the save; ENOENT if there are none.
