@@ -12,8 +12,7 @@ use pyo3::exceptions::{PyKeyError, PyNotImplementedError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyInt, PyList, PyString, PyTuple};
-use std::collections::HashMap;
-use std::hash::Hash;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -111,7 +110,7 @@ impl Model {
         py: Python<'py>,
         patterns: Option<Vec<String>>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let mut dtypes = HashMap::new();
+        let mut dtypes = BTreeMap::new();
         let chosen: Vec<&Tensor> = match patterns {
             None => self.model.tensors().iter().collect(),
             Some(patterns) => self
@@ -399,11 +398,11 @@ fn view(dtype: Dtype, shape: &[u64], bytes: u64) -> (Dtype, Option<Vec<u64>>) {
 /// otherwise take 40 bytes each.
 fn numbers<'py, T>(py: Python<'py>, values: &[T]) -> PyResult<Bound<'py, PyList>>
 where
-    T: Copy + Eq + Hash + IntoPyObject<'py, Target = PyInt, Output = Bound<'py, PyInt>>,
+    T: Copy + Ord + IntoPyObject<'py, Target = PyInt, Output = Bound<'py, PyInt>>,
     PyErr: From<T::Error>,
 {
     const MOST: usize = 1 << 16;
-    let mut known = HashMap::new();
+    let mut known = BTreeMap::new();
     let list = PyList::empty(py);
     for &value in values {
         let object = match known.get(&value) {

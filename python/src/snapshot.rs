@@ -9,7 +9,7 @@ use dmafile::Verify;
 use dmafile_record::{LoadedSnapshot, Snapshot, SnapshotLoad, SnapshotReport};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 work!(Snapshot => SnapshotReport);
@@ -45,7 +45,7 @@ pub(crate) fn save_snapshot(
         .names(&Keywords)
         .verify(verify.algorithm)
         .sync(sync);
-    let mut lengths = HashMap::new();
+    let mut lengths = BTreeMap::new();
     for (name, source, length) in sources {
         if let Some(length) = length {
             lengths.insert(name.clone(), length);

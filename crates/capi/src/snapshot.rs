@@ -9,7 +9,7 @@ use crate::{Buffer, Options, SaveOptions};
 use dmafile::{Load, Opt, Origin, Save, Verify};
 use dmafile_record::{LoadedSnapshot, Snapshot as Saving, SnapshotLoad};
 use libc::{c_char, c_int};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::CString;
 
 /// A source of a snapshot to save: a range of what a descriptor refers to.
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn dmafile_snapshot_save(
         let sources = unsafe { border::array(sources, count, "sources")? };
         // SAFETY: the header requires null or a string.
         let mut saving = Saving::new(unsafe { self::path(path)? }).names(&border::Header);
-        let mut lengths = HashMap::new();
+        let mut lengths = BTreeMap::new();
         for source in sources {
             // SAFETY: the header requires a string.
             let name = unsafe { border::required(source.name, "sources.name")? };
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn dmafile_snapshot_save(
 unsafe fn apply(
     options: &SaveOptions,
     mut saving: Saving,
-    lengths: HashMap<String, u64>,
+    lengths: BTreeMap<String, u64>,
 ) -> Result<Saving> {
     let refuse = |what: &str, why: &str| Err(Failure::new(libc::EINVAL, what, why));
     if options.flags & DMAFILE_SAVE_IN_PLACE != 0 {

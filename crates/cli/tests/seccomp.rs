@@ -4,6 +4,7 @@ mod common;
 
 use common::sandbox::{Call, any, open_direct, refuse};
 use common::{Dir, Ended, MIB, NOBODY, Warm, cached, end, run_as, sha256, start};
+use dmafile_testkit::models;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -363,12 +364,16 @@ const CALLS: &[(&str, i64)] = &[
 const JOBS: &[&str] = &[
     "load",
     "load anon",
+    "load model",
     "save",
     "explain",
     "doctor",
     "path",
     "hold and take",
 ];
+
+/// Prints the digest of the memory.
+const SUM: &[&str] = &["sh", "-c", "sha256sum <&$DMAFILE_FD"];
 
 /// Runs a job in a folder with a file and its digest, without a call. None if it did the right thing, otherwise what
 /// it did.
@@ -393,7 +398,7 @@ fn trouble(
     };
     let right = |ended: Ended, right: bool| {
         if ended.status.success() {
-            (!right).then(|| format!("other bytes: {}", ended.stderr))
+            (!right).then(|| format!("other bytes: {}{}", ended.stdout, ended.stderr))
         } else {
             named(ended)
         }
@@ -401,6 +406,19 @@ fn trouble(
     match job {
         "load" => right(run(&format!("load file {verify}"), &[]), true),
         "load anon" => right(run(&format!("load file --to anon {verify}"), &[]), true),
+        "load model" => {
+            let ended = run(
+                "load run/model.safetensors --quiet --tensor x.0.w --tensor x.1.w --",
+                SUM,
+            );
+            let whole = fs::metadata(dir.path("run/model.safetensors"))
+                .unwrap()
+                .len();
+            let same = ended
+                .stdout
+                .starts_with(&sha256(&dir.path("run/tensors"), 0, whole));
+            right(ended, same)
+        }
         "explain" => right(run("explain file", &[]), true),
         "doctor" => right(run("doctor .", &[]), true),
         "save" => {
@@ -433,10 +451,7 @@ fn trouble(
             if holder.written()[0].is_empty() {
                 return named(holder.end());
             }
-            let ended = run(
-                "take m --socket run/socket --",
-                &["sh", "-c", "sha256sum <&$DMAFILE_FD"],
-            );
+            let ended = run("take m --socket run/socket --", SUM);
             let same = ended.stdout.starts_with(digest);
             let taken = right(ended, same);
             holder.signal(libc::SIGTERM);
@@ -444,6 +459,23 @@ fn trouble(
         }
         _ => unreachable!(),
     }
+}
+
+/// Libraries of stores, certificates and patterns use hash tables, whose seed panics then.
+#[cfg(feature = "remote")]
+#[test]
+fn a_refused_getrandom_is_named() {
+    let dir = Dir::new();
+    let refused = |args: &str| refuse(dir.dmafile(args), &any(libc::SYS_getrandom), libc::EACCES);
+    for url in ["https://127.0.0.1:9/file", "s3://bucket/file"] {
+        let line = dir.refusal(&mut refused(&format!("load {url}")), 1);
+        assert!(line.contains("system call getrandom (EACCES)"), "{line}");
+        assert!(line.contains("allow getrandom in the seccomp"), "{line}");
+    }
+    let line = dir.refusal(&mut refused("load file --tensor *.w"), 2);
+    assert!(line.contains("system call getrandom"), "{line}");
+    let doctor = end(&mut refused("doctor .")).ok().stdout;
+    assert!(doctor.contains("getrandom"), "{doctor}");
 }
 
 #[test]
@@ -467,6 +499,14 @@ fn a_refused_call_has_a_substitute_or_is_named() {
         // Others can write to the folder of a test.
         fs::create_dir(dir.path("run")).unwrap();
         fs::set_permissions(dir.path("run"), Permissions::from_mode(0o755)).unwrap();
+        let tensors = models::tensors("x", 2, 8192);
+        models::safetensors(&dir.path("run/model.safetensors"), &tensors);
+        // What is loaded of it: the header is not.
+        let mut bytes = fs::read(dir.path("run/model.safetensors")).unwrap();
+        let sizes: usize = tensors.iter().map(|tensor| tensor.3.len()).sum();
+        let header = bytes.len() - sizes;
+        bytes[..header].fill(0);
+        fs::write(dir.path("run/tensors"), bytes).unwrap();
         let mut found = Vec::new();
         while let Some((call, (errno, told), job)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
             let (name, trouble) = (call.0, trouble((&dir, &digest), job, **call, *errno));

@@ -1,7 +1,7 @@
 //! What went wrong, where, why, and what to do about it.
 
 use crate::message::{Message, Names, message};
-use crate::sys::sandbox::{Call, refused};
+use crate::sys::sandbox::{self, Call, refused};
 use rustix::io::Errno;
 use std::fmt;
 use std::io;
@@ -173,6 +173,19 @@ impl Error {
             Some(call) => self.with_why(call.why()).with_remedy(call.remedy()),
             None => self,
         }
+    }
+}
+
+/// Fails where libraries that use hash tables would panic.
+///
+/// # Errors
+/// EACCES from a sandbox that refuses getrandom(2).
+pub fn can_hash(verb: Verb) -> Result<()> {
+    match sandbox::hash_refused() {
+        None => Ok(()),
+        Some(errno) => Err(Error::new(verb, sandbox::GETRANDOM.why())
+            .with_errno(errno)
+            .with_remedy(sandbox::GETRANDOM.remedy())),
     }
 }
 

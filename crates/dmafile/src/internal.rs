@@ -1,7 +1,7 @@
 //! What dmafile's own crates use of this one. Others should not: anything here may change between two versions.
 
 pub use crate::control::ProgressFn;
-pub use crate::error::{Verb, lossy};
+pub use crate::error::{Verb, can_hash, lossy};
 pub use crate::facts::Host;
 pub use crate::flow::clock::Clock;
 pub use crate::message::{Builder, one_line, unlisted};

@@ -100,8 +100,7 @@ fn marked(folder: &Path, mark: &str) -> BTreeSet<u32> {
 
 /// A random number below `most`.
 fn random(most: u64) -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0) % most
+    dmafile::internal::folder::random() % most
 }
 
 #[test]

@@ -15,7 +15,7 @@ use dmafile_sys::pagemap::Pagemap;
 use dmafile_sys::process::{self, folder};
 use dmafile_sys::{Errno, host};
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -276,7 +276,7 @@ impl Kernel {
     /// All pinned folios, by frame.
     fn pinned(&self, frames: &Frames) -> Result<Vec<Folio>> {
         let failed = |errno| refused(kcore::PATH, errno);
-        let mut known = HashMap::new();
+        let mut known = BTreeMap::new();
         let mut folios = Vec::new();
         let mut buffer = Vec::new();
         for range in self.core.frames() {
@@ -324,7 +324,7 @@ impl Kernel {
         &self,
         frames: &Frames,
         found: EntryState,
-        known: &mut HashMap<u64, Option<FileId>>,
+        known: &mut BTreeMap<u64, Option<FileId>>,
     ) -> Option<Folio> {
         let (frame, pages, mapping) = match found {
             EntryState::Nothing { .. } => return None,
@@ -540,10 +540,10 @@ fn sections(core: &Kcore) -> Option<(BTreeMap<u64, u64>, u64)> {
 struct MappedBy {
     people: Vec<Mapper>,
     /// For each folio, by index in the list, the indexes of processes.
-    by: HashMap<usize, Vec<usize>>,
+    by: BTreeMap<usize, Vec<usize>>,
     /// For each folio, its file.
-    files: HashMap<usize, FileId>,
-    names: HashMap<FileId, String>,
+    files: BTreeMap<usize, FileId>,
+    names: BTreeMap<FileId, String>,
     ranges: Vec<PinnedRange>,
     unreadable: u64,
 }
@@ -655,7 +655,7 @@ fn sum(folios: &[Folio], mapped: MappedBy, asked: Option<u32>) -> PinnedPages {
     let cgroups = if folios.iter().any(|one| one.cgroup.is_some()) {
         cgroups()
     } else {
-        HashMap::new()
+        BTreeMap::new()
     };
     let mut groups = BTreeMap::<_, (u64, u64, u64)>::new();
     for (at, folio) in folios.iter().enumerate() {
@@ -702,8 +702,8 @@ fn sum(folios: &[Folio], mapped: MappedBy, asked: Option<u32>) -> PinnedPages {
 }
 
 /// The paths of memory cgroups below their mount, by inode.
-fn cgroups() -> HashMap<u64, String> {
-    let mut paths = HashMap::new();
+fn cgroups() -> BTreeMap<u64, String> {
+    let mut paths = BTreeMap::new();
     // Version 1 has a mount for memory, version 2 one for everything.
     let places = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);
     let Some(root) = places

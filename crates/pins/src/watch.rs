@@ -9,7 +9,7 @@ use dmafile::{CancelToken, Error, Result};
 use dmafile_sys::process::{self, folder};
 use dmafile_sys::{Errno, host};
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// What was pinned and unpinned during [`watch()`].
@@ -341,7 +341,7 @@ impl Probe {
 
 /// The process of each thread; None for a kernel thread.
 #[derive(Default)]
-struct ThreadNames(HashMap<u32, Option<Option<(u32, String)>>>);
+struct ThreadNames(BTreeMap<u32, Option<Option<(u32, String)>>>);
 
 impl ThreadNames {
     fn learn(&mut self, tid: u32) {

@@ -12,7 +12,7 @@
 
 use crate::place::UrlPlace;
 use crate::{FolderKind, Remote, RemoteFolder, is_collection, is_weights};
-use dmafile::internal::{Hasher, Verb, without_secrets};
+use dmafile::internal::{Hasher, Verb, folder, without_secrets};
 use dmafile::{
     Algorithm, Discard, Error, Load, Model, ModelFolder, ObjectReader, Origin, Progress, ReadBuf,
     RemoteObject, Result, Ring, Save, Verify,
@@ -23,9 +23,8 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, FdFlags};
 use serde::{Deserialize, Serialize};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
@@ -660,7 +659,7 @@ impl BlobWrite {
 
 /// Removes blobs until at most `limit` bytes are left: first those that were not used for the longest time, none of
 /// `own`, and none that was used just now, because it may be about to be opened.
-fn evict(root: &Path, limit: u64, own: &HashSet<PathBuf>) -> io::Result<()> {
+fn evict(root: &Path, limit: u64, own: &BTreeSet<PathBuf>) -> io::Result<()> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let recent = now.unwrap_or_default().saturating_sub(RECENT).as_secs() as i64;
     let (mut all, mut folders) = (Vec::new(), Vec::new());
@@ -689,7 +688,7 @@ fn evict(root: &Path, limit: u64, own: &HashSet<PathBuf>) -> io::Result<()> {
     }
     let mut total: u64 = all.iter().map(|blob| blob.1).sum();
     all.sort();
-    let mut touched = HashSet::new();
+    let mut touched = BTreeSet::new();
     for ((used, _), bytes, name, number) in all {
         let (folder, repository) = &folders[number];
         if total <= limit || used >= recent {
@@ -729,8 +728,11 @@ const UNFINISHED: &str = ".dmafile-";
 
 /// A name that no file has, and that nobody can guess.
 fn unused() -> String {
-    let random = |number: u64| RandomState::new().hash_one(number);
-    format!("{UNFINISHED}{:016x}{:016x}", random(1), random(2))
+    format!(
+        "{UNFINISHED}{:016x}{:016x}",
+        folder::random(),
+        folder::random()
+    )
 }
 
 /// Replaces a small file. A link with its name is replaced, and not followed.

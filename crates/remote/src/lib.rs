@@ -42,7 +42,7 @@ mod snapshot;
 mod upload;
 
 use bucket::StoreBucket;
-use dmafile::internal::{Verb, names_collection, without_secrets};
+use dmafile::internal::{Verb, can_hash, names_collection, without_secrets};
 use dmafile::{CancelToken, Error, Model, ModelFolder, ModelObject, RemoteObject, Result};
 use http::{Client, basic};
 use hub::Hub;
@@ -50,7 +50,7 @@ use object::HttpObject;
 use origin::{ObjectOrigin, Web};
 use place::{Dialect, UrlPlace};
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -109,7 +109,7 @@ pub struct Remote {
     /// For S3, whose certificates may be others (`AWS_CA_BUNDLE`).
     client_of_s3: OnceLock<Arc<Client>>,
     /// Models of the hub, by repository and revision.
-    hubs: Mutex<HashMap<(String, String), Arc<Hub>>>,
+    hubs: Mutex<BTreeMap<(String, String), Arc<Hub>>>,
     /// The locks of caches that are held, by their paths.
     locks: Mutex<Vec<(PathBuf, Weak<OwnedFd>)>>,
 }
@@ -216,6 +216,7 @@ impl Remote {
 
     /// The folder that a place is or is in, and its name there.
     fn folder(&self, place: &UrlPlace) -> Result<(RemoteFolder, String)> {
+        can_hash(Verb::Load)?;
         let client = match place {
             UrlPlace::Bucket { dialect, .. } => self.client(*dialect),
             _ => self.other_client(),

@@ -1,10 +1,10 @@
 //! When something is tried again, and when not any more.
 
 use crate::http::{WaitCheck, is_gone};
+use dmafile::internal::folder;
 use dmafile::{Error, Traffic};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -182,9 +182,7 @@ pub(crate) fn own(error: &io::Error) -> Option<&Error> {
 /// server says. None if that is too long.
 fn pause(number: u32, after: Option<Duration>) -> Option<Duration> {
     let most = FIRST.saturating_mul(1 << number.min(16)).min(LAST);
-    // A new hasher has random keys.
-    let random = RandomState::new().hash_one(number);
-    let own = most.mul_f64((random >> 11) as f64 / (1_u64 << 53) as f64);
+    let own = most.mul_f64((folder::random() >> 11) as f64 / (1_u64 << 53) as f64);
     let pause = after.unwrap_or_default().max(own);
     (pause <= LONGEST).then_some(pause)
 }

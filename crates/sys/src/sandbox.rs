@@ -38,6 +38,7 @@ calls! {
     FDATASYNC fdatasync = SYS_fdatasync;
     FSYNC fsync = SYS_fsync;
     FTRUNCATE ftruncate = SYS_ftruncate;
+    GETRANDOM getrandom = SYS_getrandom;
     LINKAT linkat = SYS_linkat 1 3;
     LISTEN listen = SYS_listen;
     MEMFD_CREATE memfd_create = SYS_memfd_create;
@@ -67,6 +68,12 @@ pub const READLINK: Call = READLINKAT;
 /// The first of these calls that returned this errno because it is refused.
 pub fn refused(errno: Errno, calls: &[Call]) -> Option<Call> {
     calls.iter().find(|call| call.refuses(errno)).copied()
+}
+
+/// Why a hash table with std's seed would panic, as those of libraries have it: std has a substitute where getrandom is
+/// refused with EPERM or ENOSYS, not for other errnos.
+pub fn hash_refused() -> Option<Errno> {
+    GETRANDOM.refusal().filter(|&errno| errno == Errno::ACCESS)
 }
 
 /// Returns true if a sandbox may have returned this errno.

@@ -1,7 +1,7 @@
 //! A web server for tests: it serves objects by ranges, and fails on demand.
 
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -53,7 +53,7 @@ pub enum Fault {
 pub struct Asked {
     pub method: String,
     pub target: String,
-    pub fields: HashMap<String, String>,
+    pub fields: BTreeMap<String, String>,
     pub body: Vec<u8>,
     /// Its number, from 0.
     pub number: usize,
@@ -99,10 +99,10 @@ impl Upload {
 type Decide = Arc<dyn Fn(&Asked) -> Fault + Send + Sync>;
 
 struct Inner {
-    objects: Mutex<HashMap<String, Object>>,
+    objects: Mutex<BTreeMap<String, Object>>,
     uploads: Mutex<BTreeMap<String, Upload>>,
     /// More fields of each answer about an object.
-    fields: Mutex<HashMap<String, String>>,
+    fields: Mutex<BTreeMap<String, String>>,
     decide: Mutex<Decide>,
     asked: Mutex<Vec<Asked>>,
     number: AtomicUsize,
@@ -292,7 +292,7 @@ impl Inner {
                     target = target.replace(written, letter);
                 }
             }
-            let mut fields = HashMap::new();
+            let mut fields = BTreeMap::new();
             loop {
                 let mut line = String::new();
                 stream.read_line(&mut line)?;

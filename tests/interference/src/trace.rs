@@ -7,7 +7,7 @@ use nix::sys::ptrace::{self, Options};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -67,7 +67,7 @@ struct Task {
 struct Root {
     pid: Pid,
     exit: Option<Exit>,
-    seen: HashMap<String, u32>,
+    seen: BTreeMap<String, u32>,
     /// Its processes, in the order of their start.
     processes: Vec<Pid>,
 }
@@ -75,7 +75,7 @@ struct Root {
 /// What is traced by this thread.
 pub struct Session {
     scratch: PathBuf,
-    tasks: HashMap<Pid, Task>,
+    tasks: BTreeMap<Pid, Task>,
     roots: Vec<Root>,
     /// Copies of processes, which never run.
     frozen: Vec<Pid>,
@@ -89,7 +89,7 @@ impl Session {
     pub fn new(scratch: &Path) -> Self {
         Self {
             scratch: scratch.to_path_buf(),
-            tasks: HashMap::new(),
+            tasks: BTreeMap::new(),
             roots: Vec::new(),
             frozen: Vec::new(),
             stopped: Vec::new(),
@@ -117,7 +117,7 @@ impl Session {
         self.roots.push(Root {
             pid,
             exit: None,
-            seen: HashMap::new(),
+            seen: BTreeMap::new(),
             processes: vec![pid],
         });
         self.tasks.insert(

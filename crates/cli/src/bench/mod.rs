@@ -11,13 +11,13 @@ use crate::args::BenchArgs;
 use crate::output::{Text, progress_bar, write_wanted_json};
 use crate::signals::interruptible;
 use crate::{Failure, INTERRUPTED, Launcher};
+use dmafile::internal::folder;
 use dmafile::{CancelToken, facts::Host};
 use indicatif::ProgressBar;
 use memmap2::{Advice, MmapMut};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde_json::json;
-use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Stdio};
@@ -183,8 +183,7 @@ impl Bench<'_> {
         samples: &mut Vec<Sample>,
     ) -> Result<bool, Failure> {
         let mut ways = Way::ALL;
-        let random = RandomState::new();
-        ways.sort_by_key(|way| random.hash_one(way.word()));
+        ways.sort_by_cached_key(|_| folder::random());
         for way in ways {
             self.tell(&format!("round {round}, {}: {}", state.word(), way.word()));
             let Some(cached_before) = self.prepare(state)? else {

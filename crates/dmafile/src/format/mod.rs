@@ -10,7 +10,7 @@ mod safetensors;
 use crate::error::{Error, Result};
 use crate::sys::{Errno, errno};
 use serde::Serialize;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
 
 pub use dtype::Dtype;
@@ -162,7 +162,7 @@ fn elements(shape: &[u64]) -> Option<u64> {
 /// Sorts tensors by the order of their bytes, and refuses overlaps and duplicate names. Gaps are
 /// not checked here, because some formats allow them.
 fn in_order(mut tensors: Vec<Entry>) -> Result<Vec<Entry>, Bad> {
-    let mut names = HashSet::new();
+    let mut names = BTreeSet::new();
     for tensor in &tensors {
         if !names.insert(tensor.name.as_str()) {
             return Err(Bad::new(format!(
@@ -227,7 +227,7 @@ mod tests {
 
     /// Asserts what every user of a table relies on.
     pub(super) fn assert_sound(table: &Table, size: u64) {
-        let mut names = HashSet::new();
+        let mut names = BTreeSet::new();
         let mut end = table.data;
         assert!(end <= size);
         for tensor in &table.tensors {

@@ -15,7 +15,7 @@ use crate::source::{RemoteObject, Shard, Source};
 use crate::sys::Errno;
 use crate::sys::file;
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufReader, Read};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ pub struct Model {
     metadata: BTreeMap<String, Value>,
     has_metadata: bool,
     tensors: Vec<Tensor>,
-    by_name: HashMap<String, usize>,
+    by_name: BTreeMap<String, usize>,
     superseded: Vec<(usize, String)>,
 }
 
@@ -207,7 +207,7 @@ impl Model {
                 metadata,
                 has_metadata,
                 tensors: Vec::new(),
-                by_name: HashMap::new(),
+                by_name: BTreeMap::new(),
                 superseded: Vec::new(),
             });
             if format != model.format {
@@ -323,7 +323,7 @@ impl Model {
     /// # Errors
     /// ENOENT for a pattern that matches none.
     pub fn matching(&self, patterns: &[Pattern]) -> Result<Vec<&Tensor>> {
-        let mut chosen = HashSet::new();
+        let mut chosen = BTreeSet::new();
         for pattern in patterns {
             let mut any = false;
             // A plain name is looked up instead of being compared with all names.

@@ -1,6 +1,6 @@
 //! Patterns for names of tensors: a name, a glob or a regular expression.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb, can_hash};
 use crate::message::Opt;
 use std::fmt;
 use std::str::FromStr;
@@ -64,7 +64,11 @@ impl FromStr for Pattern {
             )
         };
         let regex = text.strip_prefix("re:");
-        let matcher = if regex.is_none() && !text.contains(['*', '?', '[', '{']) {
+        let is_name = regex.is_none() && !text.contains(['*', '?', '[', '{']);
+        if !is_name {
+            can_hash(Verb::Load)?;
+        }
+        let matcher = if is_name {
             Matcher::Name
         } else if text.len() > LONGEST {
             return Err(bad(format!("it is longer than {LONGEST} bytes")));

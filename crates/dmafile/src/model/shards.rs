@@ -8,7 +8,7 @@ use crate::sync;
 use crate::sys::{Errno, errno, file};
 use rustix::fs::FileType;
 use serde::Deserialize;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Read;
@@ -29,7 +29,7 @@ pub(super) struct ShardFiles {
     placed: BTreeMap<String, String>,
     index: PathBuf,
     /// For each file, tensors in it that do not count.
-    superseded: Vec<HashSet<String>>,
+    superseded: Vec<BTreeSet<String>>,
 }
 
 /// The parts of `model-00001-of-00003.gguf`.
@@ -179,7 +179,7 @@ pub(super) fn open_all(
         let others = others.into_iter().map(sync::join);
         others.chain([own]).collect::<Result<Vec<_>>>()
     })?;
-    let mut opened: HashMap<&str, _> = opened.into_iter().flatten().collect();
+    let mut opened: BTreeMap<&str, _> = opened.into_iter().flatten().collect();
     Ok(names
         .iter()
         .filter_map(|name| opened.remove(name))
@@ -347,7 +347,7 @@ impl ShardFiles {
     }
 
     /// Files, and for each of them the tensors that do not count.
-    pub(super) fn without(files: Vec<PathBuf>, superseded: Vec<HashSet<String>>) -> Self {
+    pub(super) fn without(files: Vec<PathBuf>, superseded: Vec<BTreeSet<String>>) -> Self {
         Self {
             files,
             placed: BTreeMap::new(),

@@ -10,13 +10,14 @@ mod proxy;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 pub(crate) use connection::{Connection, WaitCheck, is_gone};
+use dmafile::internal::{Verb, can_hash};
 pub(crate) use head::{AnswerHead, BodyLength};
 use percent_encoding::percent_decode_str;
 use proxy::Proxies;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -70,7 +71,7 @@ impl HttpAnswer {
 }
 
 /// Where a connection leads.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Endpoint {
     tls: bool,
     host: String,
@@ -108,7 +109,7 @@ pub(crate) struct Client {
     /// More certificates than the system's, or in place of them.
     certificates: Option<PathBuf>,
     tls: OnceLock<Result<Arc<ClientConfig>, String>>,
-    idle: Mutex<HashMap<Endpoint, Vec<Connection>>>,
+    idle: Mutex<BTreeMap<Endpoint, Vec<Connection>>>,
     /// Connections are spread over all addresses of a host.
     turn: AtomicUsize,
     /// Readers that are open; connections are kept for them.
@@ -196,7 +197,7 @@ impl Client {
         self.idle().clear();
     }
 
-    fn idle(&self) -> MutexGuard<'_, HashMap<Endpoint, Vec<Connection>>> {
+    fn idle(&self) -> MutexGuard<'_, BTreeMap<Endpoint, Vec<Connection>>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -273,6 +274,7 @@ impl Client {
     }
 
     fn roots(&self) -> Result<RootCertStore, String> {
+        can_hash(Verb::Load).map_err(|error| error.to_string())?;
         let mut roots = RootCertStore::empty();
         match &self.certificates {
             Some(file) => {

@@ -5,7 +5,7 @@ use crate::format::tests::{assert_sound, read, refusal};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 fn file(header: &str, data: usize) -> Vec<u8> {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
@@ -191,7 +191,7 @@ fn good() -> impl Strategy<Value = Vec<u8>> {
     let metadata = prop::collection::hash_map(".*", ".*", 0..3);
     (prop::collection::hash_map("[^_].*", tensor, 0..8), metadata).prop_map(
         |(tensors, metadata)| {
-            let tensors: HashMap<_, _> = tensors
+            let tensors: BTreeMap<_, _> = tensors
                 .into_iter()
                 .map(|(name, (dtype, mut shape))| {
                     // Types narrower than a byte need a whole number of bytes.
