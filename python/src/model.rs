@@ -121,8 +121,8 @@ impl Model {
         let rows = chosen.into_iter().map(|tensor| {
             let (dtype, shape) = view(tensor.dtype, &tensor.shape, tensor.bytes);
             let dtype = dtypes
-                .entry(dtype)
-                .or_insert_with(|| PyString::intern(py, dtype.name()));
+                .entry(dtype.name())
+                .or_insert_with_key(|name| PyString::intern(py, name));
             let shape = match shape {
                 Some(shape) => PyTuple::new(py, shape)?,
                 None => PyTuple::new(py, &tensor.shape)?,

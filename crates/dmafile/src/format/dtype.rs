@@ -9,7 +9,7 @@ macro_rules! dtypes {
         /// The type of a tensor's elements. Quantised types are stored in blocks of several
         /// elements.
         #[derive(
-            Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Display, IntoStaticStr, VariantArray,
+            Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Display, IntoStaticStr, VariantArray,
         )]
         #[serde(into = "&'static str")]
         #[non_exhaustive]
