@@ -41,7 +41,7 @@ SCRIPTS := tests attacks bench demo kernel python scripts vm
 PYTEST   = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # What the command and the Python package have only if asked.
-WITH := --features dmafile-cli/remote,dmafile-python/remote
+WITH := --features dmafile-cli/bpf,dmafile-cli/remote,dmafile-python/remote
 
 # The Rust tests of `make test`: all but those that take longest. `make test-all PARTS=rust` runs all.
 SLOW_TESTS := these_tests_run_with_a_real_driver holes_are_zero_at_every_position unusual_blocks \
@@ -65,8 +65,8 @@ demo: build .venv/demo ## load two models into shareable memory, beside read(), 
 	@scripts/need util-linux-extra command -v fincore
 	@$(PYTHON) -m demo.demo --dmafile $(DMAFILE) $(ARGS)
 
-build: need-rust ## build the command, its man pages and completions, and the C library
-	cargo build --release --locked
+build: need-rust ## build the command, its man pages and completions, and the C library (FEATURES=dmafile-cli/bpf: `pins --record`)
+	cargo build --release --locked $(FEATURES:%=--features %)
 	@mkdir -p $(PAGES) $(SHELLS)
 	@rm -f $(PAGES)/*.1
 	@$(DMAFILE) man $(PAGES)
@@ -194,6 +194,7 @@ need-rust-tools: need-rust
 		{ echo "rustfmt is missing; type: rustup component add rustfmt" >&2; exit 1; }
 	@cargo clippy --version >/dev/null 2>&1 || rustup component add clippy || \
 		{ echo "clippy is missing; type: rustup component add clippy" >&2; exit 1; }
+	@scripts/need clang command -v clang
 
 # Tests are skipped if a tool is missing. With CI=true a missing tool is an error.
 need-test-tools:

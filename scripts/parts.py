@@ -74,7 +74,8 @@ PARTS = (
         "rust",
         "all tests of the crates, and the C library under valgrind",
         8,
-        "cargo test --workspace --features dmafile-cli/remote --locked --no-fail-fast",
+        "cargo test --workspace --features dmafile-cli/bpf,dmafile-cli/remote --locked "
+        "--no-fail-fast",
         (*CORE, "tests/double/", "tests/interference/"),
         (TOOLS, VALGRIND),
     ),

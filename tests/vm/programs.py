@@ -16,7 +16,7 @@ from vm.fixtures import Result, vm
 from vm.host import ROOT, need
 
 INSIDE = Path(__file__).parent / "inside"
-WITH = ("--features", "dmafile-cli/remote,dmafile-python/remote")
+WITH = ("--features", "dmafile-cli/bpf,dmafile-cli/remote,dmafile-python/remote")
 """As in the Makefile: otherwise all is built twice."""
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
 

@@ -22,6 +22,14 @@ def test_reported_pins_equal_those_that_were_made(programs: Programs, kernel: st
     passed(programs.run("pins", options=options), "facts checked")
 
 
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_recorded_pins_equal_those_that_were_made(programs: Programs, kernel: str) -> None:
+    rounds = os.environ.get("ROUNDS", "12")
+    result = programs.run("pins", rounds, options=(f"--kernel={kernel}", "--fs=ext4"))
+    passed(result, "facts checked")
+
+
 @matrix
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("kernel", [f"series-{version}" for version in series.VERSIONS])

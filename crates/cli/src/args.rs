@@ -933,9 +933,28 @@ pub struct PinsArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub watch: Option<Option<u32>>,
 
-    /// With --watch, also count short pins such as those of direct I/O, each of which then costs a probe
-    #[arg(long, requires = "watch")]
+    /// With --watch and --record, also short pins such as those of direct I/O, each of which then costs a
+    /// probe
+    #[arg(long)]
     pub all: bool,
+
+    /// Record who pins memory for a long time, from now on, by BPF programs in the kernel; as root. They go
+    /// on when this command has ended; `dmafile pins` then names the owners
+    #[arg(long, conflicts_with_all = ["watch", "pages", "blocked", "subject"])]
+    pub record: bool,
+
+    /// With --record: stop after TIME (`60s`, `10m`) or at Ctrl-C, after showing what is pinned then
+    #[arg(long = "for", value_name = "TIME", value_parser = time, requires = "record")]
+    pub record_for: Option<Duration>,
+
+    /// With --record: stop the recording, and remove it from the kernel
+    #[arg(long, requires = "record", conflicts_with_all = ["record_for", "memory", "all"])]
+    pub stop: bool,
+
+    /// With --record: kernel memory to use, from 64K [default: a thousandth of the machine's memory, at
+    /// least 4M, at most 256M]
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "record")]
+    pub memory: Option<u64>,
 
     /// List what recently could not be moved, and what held it; as root, on a kernel that tracks pins
     #[arg(long, conflicts_with_all = ["watch", "pages", "subject"])]

@@ -21,6 +21,8 @@ const TYPEDEF: u8 = 8;
 const VOLATILE: u8 = 9;
 const CONST: u8 = 10;
 const RESTRICT: u8 = 11;
+#[cfg(feature = "bpf")]
+const FUNC: u8 = 12;
 const FUNC_PROTO: u8 = 13;
 const VAR: u8 = 14;
 const DATASEC: u8 = 15;
@@ -168,6 +170,16 @@ impl Btf {
             }
         }
         None
+    }
+
+    /// True if a function returns true or false; None if there is no such function.
+    #[cfg(feature = "bpf")]
+    pub(super) fn returns_bool(&self, function: &str) -> Option<bool> {
+        let all = self.starts.iter().filter_map(|at| self.head(*at));
+        let mut named = all.filter(|one| one.kind == FUNC && self.is_called(one.name, function));
+        let prototype = self.numbered(named.next()?.size_or_type)?;
+        let returned = self.meant(prototype.size_or_type);
+        Some(returned.is_some_and(|one| one.kind == INT && self.is_called(one.name, "_Bool")))
     }
 
     /// The value of an enum constant.

@@ -13,6 +13,9 @@ pub const MMAP: u64 = 1 << 11;
 pub const ANON: u64 = 1 << 12;
 pub const SWAPCACHE: u64 = 1 << 13;
 pub const SWAPBACKED: u64 = 1 << 14;
+/// The first page of a folio of several.
+#[cfg(feature = "bpf")]
+pub const HEAD: u64 = 1 << 15;
 /// A page of a folio other than the first one.
 pub const TAIL: u64 = 1 << 16;
 pub const HUGE: u64 = 1 << 17;
@@ -56,6 +59,28 @@ impl Frames {
 
     pub fn flags(&self, frame: u64) -> Result<u64, Errno> {
         entry(&self.flags, frame)
+    }
+
+    /// Number of pages of the folio that begins at this frame.
+    #[cfg(feature = "bpf")]
+    pub fn pages(&self, frame: u64) -> Result<u64, Errno> {
+        /// A huge page of 2 MiB is read at once; larger ones in steps.
+        const STEP: usize = 512;
+        let mut words = [0_u8; STEP * 8];
+        let mut pages = 1;
+        if self.flags(frame)? & HEAD == 0 {
+            return Ok(pages);
+        }
+        loop {
+            let at = (frame + pages).checked_mul(8).ok_or(Errno::OVERFLOW)?;
+            let got = self.flags.read_at(&mut words, at).map_err(errno)? & !7;
+            let tails = numbers(&words[..got]).take_while(|flags| flags & TAIL != 0);
+            let tails = tails.count();
+            pages += tails as u64;
+            if tails < STEP {
+                return Ok(pages);
+            }
+        }
     }
 
     /// How many times it is mapped.

@@ -6,6 +6,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "bpf")]
+mod bpf;
 mod btf;
 mod dmabufs;
 mod file;
@@ -16,6 +18,7 @@ mod kcore;
 mod netlink;
 mod pages;
 mod rdma;
+mod recording;
 mod rings;
 mod sites;
 mod tracefs;
@@ -27,6 +30,7 @@ mod xdp;
 pub use file::{FilePins, Mapper, of_file};
 pub use holders::{Absent, Maker, PinHolder};
 pub use pages::{PageGroup, PinnedPages, PinnedRange, Whose, pages};
+pub use recording::{PinRecording, RecordPins, RecordedBy, record, stop_recording};
 pub use rings::{ProcessRing, RegisteredBuffer};
 pub use tracker::{Blocked, BlockedBy, PinOwner, blocked};
 pub use watch::{CallSite, Row, Watch, Watched, watch};
@@ -34,6 +38,7 @@ pub use watch::{CallSite, Row, Watch, Watched, watch};
 use dmafile::{Error, Result};
 use dmafile_sys::{Errno, host, map::page_size, process};
 use holders::Person;
+use recording::PinRecords;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -52,8 +57,10 @@ pub struct Pins {
     /// sources. The same memory may be in several entries.
     pub holders: Vec<PinHolder>,
     /// Who made long-term pins, from a kernel with the pin tracker (kernel/docs/pins.md); without root,
-    /// only processes that this one may inspect. None without the tracker.
+    /// only processes that this one may inspect; or what is recorded ([`record()`]). None without both.
     pub owners: Option<Vec<PinOwner>>,
+    /// The recording that `owners` is from. None if the kernel tracks pins, or nothing records them.
+    pub recording: Option<PinRecording>,
     /// The sources that are not available here, and why.
     pub absent: Vec<Absent>,
     /// Number of processes that could not be inspected, completely or only their rings.
@@ -208,7 +215,13 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
         Some(asked) => makers.filter(|maker| maker.pid == asked.pid).collect(),
         None => makers.collect(),
     };
-    let owners = tracker::owners(&makers, asked.is_none());
+    let (mut owners, mut recording) = (tracker::owners(&makers, asked.is_none()), None);
+    if owners.is_none()
+        && let Some(records) = PinRecords::read()?
+    {
+        owners = Some(records.owners(&makers, asked.is_none()));
+        recording = Some(records.recording);
+    }
     let (holders, absent) = holders::all(&people, &processes, asked.map(|asked| asked.pid));
     Ok(Pins {
         system: System::read(),
@@ -219,6 +232,7 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
         processes,
         holders,
         owners,
+        recording,
         absent,
         unreadable,
         hidden: hides_others(),

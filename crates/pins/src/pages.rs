@@ -6,6 +6,7 @@
 
 use super::btf::Btf;
 use super::file::{InspectedFile, Mapper};
+use super::recording::{PinRecords, RecordedBy};
 use super::{ended, find, hidden, tracker};
 use crate::frames::{self, Frames, Tracked};
 use crate::kcore::{self, Kcore};
@@ -35,6 +36,8 @@ pub struct PinnedPages {
     pub ranges: Vec<PinnedRange>,
     /// Number of processes that could not be inspected.
     pub unreadable: u64,
+    /// True if pins are being recorded, so that groups without `recorded` were pinned before, or for a short term.
+    pub recording: bool,
 }
 
 /// Pinned folios of one type, file and cgroup that are mapped by the same processes.
@@ -64,6 +67,8 @@ pub struct PageGroup {
     pub bytes: u64,
     /// Pins on them, as the kernel counts: one per pinned page, or one for several.
     pub pins: u64,
+    /// The process that pinned them last for a long term, if that was recorded ([`record()`](super::record())).
+    pub recorded: Option<RecordedBy>,
 }
 
 /// Pinned memory of a process.
@@ -140,7 +145,9 @@ pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
     if !folios.is_empty() {
         mapped.look(&folios, pid)?;
     }
-    Ok(sum(&folios, mapped, pid))
+    // Pins that are over by now are of no interest, so it is read after the pages.
+    let records = PinRecords::read()?;
+    Ok(sum(&folios, mapped, pid, records.as_ref()))
 }
 
 fn refused(place: &str, errno: Errno) -> Error {
@@ -159,6 +166,14 @@ fn refused(place: &str, errno: Errno) -> Error {
             .with_remedy(""),
         _ => error,
     }
+}
+
+fn strange() -> Error {
+    Error::new(
+        "cannot list pinned pages",
+        "the kernel's tables have an unknown format",
+    )
+    .at(kcore::PATH)
 }
 
 /// A pinned folio.
@@ -211,13 +226,28 @@ fn add(folios: &mut Vec<Folio>, page: &Tracked) {
 }
 
 /// The kernel's array of page structures, and the offsets of its fields.
-struct Kernel {
+pub(super) struct Kernel {
     core: Kcore,
     layout: EntryLayout,
     /// Memory sections by number: where the entry of frame 0 would be.
     sections: BTreeMap<u64, u64>,
     pages_per_section: u64,
     files: Option<Files>,
+}
+
+/// The kernel's array of page structures.
+#[cfg(feature = "bpf")]
+pub(super) struct PageTable {
+    /// The address of the entry of frame 0, which need not exist.
+    pub first: u64,
+    /// The size of an entry, as a power of two.
+    pub shift: u32,
+    /// The bits of the first word of an entry that say that it begins a large folio.
+    pub head: u64,
+    /// The offset in an entry of what says which folio a page belongs to.
+    pub compound: u32,
+    /// Number of frames.
+    pub frames: u64,
 }
 
 /// Offsets from the start of an entry.
@@ -244,16 +274,9 @@ struct Files {
 }
 
 impl Kernel {
-    fn open() -> Result<Self> {
+    pub(super) fn open() -> Result<Self> {
         let core = Kcore::open().map_err(|errno| refused(kcore::PATH, errno))?;
         let types = Btf::read()?;
-        let strange = || {
-            Error::new(
-                "cannot list pinned pages",
-                "the kernel's tables have an unknown format",
-            )
-            .at(kcore::PATH)
-        };
         let layout = EntryLayout::of(&core, &types).ok_or_else(strange)?;
         let (sections, pages_per_section) = sections(&core).ok_or_else(strange)?;
         let files = || {
@@ -271,6 +294,32 @@ impl Kernel {
             sections,
             pages_per_section,
         })
+    }
+
+    #[cfg(feature = "bpf")]
+    pub(super) fn core(&self) -> &Kcore {
+        &self.core
+    }
+
+    /// Where the entries are, if they are one array whose entries have a power of two as size.
+    #[cfg(feature = "bpf")]
+    pub(super) fn page_table(&self) -> Result<PageTable> {
+        let mut bases = self.sections.values();
+        let first = bases
+            .next()
+            .copied()
+            .filter(|first| bases.all(|base| base == first));
+        let last = self.core.frames().into_iter().map(|range| range.end).max();
+        match (first, last) {
+            (Some(first), Some(frames)) if self.layout.size.is_power_of_two() => Ok(PageTable {
+                first,
+                shift: self.layout.size.trailing_zeros(),
+                head: self.layout.head,
+                compound: self.layout.compound as u32,
+                frames,
+            }),
+            _ => Err(strange()),
+        }
     }
 
     /// All pinned folios, by frame.
@@ -650,7 +699,12 @@ fn sort(flags: u64) -> &'static str {
     }
 }
 
-fn sum(folios: &[Folio], mapped: MappedBy, asked: Option<u32>) -> PinnedPages {
+fn sum(
+    folios: &[Folio],
+    mapped: MappedBy,
+    asked: Option<u32>,
+    records: Option<&PinRecords>,
+) -> PinnedPages {
     let asked = asked.map(|pid| mapped.people.iter().position(|one| one.pid == pid));
     let cgroups = if folios.iter().any(|one| one.cgroup.is_some()) {
         cgroups()
@@ -669,6 +723,9 @@ fn sum(folios: &[Folio], mapped: MappedBy, asked: Option<u32>) -> PinnedPages {
             sort(folio.flags),
             folio.file.as_ref().or_else(|| mapped.files.get(&at)),
             folio.exact,
+            records
+                .and_then(|records| records.of_frame(folio.frame))
+                .map(|burst| &burst.by),
         );
         let sums = groups.entry(key).or_default();
         sums.0 += 1;
@@ -678,7 +735,7 @@ fn sum(folios: &[Folio], mapped: MappedBy, asked: Option<u32>) -> PinnedPages {
     let groups: Vec<_> = groups
         .into_iter()
         .map(
-            |((by, cgroup, sort, file, exact), (folios, bytes, pins))| PageGroup {
+            |((by, cgroup, sort, file, exact, who), (folios, bytes, pins))| PageGroup {
                 mapped: by.iter().map(|at| mapped.people[*at].clone()).collect(),
                 cgroup: cgroup.and_then(|inode| cgroups.get(&inode).cloned()),
                 sort,
@@ -689,6 +746,7 @@ fn sum(folios: &[Folio], mapped: MappedBy, asked: Option<u32>) -> PinnedPages {
                 folios,
                 bytes,
                 pins,
+                recorded: who.cloned(),
             },
         )
         .collect();
@@ -698,11 +756,12 @@ fn sum(folios: &[Folio], mapped: MappedBy, asked: Option<u32>) -> PinnedPages {
         groups,
         ranges: mapped.ranges,
         unreadable: mapped.unreadable,
+        recording: records.is_some(),
     }
 }
 
 /// The paths of memory cgroups below their mount, by inode.
-fn cgroups() -> BTreeMap<u64, String> {
+pub(super) fn cgroups() -> BTreeMap<u64, String> {
     let mut paths = BTreeMap::new();
     // Version 1 has a mount for memory, version 2 one for everything.
     let places = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);

@@ -11,7 +11,8 @@ use std::path::Path;
 const OWNERS: &str = "/sys/kernel/debug/pin_owner/owners";
 const BLOCKED: &str = "/sys/kernel/debug/pin_owner/blocked";
 
-/// Pinned memory whose last long-term pins were made by one process from one place.
+/// Pinned memory whose last long-term pins were made by one process from one place, as the kernel's pin tracker or a
+/// recording knows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct PinOwner {
@@ -20,10 +21,13 @@ pub struct PinOwner {
     /// True if that process has ended: the pins belong to a process that received its descriptor, or
     /// have leaked.
     pub gone: bool,
-    /// The user of that process; None if it has ended.
+    /// The user of that process; the tracker does not know it if the process has ended.
     pub uid: Option<u32>,
-    /// The name of that process; None if it has ended.
+    /// The name of that process; the tracker does not know it if the process has ended.
     pub name: Option<String>,
+    /// The path of the process's cgroup below their mount, which names its container or service; the tracker does not
+    /// know it, nor does anybody if the cgroup has been removed.
+    pub cgroup: Option<String>,
     /// Its purpose, or the function that pinned if the purpose is unknown.
     pub by: String,
     /// Pins on this memory, also those of others that are older.
@@ -177,6 +181,7 @@ fn parse_line(line: &str, now: f64) -> Option<PinOwner> {
         gone: false,
         uid: None,
         name: None,
+        cgroup: None,
         by: purpose(&functions),
         pins,
         bytes,
@@ -224,10 +229,19 @@ fn functions<'a>(words: impl Iterator<Item = &'a str>) -> Vec<String> {
 }
 
 /// The purpose of a call stack, or its first function that is no part of the kernel's own pinning.
-fn purpose(functions: &[String]) -> String {
+pub(super) fn purpose(functions: &[String]) -> String {
     let known = site(functions.iter().map(String::as_str)).map(|site| site.name);
     let is_caller = |function: &&str| {
-        let own = ["pin_user_pages", "gup_", "__gup_", "memfd_pin_folios"];
+        let own = [
+            "pin_user_pages",
+            "internal_get_user_pages",
+            "lockless_pages",
+            "follow_",
+            "gup_",
+            "__gup_",
+            "__get_user_pages",
+            "memfd_pin_folios",
+        ];
         !own.iter().any(|start| function.starts_with(start))
     };
     let first = || functions.iter().map(String::as_str).find(is_caller);

@@ -58,11 +58,15 @@ pub fn exists(pid: u32) -> bool {
 /// None if it has ended, or without `/proc`.
 pub fn identity(pid: u32) -> Option<String> {
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
+    Some(format!("{} {}", namespace.display(), started(pid)?))
+}
+
+/// When a process began, in ticks since boot; None if it has ended, or without `/proc`.
+pub fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(folder(pid).join("stat")).ok()?;
     // The name before it may contain anything.
     let fields = stat.rsplit_once(')')?.1;
-    let started = fields.split_whitespace().nth(19)?;
-    Some(format!("{} {started}", namespace.display()))
+    fields.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// Returns true if a process does not run, because of a signal or a debugger. False if that cannot be found out.

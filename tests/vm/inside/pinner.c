@@ -269,6 +269,8 @@ int main(int argc, char **argv)
 
 		if (!strcmp(maker, "small"))
 			buffer(maker, small(37 * PAGE), 37 * PAGE);
+		else if (!strcmp(maker, "large"))
+			buffer(maker, small(64UL << 20), 64UL << 20);
 		else if (!strcmp(maker, "hugetlb"))
 			buffer(maker, memset(anon(2 * HUGE, MAP_HUGETLB), 1, 2 * HUGE), 2 * HUGE);
 		else if (!strcmp(maker, "thp"))

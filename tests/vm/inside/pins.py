@@ -2,6 +2,7 @@
 
     pins.py DMAFILE HELPERS            in the machine, as root
     pins.py DMAFILE HELPERS tracked    on a kernel of the series, with its tracker on or off
+    pins.py DMAFILE HELPERS ROUNDS     what `--record` records, in as many random rounds
 
 The program is pinner.c, whose makers report what they have pinned. Base pages are counted one by
 one, huge pages by the count of the folio.
@@ -9,6 +10,7 @@ one, huge pages by the count of the folio.
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -423,13 +425,15 @@ def boot_time() -> float:
 
 def owners(pins: Pins, pinner: Pinner, began: float) -> None:
     """The tracker reports the process, purpose, size and age of all long-term pins."""
-    buffers = {"small", "hugetlb", "thp", "twice", "shared"}
+    buffers = {"small", "hugetlb", "thp", "twice", "shared", "large"}
     wanted: dict[str, int] = {}
     for maker, fact in pinner.facts.items():
         if maker in buffers:
             by = "io_uring buffer"
         elif maker == "xdp":
             by = "AF_XDP"
+        elif maker == "rdma":
+            by = "RDMA"
         elif maker.startswith("udmabuf"):
             by = "udmabuf"
         else:
@@ -444,6 +448,149 @@ def owners(pins: Pins, pinner: Pinner, began: float) -> None:
         # /proc/uptime has a resolution of 10 ms.
         pins.same("since when", 0 <= one["age"] <= boot_time() - began + 0.01, True)
     pins.same("by whom", found, wanted)
+
+
+RECORDING = Path("/sys/fs/bpf/dmafile-pins")
+
+
+def recorded(pins: Pins, rounds: int) -> None:
+    """Programs in a stock kernel record the owner of every long-term pin that begins after them."""
+    subprocess.run(["mount", "-t", "bpf", "bpf", RECORDING.parent], check=True)
+    makers = prepare()
+    if OLD:
+        # There a udmabuf takes references, and pins nothing.
+        makers = [one for one in makers if not one.startswith("udmabuf")]
+    resume = ["dmsetup", "resume", "suspended"]
+    before = Pinner(pins.pinner, "small", makers.pop())
+    pins.same("nothing yet", pins.run()["recording"], None)
+    pins.has("how to stop", pins.text("--record"), "dmafile pins --record --stop")
+    shown = pins.run()
+    pins.same("none", (shown["owners"], shown["recording"]["folios"]), ([], 0))
+    starts(pins)
+    # On newer kernels, direct I/O pins, too.
+    older = [(one["recorded"], one["folios"]) for one in pins.run("--pages")["groups"]]
+    pins.same("older pins", older, [(None, 37 if OLD else 40)])
+    pins.has("older pins", pins.text("--pages"), "before recording")
+    chance = random.Random(rounds)
+    for round in range(rounds):
+        chosen = makers if round == 0 else chance.sample(makers, chance.randint(1, len(makers)))
+        began = boot_time()
+        pinner = Pinner(pins.pinner, *chosen)
+        owners(pins, pinner, began)
+        if round == 0:
+            described(pins, pinner)
+        if chance.random() < 0.5:
+            pinner.release(len(chosen))
+            settles("still recorded after its release", lambda: not pins.run()["owners"])
+        pinner.end()
+        settles("still recorded", lambda: not pins.run()["owners"])
+    # Short pins of memory that is pinned for a long term, too.
+    subprocess.run(resume, check=True, stdout=subprocess.DEVNULL)
+    before.end()
+    if not OLD:
+        outlived(pins)
+    shown = pins.run()["recording"]
+    pins.same("all recorded", (shown["lost"], shown["disturbed"], shown["folios"]), (0, 0, 0))
+    pins.text("--record", "--stop")
+    pins.same("what is left", list(RECORDING.parent.iterdir()), [])
+    full(pins)
+    interrupted(pins, chance)
+
+
+def described(pins: Pins, pinner: Pinner) -> None:
+    """The other properties of an owner."""
+    for one in pins.run()["owners"]:
+        pins.same("cgroup", one["cgroup"], "/pinned")
+        pins.same("functions", not one["functions"] or one["functions"][0].startswith("bpf"), False)
+    groups = pins.run("--pages", str(pinner.pid))["groups"]
+    who = {"pid": pinner.pid, "name": "pinner", "gone": False}
+    others = [one for one in groups if one["recorded"] not in (None, who)]
+    pins.same("who pinned the pages", others, [])
+    owned = sum(one["bytes"] for one in pins.run()["owners"])
+    found = sum(one["bytes"] for one in groups if one["recorded"])
+    gone = pinner.facts.get("udmabuf-gone", {"bytes": 0})["bytes"]
+    pins.same("bytes of the pages", found, owned - gone)
+
+
+def outlived(pins: Pins) -> None:
+    """Memory that another process holds when the one that pinned it has ended."""
+    pinner = Pinner(pins.pinner, "udmabuf")
+    fd = take(pinner.pid, pinner.facts["udmabuf"]["fd"])
+    pinner.end()
+    [one] = pins.run()["owners"]
+    seen = [one[word] for word in ("pid", "name", "gone", "by", "bytes")]
+    pins.same("gone", seen, [pinner.pid, "pinner", True, "udmabuf", 16 * PAGE])
+    pins.has("gone", pins.text(), "pinner (gone)")
+    os.close(fd)
+    settles("still recorded", lambda: not pins.run()["owners"])
+
+
+def starts(pins: Pins) -> None:
+    """Only one recording at a time, and only by root."""
+    pins.has("again", pins.refused("--record"), "they are recorded already (EEXIST)")
+    for words in (["--record"], ["--record", "--stop"]):
+        command = ["setpriv", "--reuid=1000", "--clear-groups", pins.dmafile, "pins", *words]
+        done = subprocess.run(command, capture_output=True, text=True)
+        pins.same("for a user", (done.returncode, done.stdout), (1, ""))
+        pins.same("for a user", done.stderr.count("\n"), 1)
+    pins.same("goes on", pins.run()["recording"] is not None, True)
+
+
+def full(pins: Pins) -> None:
+    """What does not fit is counted, and what fits is right."""
+    pins.text("--record", "--memory=64K")
+    pinner = Pinner(pins.pinner, "large")
+    shown = pins.run()
+    kept, lost = shown["recording"]["folios"], shown["recording"]["lost"]
+    pins.same("lost and kept", (kept > 0, lost > 0, kept + lost), (True, True, 16384))
+    pins.same("kept", sum(one["bytes"] for one in shown["owners"]), kept * PAGE)
+    pins.has("lost", pins.text(), f"not recorded: {lost} pins, because that memory was full")
+    pinner.end()
+    settles("still recorded", lambda: not pins.run()["owners"])
+    pinner = Pinner(pins.pinner, "small")
+    owners(pins, pinner, boot_time() - 60)
+    pinner.end()
+    pins.text("--record", "--stop")
+
+
+def interrupted(pins: Pins, chance: random.Random) -> None:
+    """Whatever stops the command, the next one finds nothing in its way."""
+    command = [pins.dmafile, "pins", "--record"]
+
+    def stopped() -> bool:
+        return not subprocess.run([*command, "--stop"], capture_output=True).returncode
+
+    for _ in range(8):
+        killed = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        time.sleep(chance.random() * 2.5)
+        killed.kill()
+        killed.wait()
+        # The kernel ends what the killed process was doing some time later.
+        settles("removed", stopped)
+        pins.same("after a kill", list(RECORDING.parent.iterdir()), [])
+    both = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    errors = [one.communicate()[1] for one in both]
+    pins.same("two at once", sorted(one.returncode for one in both), [0, 1])
+    [error] = [one for one in errors if one]
+    pins.same("two at once", "(EEXIST)" in error or "(EAGAIN)" in error, True)
+    pins.text("--record", "--stop")
+    pins.has("none", pins.text("--record", "--stop"), "no pins were recorded")
+    during = subprocess.Popen(
+        [*command, "--for=1h", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert during.stderr
+    pins.has("begins", during.stderr.readline(), "recording pins; press Ctrl-C")
+    pinner = Pinner(pins.pinner, "small")
+    during.send_signal(signal.SIGINT)
+    shown = json.loads(during.communicate()[0])
+    pins.same("at Ctrl-C", [one["pid"] for one in shown["owners"]], [pinner.pid])
+    pins.same("after Ctrl-C", (during.returncode, list(RECORDING.parent.iterdir())), (0, []))
+    pinner.end()
+    subprocess.run(["umount", RECORDING.parent], check=True)
+    pins.has("no bpffs", pins.refused("--record"), "mount -t bpf bpf /sys/fs/bpf")
 
 
 def untracked(pins: Pins, pinner: Pinner) -> None:
@@ -481,6 +628,10 @@ def main(dmafile: str, helpers: str, tracked: str = "") -> None:
     pins = Pins(dmafile, helpers)
     (GROUP.parent / "cgroup.subtree_control").write_text("+memory")
     GROUP.mkdir()
+    if tracked.isdecimal():
+        recorded(pins, int(tracked))
+        print(f"{pins.count} facts checked")
+        return
     if tracked:
         of_the_series(pins)
         return

@@ -3,6 +3,7 @@
 mod file;
 mod holders;
 mod pages;
+mod record;
 mod tracker;
 mod watch;
 
@@ -14,6 +15,12 @@ use indicatif::BinaryBytes;
 use std::fmt::Write;
 
 pub(crate) fn run(args: &PinsArgs) -> Result<u8, Failure> {
+    if args.all && args.watch.is_none() && !args.record {
+        return Err(Failure::usage("--all needs --watch or --record"));
+    }
+    if args.record {
+        return record::run(args);
+    }
     if let Some(seconds) = args.watch {
         return watch::run(args, seconds);
     }
@@ -28,8 +35,12 @@ pub(crate) fn run(args: &PinsArgs) -> Result<u8, Failure> {
         Some(Subject::Process(pid)) => Some(*pid),
         None => None,
     };
+    show(pid, args.json)
+}
+
+fn show(pid: Option<u32>, json: bool) -> Result<u8, Failure> {
     let pins = dmafile_pins::pins(pid)?;
-    if args.json {
+    if json {
         return write_json(&pins);
     }
     write_stdout(text(&pins).as_bytes())
@@ -50,9 +61,16 @@ fn text(pins: &Pins) -> String {
         ),
     };
     text.push('\n');
-    if let Some(owners) = pins.owners.as_deref().filter(|owners| !owners.is_empty()) {
-        text.push_str("long-term pins, as the kernel tracks them\n");
-        text += &tracker::table(owners);
+    let owners = pins.owners.as_deref().unwrap_or_default();
+    match &pins.recording {
+        Some(recording) => record::section(&mut text, recording, owners),
+        None if owners.is_empty() => {}
+        None => {
+            text.push_str("long-term pins, as the kernel tracks them\n");
+            text += &tracker::table(owners);
+        }
+    }
+    if !owners.is_empty() || pins.recording.is_some() {
         text.push_str("\nas each interface counts them\n");
     }
     if pins.holders.is_empty() {
@@ -110,4 +128,9 @@ fn counted(count: u64, thing: &str) -> String {
 /// A name chosen by a program, escaped so that it cannot control the terminal.
 fn shown(name: &str) -> String {
     name.replace(char::is_control, "?")
+}
+
+/// What follows the name of a process.
+fn gone(gone: bool) -> &'static str {
+    if gone { " (gone)" } else { "" }
 }

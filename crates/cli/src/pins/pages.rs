@@ -1,6 +1,6 @@
 //! `dmafile pins --pages`
 
-use super::{counted, shown, unreadable};
+use super::{counted, gone, shown, unreadable};
 use crate::Failure;
 use crate::args::{PinsArgs, Subject};
 use crate::output::{write_json, write_stdout};
@@ -34,12 +34,16 @@ fn text(pinned: &PinnedPages) -> String {
     );
     if !pinned.groups.is_empty() {
         text.push('\n');
-        table(&mut text, &pinned.groups);
+        table(&mut text, pinned);
     }
     if pinned.groups.iter().any(|group| !group.exact) {
         text.push_str(
             "~ estimated from the references of 4 KiB pages, which have no count of pins\n",
         );
+    }
+    let older = |group: &PageGroup| group.recorded.is_none();
+    if pinned.recording && pinned.groups.iter().any(older) {
+        text.push_str("before recording: or for a short term, such as direct I/O\n");
     }
     if !pinned.ranges.is_empty() {
         text.push_str("\nin its memory\n");
@@ -58,12 +62,13 @@ fn text(pinned: &PinnedPages) -> String {
     text
 }
 
-fn table(text: &mut String, groups: &[PageGroup]) {
+fn table(text: &mut String, pinned: &PinnedPages) {
+    let pinned_by = if pinned.recording { "PINNED BY\t" } else { "" };
     let mut table = format!(
-        "{:>10}\t{:>8}\tTYPE\tMAPPED BY\tCGROUP\tFILE\n",
+        "{:>10}\t{:>8}\tTYPE\tMAPPED BY\t{pinned_by}CGROUP\tFILE\n",
         "BYTES", "PINS"
     );
-    for group in groups {
+    for group in &pinned.groups {
         let by: Vec<_> = group
             .mapped
             .iter()
@@ -86,9 +91,14 @@ fn table(text: &mut String, groups: &[PageGroup]) {
         let pins = format!("{}{}", if group.exact { "" } else { "~" }, group.pins);
         let _ = writeln!(
             table,
-            "{:>10}\t{pins:>8}\t{}\t{by}\t{}\t{file}",
+            "{:>10}\t{pins:>8}\t{}\t{by}\t{}{}\t{file}",
             BinaryBytes(group.bytes).to_string(),
             group.sort,
+            match &group.recorded {
+                _ if !pinned.recording => String::new(),
+                Some(by) => format!("{} {}{}\t", by.pid, shown(&by.name), gone(by.gone)),
+                None => "before recording\t".to_string(),
+            },
             group
                 .cgroup
                 .as_deref()

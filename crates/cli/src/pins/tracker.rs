@@ -1,6 +1,6 @@
 //! The output of a kernel with the pin tracker, and `dmafile pins --blocked`
 
-use super::{counted, shown};
+use super::{counted, gone, shown};
 use crate::Failure;
 use crate::output::{write_json, write_stdout};
 use crate::text::columns;
@@ -19,7 +19,7 @@ pub(super) fn table(owners: &[PinOwner]) -> String {
     );
     for owner in owners {
         let name = match &owner.name {
-            Some(name) => shown(name),
+            Some(name) => shown(name) + gone(owner.gone),
             None if owner.gone => "(gone)".into(),
             None => "-".into(),
         };
@@ -29,18 +29,22 @@ pub(super) fn table(owners: &[PinOwner]) -> String {
         // Writing to a String does not fail.
         let _ = writeln!(
             table,
-            "{:>7}\t{uid}\t{:>10}\t{:>8}\t{}\t{name}\t{}",
+            "{:>7}\t{uid}\t{:>10}\t{:>8}\t{}\t{name}\t{}{}",
             owner.pid,
             BinaryBytes(owner.bytes).to_string(),
             age(owner.age),
             shown(&owner.by),
             counted(owner.pins, "pin"),
+            match owner.cgroup.as_deref() {
+                Some(cgroup) if cgroup != "/" => format!(", in {}", shown(cgroup)),
+                _ => String::new(),
+            },
         );
     }
     columns(&table, Alignment::Left)
 }
 
-fn age(seconds: f64) -> String {
+pub(super) fn age(seconds: f64) -> String {
     format!("{:#}", HumanDuration(Duration::from_secs_f64(seconds)))
 }
 

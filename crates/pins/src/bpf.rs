@@ -1,0 +1,631 @@
+//! The programs and maps of a recording in the kernel (bpf/record.bpf.c), and their names in bpffs.
+//!
+//! What is begun appears by one rename, and only the holder of a lock on the file system begins or ends: so the folder
+//! [`NEW`] is always a leftover of a process that was killed.
+
+use super::btf::Btf;
+use super::frames::Frames;
+use super::kcore::Kcore;
+use super::pages::Kernel;
+use super::recording::{
+    Burst, Functions, PinRecording, PinRecords, RecordPins, RecordedBy, RecordedFolio,
+};
+use aya::maps::{Array, Map, MapData, MapError};
+use aya::pin::PinError;
+use aya::programs::links::FdLink;
+use aya::programs::{FEntry, FExit, ProgramError};
+use aya::{BtfError, Ebpf, EbpfError, EbpfLoader, VerifierLogLevel};
+use dmafile::internal::{Verb, can_hash};
+use dmafile::{Error, Result};
+use dmafile_sys::map::page_size;
+use dmafile_sys::{Errno, errno, host};
+use rustix::fs::{FlockOperation, flock};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
+use std::time::SystemTime;
+
+/// The mount of the file system that keeps programs and maps.
+const MOUNT: &str = "/sys/fs/bpf";
+/// Its type in statfs(2). Names there have no dot.
+const BPF_FS_MAGIC: rustix::fs::FsWord = 0xcafe_4a11;
+const FOLDER: &str = "/sys/fs/bpf/dmafile-pins";
+const NEW: &str = "/sys/fs/bpf/dmafile-pins-new";
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/record.bpf.o"));
+
+/// Entries of a block (BLOCK_ENTRIES), one for each page of a region.
+const ENTRIES: usize = 64;
+/// Words of a block: its region, its users, and the entries.
+const BLOCK: usize = 2 + ENTRIES;
+/// Words of a burst, of which the last 16 are the stack.
+const BURST: usize = 12 + 16;
+const WORD: u64 = 8;
+/// Bursts are fewer, because what a task pins at one time shares one.
+const BLOCKS_PER_BURST: u64 = 4;
+
+/// A program, and the kernel's function at whose entry or exit it runs.
+#[derive(Clone, Copy)]
+struct Hook {
+    program: &'static str,
+    function: &'static str,
+    side: Side,
+    when: When,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Side {
+    Entry,
+    Exit,
+}
+
+/// When a program is attached.
+#[derive(Clone, Copy)]
+enum When {
+    /// The function must exist.
+    Always,
+    /// If there is the function.
+    Exists,
+    /// If there is the function, and it does not call this one: the compiler has put its code into it.
+    Unless(&'static str),
+}
+use Side::{Entry, Exit};
+use When::{Always, Exists, Unless};
+
+const fn hook(program: &'static str, function: &'static str, side: Side, when: When) -> Hook {
+    Hook {
+        program,
+        function,
+        side,
+        when,
+    }
+}
+
+/// Since Linux 6.11.
+const GRABS: [Hook; 2] = [
+    hook("grab_fast", "try_grab_folio_fast", Exit, Always),
+    hook("grab_slow", "try_grab_folio", Exit, Always),
+];
+/// Before.
+const OLD_GRABS: [Hook; 2] = [
+    hook("grab_fast", "try_grab_folio", Exit, Always),
+    hook("grab_page", "try_grab_page", Exit, Always),
+];
+const OTHERS: [Hook; 7] = [
+    hook("memfd", "memfd_pin_folios", Exit, Exists),
+    hook("add_pin", "folio_add_pin", Entry, Exists),
+    hook("add_pins", "folio_add_pins", Exit, Unless("try_grab_folio")),
+    hook("put_page", "unpin_user_page", Entry, Unless(PUT)),
+    hook("put_folio", "unpin_folio", Entry, Unless(PUT)),
+    hook("put_pins", "unpin_user_folio", Entry, Unless(PUT)),
+    hook("put", PUT, Entry, Always),
+];
+const PUT: &str = "gup_put_folio";
+/// Functions that unpin many pages. That they call `PUT` for each is how their unpins are seen.
+const PUT_MANY: [&str; 4] = [
+    "unpin_user_pages",
+    "unpin_user_pages_dirty_lock",
+    "unpin_user_page_range_dirty_lock",
+    "unpin_folios",
+];
+
+/// What went wrong.
+#[derive(Debug)]
+enum Failed {
+    Os(Errno),
+    /// The kernel has no such function that programs can be attached to.
+    Function(&'static str),
+    /// It attaches programs to no function.
+    Tracing,
+    /// What the loader or the kernel's verifier says.
+    Refused(String),
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Self::Os(errno(&error))
+    }
+}
+
+macro_rules! failures {
+    ($($kind:ty),*) => {
+        $(impl From<$kind> for Failed {
+            fn from(error: $kind) -> Self {
+                Self::of(&error)
+            }
+        })*
+    };
+}
+failures!(EbpfError, ProgramError, MapError, PinError, BtfError);
+
+impl Failed {
+    /// The errno at the end of a chain of causes, or its text.
+    fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+        let mut text = error.to_string();
+        let mut next = Some(error);
+        while let Some(one) = next {
+            match one.downcast_ref::<io::Error>().map(errno) {
+                // The verifier explains these.
+                None | Some(Errno::INVAL | Errno::ACCESS) => {}
+                Some(errno) => return Self::Os(errno),
+            }
+            next = one.source();
+            if let Some(one) = next {
+                text = format!("{text}: {one}");
+            }
+        }
+        // Of what the verifier writes, the end says why.
+        let lines = text.lines().map(str::trim);
+        let lines: Vec<_> = lines
+            .filter(|line| !line.is_empty() && !line.starts_with("processed "))
+            .collect();
+        Self::Refused(match lines[..] {
+            [first, .., last] => format!("{first} ... {last}"),
+            _ => lines.concat(),
+        })
+    }
+
+    /// The failure to attach a program.
+    fn to_attach(function: &'static str, error: &ProgramError) -> Self {
+        /// The kernel's own ENOTSUPP, which has no name in user space.
+        const NOTSUPP: i32 = 524;
+        match Self::of(error) {
+            Self::Os(Errno::NOENT | Errno::BUSY) => Self::Function(function),
+            Self::Os(errno)
+                if matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV)
+                    || errno.raw_os_error() == NOTSUPP =>
+            {
+                Self::Tracing
+            }
+            other => other,
+        }
+    }
+
+    fn explain(self, what: &'static str) -> Error {
+        let errno = match self {
+            Self::Os(errno) => errno,
+            Self::Function(function) => {
+                return Error::os(what, Errno::OPNOTSUPP)
+                    .at(function)
+                    .with_why("this kernel has no such function that programs can be attached to")
+                    .with_remedy("");
+            }
+            Self::Tracing => {
+                return Error::os(what, Errno::OPNOTSUPP)
+                    .at("BPF")
+                    .with_why("this kernel attaches no programs to its functions (CONFIG_FUNCTION_TRACER)")
+                    .with_remedy("");
+            }
+            Self::Refused(why) => return Error::new(what, why).at("BPF"),
+        };
+        let error = Error::os(what, errno).at(MOUNT);
+        match errno {
+            Errno::EXIST => error
+                .with_why("they are recorded already")
+                .with_remedy("show them: dmafile pins; or stop it: dmafile pins --record --stop"),
+            Errno::AGAIN => error
+                .with_why("another dmafile begins or ends a recording")
+                .with_remedy("wait until it has"),
+            Errno::PERM | Errno::ACCESS => {
+                error.with_remedy("run as root (with CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN)")
+            }
+            Errno::NOENT => error
+                .with_why("bpffs is not mounted")
+                .with_remedy("mount it: mount -t bpf bpf /sys/fs/bpf"),
+            Errno::NOMEM => error.with_remedy("give it less memory: --memory"),
+            _ => error,
+        }
+    }
+}
+
+/// What the programs must know about this kernel and machine (their constants).
+struct Setup {
+    first_page: u64,
+    page_shift: u32,
+    head_mask: u64,
+    compound: u32,
+    last_page: u64,
+    memfd_pins: u32,
+    page_grabbed: u32,
+    foll_pin: u32,
+    foll_recorded: u32,
+    regions: u32,
+    blocks: u32,
+    bursts: u32,
+    hooks: Vec<Hook>,
+}
+
+impl Setup {
+    fn of(what: &RecordPins) -> Result<Self> {
+        let kernel = Kernel::open()?;
+        let table = kernel.page_table()?;
+        let code = Code::read(kernel.core());
+        let types = Btf::read()?;
+        // Macros up to Linux 6.2, and therefore not in the kernel's types.
+        let flag = |name, of_macro| types.constant(name).unwrap_or(of_macro) as u32;
+        let (pin, longterm) = (flag("FOLL_PIN", 0x4_0000), flag("FOLL_LONGTERM", 0x1_0000));
+        let all = host::kilobytes("/proc/meminfo", "MemTotal").unwrap_or(0);
+        let memory = what.memory.unwrap_or((all >> 10).clamp(4 << 20, 256 << 20));
+        let regions = table.frames.div_ceil(ENTRIES as u64);
+        let share = WORD * (BLOCKS_PER_BURST * BLOCK as u64 + BURST as u64);
+        let fits = |number: u64| {
+            u32::try_from(number).map_err(|_| Failed::Os(Errno::OVERFLOW).explain(BEGIN))
+        };
+        Ok(Self {
+            first_page: table.first,
+            page_shift: table.shift,
+            head_mask: table.head,
+            compound: table.compound,
+            last_page: table.first + (table.frames << table.shift),
+            memfd_pins: u32::from(code.calls("memfd_pin_folios", "try_grab_folio") == Some(false)),
+            page_grabbed: u32::from(types.returns_bool("try_grab_page") == Some(true)),
+            foll_pin: pin,
+            foll_recorded: if what.short { pin } else { longterm },
+            regions: fits(regions)?,
+            // Number 0 is none, and more blocks than regions are of no use.
+            blocks: fits((memory / share * BLOCKS_PER_BURST).clamp(16, regions + 1))?,
+            bursts: fits((memory / share).clamp(16, 1 << 20))?,
+            hooks: code.hooks().map_err(|failed| failed.explain(BEGIN))?,
+        })
+    }
+}
+
+const BEGIN: &str = "cannot record pins";
+
+pub(super) fn begin(what: &RecordPins) -> Result<()> {
+    can_hash(Verb::Load)?;
+    // What is refused at once needs no reading of the kernel's tables.
+    let lock = lock().map_err(|failed| failed.explain(BEGIN))?;
+    let setup = Setup::of(what)?;
+    start(&setup, &lock).map_err(|failed| failed.explain(BEGIN))
+}
+
+/// False if there was none.
+pub(super) fn end() -> Result<bool> {
+    let all = || {
+        let _lock = lock()?;
+        remove(NEW)?;
+        remove(FOLDER)
+    };
+    all().map_err(|failed: Failed| failed.explain("cannot stop recording pins"))
+}
+
+/// None if there is none, or without root.
+pub(super) fn read() -> Result<Option<PinRecords>> {
+    let failed = |failed: Failed| failed.explain("cannot read what is recorded");
+    match Maps::open() {
+        Ok(Some(maps)) => maps.read().map(Some).map_err(failed),
+        Ok(None) | Err(Failed::Os(Errno::ACCESS | Errno::PERM)) => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Holds the file system for this process; EAGAIN if another one does.
+fn lock() -> Result<File, Failed> {
+    // Without bpffs, its folder is a part of sysfs.
+    let mount = File::open(MOUNT)?;
+    if rustix::fs::fstatfs(&mount).map_err(Failed::Os)?.f_type != BPF_FS_MAGIC {
+        return Err(Failed::Os(Errno::NOENT));
+    }
+    flock(&mount, FlockOperation::NonBlockingLockExclusive).map_err(Failed::Os)?;
+    Ok(mount)
+}
+
+fn start(setup: &Setup, _lock: &File) -> Result<(), Failed> {
+    if fs::symlink_metadata(FOLDER).is_ok() {
+        return Err(Failed::Os(Errno::EXIST));
+    }
+    remove(NEW)?;
+    DirBuilder::new().mode(0o700).create(NEW)?;
+    let loaded = load(setup);
+    if loaded.is_err() {
+        // What stays is removed by the next one.
+        let _ = remove(NEW);
+    }
+    loaded?;
+    Ok(fs::rename(NEW, FOLDER)?)
+}
+
+/// Loads everything into the kernel, with names below the folder `NEW`.
+fn load(setup: &Setup) -> Result<(), Failed> {
+    let types = aya::Btf::from_sys_fs()?;
+    let mut loader = EbpfLoader::new();
+    loader
+        .btf(Some(&types))
+        .verifier_log_level(VerifierLogLevel::STATS)
+        .set_global("first_page", &setup.first_page, true)
+        .set_global("page_shift", &setup.page_shift, true)
+        .set_global("head_mask", &setup.head_mask, true)
+        .set_global("compound", &setup.compound, true)
+        .set_global("last_page", &setup.last_page, true)
+        .set_global("memfd_pins", &setup.memfd_pins, true)
+        .set_global("page_grabbed", &setup.page_grabbed, true)
+        .set_global("foll_pin", &setup.foll_pin, true)
+        .set_global("foll_recorded", &setup.foll_recorded, true)
+        .set_global("most_blocks", &setup.blocks, true)
+        .set_global("most_bursts", &setup.bursts, true)
+        .set_max_entries("regions", setup.regions)
+        .set_max_entries("blocks", setup.blocks)
+        .set_max_entries("bursts", setup.bursts);
+    let mut object = loader.load(OBJECT)?;
+    for hook in &setup.hooks {
+        let done = match hook.side {
+            Exit => exits(&mut object, hook.program)?.load(hook.function, &types),
+            Entry => entries(&mut object, hook.program)?.load(hook.function, &types),
+        };
+        match done {
+            // No type of that name.
+            Err(ProgramError::Btf(_)) => return Err(Failed::Function(hook.function)),
+            done => done?,
+        }
+    }
+    for name in Maps::NAMES {
+        let map = object.map(name).expect("the object has it");
+        map.pin(Path::new(NEW).join(name))?;
+    }
+    // Those that unpin first: of what is recorded, no end may be missed.
+    for hook in setup.hooks.iter().rev() {
+        let Hook { program, .. } = hook;
+        let failed = |error| Failed::to_attach(hook.function, &error);
+        let link: FdLink = match hook.side {
+            Exit => {
+                let attached = exits(&mut object, program)?;
+                let id = attached.attach().map_err(failed)?;
+                attached.take_link(id)?.into()
+            }
+            Entry => {
+                let attached = entries(&mut object, program)?;
+                let id = attached.attach().map_err(failed)?;
+                attached.take_link(id)?.into()
+            }
+        };
+        link.pin(Path::new(NEW).join(format!("{LINK}{program}")))?;
+    }
+    Ok(())
+}
+
+/// The kernel's functions and their machine code.
+struct Code<'a> {
+    core: &'a Kcore,
+    symbols: Functions,
+}
+
+impl<'a> Code<'a> {
+    fn read(core: &'a Kcore) -> Self {
+        Self {
+            core,
+            symbols: Functions::read(),
+        }
+    }
+
+    /// The programs of this kernel.
+    fn hooks(&self) -> Result<Vec<Hook>, Failed> {
+        let has = |function| self.symbols.range(function).is_some();
+        let grabs = if has("try_grab_folio_fast") {
+            GRABS
+        } else {
+            OLD_GRABS
+        };
+        let mut hooks = Vec::new();
+        for hook in grabs.into_iter().chain(OTHERS) {
+            let wanted = match hook.when {
+                Always if !has(hook.function) => return Err(Failed::Function(hook.function)),
+                Always => true,
+                Exists => has(hook.function),
+                Unless(callee) => self.calls(hook.function, callee) == Some(false),
+            };
+            hooks.extend(wanted.then_some(hook));
+        }
+        let missed = PUT_MANY
+            .into_iter()
+            .find(|many| self.calls(many, PUT) == Some(false));
+        missed.map_or(Ok(hooks), |many| Err(Failed::Function(many)))
+    }
+
+    /// True if a function calls or jumps to another one; None if there is no such function, or its code cannot be read.
+    fn calls(&self, caller: &str, callee: &str) -> Option<bool> {
+        let range = self.symbols.range(caller)?;
+        let to = self.symbols.range(callee)?.start;
+        let mut code = vec![0; (range.end - range.start) as usize];
+        self.core.read(range.start, &mut code).ok()?;
+        Some(calls(&code, range.start, to))
+    }
+}
+
+/// True if this code at this address has a call of, or a jump to, another address.
+fn calls(code: &[u8], at: u64, to: u64) -> bool {
+    if cfg!(target_arch = "aarch64") {
+        // B and BL: the distance in instructions of 4 bytes.
+        return code
+            .chunks_exact(4)
+            .zip((at..).step_by(4))
+            .any(|(word, here)| {
+                let word = u32::from_ne_bytes(*word.first_chunk().expect("4 bytes"));
+                let distance = i64::from((word << 6) as i32 >> 6) * 4;
+                word & 0x7c00_0000 == 0x1400_0000 && here.wrapping_add_signed(distance) == to
+            });
+    }
+    // CALL and JMP: the distance from the end of the instruction, which may begin anywhere.
+    code.windows(5).zip(at..).any(|(bytes, here)| {
+        let distance = i32::from_ne_bytes(*bytes.last_chunk().expect("4 bytes"));
+        matches!(bytes[0], 0xe8 | 0xe9)
+            && here.wrapping_add(5).wrapping_add_signed(distance.into()) == to
+    })
+}
+
+fn exits<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut FExit, ProgramError> {
+    object
+        .program_mut(name)
+        .expect("the object has it")
+        .try_into()
+}
+
+fn entries<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut FEntry, ProgramError> {
+    object
+        .program_mut(name)
+        .expect("the object has it")
+        .try_into()
+}
+
+/// Names of attached programs begin with it.
+const LINK: &str = "program_";
+
+/// Removes a folder with what it names; false if there is none.
+fn remove(folder: &str) -> Result<bool, Failed> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error.into()),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        names.push(entry?.file_name());
+    }
+    // Programs first, which use the maps.
+    names.sort_by_key(|name| !name.to_string_lossy().starts_with(LINK));
+    for name in names {
+        fs::remove_file(Path::new(folder).join(name))?;
+    }
+    fs::remove_dir(folder)?;
+    Ok(true)
+}
+
+/// The maps of the recording that goes on.
+struct Maps {
+    blocks: Array<MapData, [u64; BLOCK]>,
+    bursts: Array<MapData, [u64; BURST]>,
+    counts: Array<MapData, [u64; 6]>,
+    most_blocks: u64,
+    /// Bytes of all.
+    memory: u64,
+    began: SystemTime,
+}
+
+impl Maps {
+    const NAMES: [&str; 4] = ["regions", "blocks", "bursts", "counted"];
+
+    fn open() -> Result<Option<Self>, Failed> {
+        // Where the file system is not root's alone, anybody could make a folder of this name.
+        let data = match fs::symlink_metadata(FOLDER) {
+            Ok(data) if data.uid() == 0 && data.mode() & 0o022 == 0 && data.is_dir() => data,
+            Ok(_) => return Err(Failed::Refused(format!("{FOLDER} is not root's alone"))),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let open = |name| MapData::from_pin(Path::new(FOLDER).join(name));
+        let [regions, blocks, bursts, counts] = Self::NAMES.map(open);
+        let (regions, blocks, bursts) = (regions?, blocks?, bursts?);
+        let most = |map: &MapData| map.info().map(|info| u64::from(info.max_entries()));
+        let most_blocks = most(&blocks)?;
+        let memory = most(&regions)? * 4
+            + WORD * (most_blocks * BLOCK as u64 + most(&bursts)? * BURST as u64);
+        Ok(Some(Self {
+            blocks: Map::Array(blocks).try_into()?,
+            bursts: Map::Array(bursts).try_into()?,
+            counts: Map::Array(counts?).try_into()?,
+            most_blocks,
+            memory,
+            began: data.modified()?,
+        }))
+    }
+
+    fn read(&self) -> Result<PinRecords, Failed> {
+        let [turns, _, no_block, no_burst, disturbed, _] = self.counts.get(&0, 0)?;
+        let (mut folios, mut blocks) = (Vec::new(), 0);
+        for number in 1..self.most_blocks.min(turns + 1) as u32 {
+            let [region, users, entries @ ..] = self.blocks.get(&number, 0)?;
+            // Not in use, or just being taken for something else, which more users than that mark.
+            if !(1..1 << 61).contains(&users) {
+                continue;
+            }
+            blocks += 1;
+            let found = entries.iter().enumerate().filter(|(_, entry)| **entry != 0);
+            folios.extend(found.map(|(at, entry)| RecordedFolio {
+                frame: region * ENTRIES as u64 + at as u64,
+                bytes: 0,
+                pins: entry >> 32,
+                burst: *entry as u32,
+            }));
+        }
+        folios.sort_unstable_by_key(|folio| folio.frame);
+        let frames = Frames::open().ok();
+        for folio in &mut folios {
+            let pages = frames
+                .as_ref()
+                .and_then(|frames| frames.pages(folio.frame).ok());
+            folio.bytes = pages.unwrap_or(1) * page_size();
+        }
+        let mut bursts = BTreeMap::new();
+        for number in folios
+            .iter()
+            .map(|folio| folio.burst)
+            .collect::<BTreeSet<_>>()
+        {
+            bursts.insert(number, self.burst(number)?);
+        }
+        let seconds = SystemTime::now().duration_since(self.began);
+        Ok(PinRecords {
+            recording: PinRecording {
+                seconds: seconds.map_or(0.0, |time| time.as_secs_f64()),
+                folios: folios.len() as u64,
+                bytes: folios.iter().map(|folio| folio.bytes).sum(),
+                memory: self.memory,
+                used: WORD * (blocks * BLOCK as u64 + bursts.len() as u64 * BURST as u64),
+                lost: no_block + no_burst,
+                disturbed,
+            },
+            folios,
+            bursts,
+        })
+    }
+
+    fn burst(&self, number: u32) -> Result<Burst, Failed> {
+        let [
+            _,
+            task,
+            _,
+            _,
+            _,
+            time,
+            born,
+            cgroup,
+            uid,
+            depth,
+            first,
+            second,
+            stack @ ..,
+        ] = self.bursts.get(&number, 0)?;
+        let name = [first.to_ne_bytes(), second.to_ne_bytes()].concat();
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        Ok(Burst {
+            by: RecordedBy::of(
+                (task >> 32) as u32,
+                born,
+                String::from_utf8_lossy(name).into_owned(),
+            ),
+            time,
+            born,
+            cgroup,
+            uid: uid as u32,
+            stack: stack.into_iter().take(depth as usize).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn calls_and_jumps_are_found_in_machine_code() {
+        // nop; call +0x10; jmp -0x20; ret
+        let code = [
+            0x90, 0xe8, 0x10, 0, 0, 0, 0xe9, 0xe0, 0xff, 0xff, 0xff, 0xc3,
+        ];
+        assert!(calls(&code, 0x1000, 0x1016) && calls(&code, 0x1000, 0x0feb));
+        assert!(!calls(&code, 0x1000, 0x1017) && !calls(&code[..5], 0x1000, 0x1016));
+    }
+}
