@@ -77,6 +77,7 @@ const volatile u32 compound;		/* where a page says which folio it belongs to */
 const volatile u32 memfd_pins;		/* pins by memfd_pin_folios that no other program here sees: 1 or 0 */
 const volatile u64 last_page;
 const volatile u32 page_grabbed;	/* what try_grab_page returns when it has: 1 (true) up to 6.1, then 0 */
+const volatile u32 page_result;		/* the bits of what it returns that are defined */
 const volatile u32 foll_pin;
 const volatile u32 foll_recorded;	/* flags of the pins that are recorded */
 const volatile u32 most_blocks;
@@ -114,7 +115,9 @@ struct counts {
 	u64 no_block;			/* folios that are not recorded because all blocks are used */
 	u64 no_burst;
 	u64 disturbed;			/* changes that were given up */
+	u64 beyond;			/* folios of memory that was added since the beginning */
 	u64 full;			/* the jiffy in which no block was found, plus 1 */
+	u64 full_burst;			/* the same of bursts */
 };
 
 struct { int (*type)[ARRAY]; int (*max_entries)[1]; u32 *key; u32 *value; } regions SEC(".maps");
@@ -150,10 +153,11 @@ INLINE int take(s64 *users)
 	return !READ_ONCE(*users) && !__sync_val_compare_and_swap(users, 0, DEAD);
 }
 
-/* The next number after 0, in turn. */
+/* Each number but 0 in turn, in an order in which those that one owner uses do not follow each other. */
 INLINE u32 next_number(u64 *turn, u32 most)
 {
-	return (u32)__sync_fetch_and_add(turn, 1) % (most - 1) + 1;
+	/* A prime, and larger than any `most`. */
+	return __sync_fetch_and_add(turn, 1) * 2654435761ULL % (most - 1) + 1;
 }
 
 INLINE void release_burst(u32 number)
@@ -200,15 +204,21 @@ INLINE u64 system_call(void)
 /* Makes a burst; the CPU whose latest it becomes and the caller's entry use it. */
 static __attribute__((noinline)) u32 new_burst(void *ctx, u32 *mine)
 {
+	struct counts *counts = at(&counted, 0);
 	struct task_struct *task = get_task();
+	u64 jiffy = get_jiffies() + 1;
 	struct burst *burst;
 	long depth;
 	u32 number = 0, old;
 
+	if (!counts || READ_ONCE(counts->full_burst) == jiffy)
+		return 0;
 	loop(most_bursts < LOOKS ? most_bursts : LOOKS, take_burst, &number, 0);
 	burst = at(&bursts, number);
-	if (!number || !burst)
+	if (!number || !burst) {
+		WRITE_ONCE(counts->full_burst, jiffy);
 		return 0;
+	}
 	burst->task = get_pid_tgid();
 	burst->place = (u64)ctx;
 	burst->call = system_call();
@@ -258,12 +268,10 @@ INLINE int use_numbered(struct block *block, u32 *slot, u32 number, u32 region)
 	if (!number || !block)
 		return 0;
 	users = __sync_fetch_and_add(&block->users, 1);
-	if (users < DEAD / 2 && READ_ONCE(block->region) == region)
+	/* It may have become that of another region before, and of this one again, but in another block's place. */
+	if (users < DEAD / 2 && READ_ONCE(block->region) == region && READ_ONCE(*slot) == number)
 		return 1;
 	release(&block->users);
-	/* Whoever takes it may not have come to this yet. */
-	if (users >= DEAD / 2)
-		__sync_val_compare_and_swap(slot, number, 0);
 	return 0;
 }
 
@@ -295,23 +303,30 @@ INLINE u32 new_block(u32 *slot, u32 region)
 	return 0;
 }
 
-/* The block of a region, used once more; 0 if there is none and no room for another. */
-static __attribute__((noinline)) u32 use_block_slowly(u32 region)
+/* The block of a region, used once more; 0 if there is none and no room for another, or it is just being taken. */
+static __attribute__((noinline)) u32 use_or_make_block(u32 region)
 {
 	u32 *slot = at(&regions, region);
 	u32 number;
 
 	if (!slot)
 		return 0;
-	for (int i = 0; i < ATTEMPTS; i++) {
-		number = READ_ONCE(*slot);
-		if (number ? use_numbered(at(&blocks, number), slot, number, region) :
-			     (number = new_block(slot, region)))
-			return number;
-		if (!READ_ONCE(*slot))
-			return 0;
-	}
-	return 0;
+	number = READ_ONCE(*slot);
+	if (number)
+		return use_numbered(at(&blocks, number), slot, number, region) ? number : 0;
+	return new_block(slot, region);
+}
+
+/* The same, a few times: a block is being taken for a moment only. */
+INLINE u32 use_block(u32 region)
+{
+	u32 number = use_or_make_block(region);
+
+	if (!number)
+		number = use_or_make_block(region);
+	if (!number)
+		number = use_or_make_block(region);
+	return number;
 }
 
 INLINE u64 frame_of(u64 folio)
@@ -349,10 +364,10 @@ INLINE u32 typed_pins(const struct folio *folio)
 }
 
 /*
- * Records that this burst has pinned a folio, which has `all` pins now; uses the burst. `pins` is 0 if they are counted
- * already.
+ * Records that this burst has pinned a folio; uses the burst. `pins` is 0 if they are counted already. `typed` is as in
+ * recount().
  */
-INLINE void record(u64 folio, u32 pins, u32 all, u32 burst)
+INLINE void record(u64 folio, const struct folio *typed, u32 pins, u32 burst)
 {
 	u64 frame = frame_of(folio), old;
 	u32 region = frame >> BLOCK_BITS, number;
@@ -361,12 +376,17 @@ INLINE void record(u64 folio, u32 pins, u32 all, u32 burst)
 	struct block *block;
 	u64 *entry;
 
-	if (!slot)
-		goto full;
+	if (!slot) {
+		release_burst(burst);
+		counts = at(&counted, 0);
+		if (counts)
+			count(&counts->beyond);
+		return;
+	}
 	number = READ_ONCE(*slot);
 	block = at(&blocks, number);
 	if (!use_numbered(block, slot, number, region)) {
-		number = use_block_slowly(region);
+		number = use_block(region);
 		block = at(&blocks, number);
 		if (!number || !block)
 			goto full;
@@ -375,8 +395,12 @@ INLINE void record(u64 folio, u32 pins, u32 all, u32 burst)
 		goto full;
 	entry = &block->entries[frame % BLOCK_ENTRIES];
 	for (int i = 0; i < ATTEMPTS; i++) {
+		u32 all;
+
 		old = READ_ONCE(*entry);
-		if (__sync_val_compare_and_swap(entry, old, ENTRY(old ? PINS(old) + pins : all, burst)) == old) {
+		/* Those that other pins made, and whose unpins will be counted, too. */
+		all = old ? PINS(old) + pins : typed ? typed_pins(typed) : read_pins(folio);
+		if (__sync_val_compare_and_swap(entry, old, ENTRY(all, burst)) == old) {
 			if (old) {
 				release_burst(BURST(old));
 				release(&block->users);
@@ -397,8 +421,12 @@ full:
 		count(&counts->no_block);
 }
 
-/* Counts pins, or fewer of them, if the folio has an entry. */
-INLINE void recount(u64 folio, s32 change)
+/*
+ * Counts pins, or fewer of them, if the folio has an entry. An unpin comes here before it is done, and a pin when it is,
+ * so that the folio has at least the pins of its entry; what is more there (pins of others that were counted twice when
+ * the entry was made) is corrected. `typed` is the folio, or NULL where the verifier does not know that it is one.
+ */
+INLINE void recount(u64 folio, const struct folio *typed, s32 change)
 {
 	u64 frame = frame_of(folio), old, new;
 	u32 region = frame >> BLOCK_BITS, number;
@@ -422,7 +450,13 @@ INLINE void recount(u64 folio, s32 change)
 		s64 pins;
 
 		old = READ_ONCE(*entry);
-		pins = (s64)PINS(old) + change;
+		pins = PINS(old);
+		if (change < 0) {
+			u32 all = typed ? typed_pins(typed) : read_pins(folio);
+
+			pins = pins < all ? pins : all;
+		}
+		pins += change;
 		new = pins > 0 ? ENTRY(pins, BURST(old)) : 0;
 		if (!old)
 			goto done;
@@ -448,7 +482,7 @@ INLINE u32 wanted(void *ctx, u64 folio, u32 pins, u32 flags)
 	u32 burst;
 
 	if (!(flags & foll_recorded)) {
-		recount(folio, pins);
+		recount(folio, 0, pins);
 		return 0;
 	}
 	burst = use_burst(ctx);
@@ -470,7 +504,7 @@ SEC("fexit/grab_fast") int grab_fast(void *ctx)
 		return 0;
 	burst = wanted(ctx, folio, pins, flags);
 	if (burst)
-		record(folio, pins, typed_pins(((struct folio **)ctx)[3]), burst);
+		record(folio, ((struct folio **)ctx)[3], pins, burst);
 	return 0;
 }
 
@@ -484,7 +518,7 @@ SEC("fexit/grab_slow") int grab_slow(void *ctx)
 		return 0;
 	burst = wanted(ctx, folio, pins, flags);
 	if (burst)
-		record(folio, pins, typed_pins(((struct folio **)ctx)[0]), burst);
+		record(folio, ((struct folio **)ctx)[0], pins, burst);
 	return 0;
 }
 
@@ -505,13 +539,13 @@ SEC("fexit/grab_page") int grab_page(void *ctx)
 	u32 flags = NUMBER(ctx, 1), burst;
 	u64 page, folio, grabbed;
 
-	if (!(flags & foll_pin) || get_return(ctx, &grabbed) || (u32)grabbed != page_grabbed ||
+	if (!(flags & foll_pin) || get_return(ctx, &grabbed) || (grabbed & page_result) != page_grabbed ||
 	    get_arg(ctx, 0, &page))
 		return 0;
 	folio = folio_of(page);
 	burst = wanted(ctx, folio, 1, flags);
 	if (burst)
-		record(folio, 1, read_pins(folio), burst);
+		record(folio, 0, 1, burst);
 	return 0;
 }
 
@@ -521,7 +555,7 @@ SEC("fentry/put") int put(void *ctx)
 	u64 folio;
 
 	if (NUMBER(ctx, 2) & foll_pin && !get_arg(ctx, 0, &folio))
-		recount(folio, -(s32)NUMBER(ctx, 1));
+		recount(folio, ((struct folio **)ctx)[0], -(s32)NUMBER(ctx, 1));
 	return 0;
 }
 
@@ -533,7 +567,7 @@ SEC("fentry/put_page") int put_page(void *ctx)
 	u64 page;
 
 	if (!get_arg(ctx, 0, &page))
-		recount(folio_of(page), -1);
+		recount(folio_of(page), 0, -1);
 	return 0;
 }
 
@@ -543,7 +577,7 @@ SEC("fentry/put_folio") int put_folio(void *ctx)
 	u64 folio;
 
 	if (!get_arg(ctx, 0, &folio))
-		recount(folio, -1);
+		recount(folio, ((struct folio **)ctx)[0], -1);
 	return 0;
 }
 
@@ -553,7 +587,7 @@ SEC("fentry/put_pins") int put_pins(void *ctx)
 	u64 folio;
 
 	if (!get_arg(ctx, 0, &folio))
-		recount(folio, -(s32)NUMBER(ctx, 1));
+		recount(folio, ((struct folio **)ctx)[0], -(s32)NUMBER(ctx, 1));
 	return 0;
 }
 
@@ -563,7 +597,7 @@ SEC("fentry/add_pin") int add_pin(void *ctx)
 	u64 folio;
 
 	if (!get_arg(ctx, 0, &folio))
-		recount(folio, 1);
+		recount(folio, 0, 1);
 	return 0;
 }
 
@@ -573,7 +607,7 @@ SEC("fexit/add_pins") int add_pins(void *ctx)
 	u64 folio, failed;
 
 	if (!get_arg(ctx, 0, &folio) && !get_return(ctx, &failed) && !(s32)failed)
-		recount(folio, NUMBER(ctx, 1));
+		recount(folio, 0, NUMBER(ctx, 1));
 	return 0;
 }
 
@@ -591,7 +625,7 @@ static long record_memfd(u32 index, void *data)
 	if (!burst || read_kernel(&folio, sizeof(folio), (u64 *)call->folios + index) || !folio)
 		return 0;
 	__sync_fetch_and_add(&burst->users, 1);
-	record(folio, memfd_pins, read_pins(folio), call->burst);
+	record(folio, 0, memfd_pins, call->burst);
 	return 0;
 }
 

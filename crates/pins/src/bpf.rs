@@ -42,6 +42,8 @@ const ENTRIES: usize = 64;
 const BLOCK: usize = 2 + ENTRIES;
 /// Words of a burst, of which the last 16 are the stack.
 const BURST: usize = 12 + 16;
+/// Words of the numbers that the programs count (struct counts).
+const COUNTS: usize = 8;
 const WORD: u64 = 8;
 /// Bursts are fewer, because what a task pins at one time shares one.
 const BLOCKS_PER_BURST: u64 = 4;
@@ -119,6 +121,10 @@ enum Failed {
     Function(&'static str),
     /// It attaches programs to no function.
     Tracing,
+    /// It hides the addresses of its functions.
+    Hidden,
+    /// Others than root may write to the file system of programs.
+    Shared,
     /// What the loader or the kernel's verifier says.
     Refused(String),
 }
@@ -198,6 +204,18 @@ impl Failed {
                     .with_why("this kernel attaches no programs to its functions (CONFIG_FUNCTION_TRACER)")
                     .with_remedy("");
             }
+            Self::Hidden => {
+                return Error::os(what, Errno::PERM)
+                    .at("/proc/kallsyms")
+                    .with_why("the kernel hides the addresses of its functions")
+                    .with_remedy("allow CAP_SYSLOG, or: sysctl kernel.kptr_restrict=1");
+            }
+            Self::Shared => {
+                return Error::os(what, Errno::PERM)
+                    .at(MOUNT)
+                    .with_why("others than root may write there")
+                    .with_remedy("close it to them: chmod 700 /sys/fs/bpf");
+            }
             Self::Refused(why) => return Error::new(what, why).at("BPF"),
         };
         let error = Error::os(what, errno).at(MOUNT);
@@ -213,7 +231,7 @@ impl Failed {
             }
             Errno::NOENT => error
                 .with_why("bpffs is not mounted")
-                .with_remedy("mount it: mount -t bpf bpf /sys/fs/bpf"),
+                .with_remedy("mount it: mount -t bpf -o mode=700 bpf /sys/fs/bpf"),
             Errno::NOMEM => error.with_remedy("give it less memory: --memory"),
             _ => error,
         }
@@ -229,6 +247,7 @@ struct Setup {
     last_page: u64,
     memfd_pins: u32,
     page_grabbed: u32,
+    page_result: u32,
     foll_pin: u32,
     foll_recorded: u32,
     regions: u32,
@@ -239,9 +258,18 @@ struct Setup {
 
 impl Setup {
     fn of(what: &RecordPins) -> Result<Self> {
-        let kernel = Kernel::open()?;
+        let kernel = Kernel::open().map_err(|error| {
+            // It reads the same tables as `pages()`, and names that.
+            let errno = error
+                .raw_os_error()
+                .map_or(Errno::IO, Errno::from_raw_os_error);
+            Error::os(BEGIN, errno)
+                .at(error.place())
+                .with_why(error.why().clone())
+                .with_remedy(error.remedy().clone())
+        })?;
         let table = kernel.page_table()?;
-        let code = Code::read(kernel.core());
+        let code = Code::read(kernel.core()).map_err(|failed| failed.explain(BEGIN))?;
         let types = Btf::read()?;
         // Macros up to Linux 6.2, and therefore not in the kernel's types.
         let flag = |name, of_macro| types.constant(name).unwrap_or(of_macro) as u32;
@@ -253,6 +281,7 @@ impl Setup {
         let fits = |number: u64| {
             u32::try_from(number).map_err(|_| Failed::Os(Errno::OVERFLOW).explain(BEGIN))
         };
+        let page_bool = types.returns_bool("try_grab_page") == Some(true);
         Ok(Self {
             first_page: table.first,
             page_shift: table.shift,
@@ -260,7 +289,8 @@ impl Setup {
             compound: table.compound,
             last_page: table.first + (table.frames << table.shift),
             memfd_pins: u32::from(code.calls("memfd_pin_folios", "try_grab_folio") == Some(false)),
-            page_grabbed: u32::from(types.returns_bool("try_grab_page") == Some(true)),
+            page_grabbed: page_bool.into(),
+            page_result: if page_bool { 0xff } else { !0 },
             foll_pin: pin,
             foll_recorded: if what.short { pin } else { longterm },
             regions: fits(regions)?,
@@ -274,7 +304,7 @@ impl Setup {
 
 const BEGIN: &str = "cannot record pins";
 
-pub(super) fn begin(what: &RecordPins) -> Result<()> {
+pub(super) fn begin(what: &RecordPins) -> Result<u64> {
     can_hash(Verb::Load)?;
     // What is refused at once needs no reading of the kernel's tables.
     let lock = lock().map_err(|failed| failed.explain(BEGIN))?;
@@ -282,12 +312,20 @@ pub(super) fn begin(what: &RecordPins) -> Result<()> {
     start(&setup, &lock).map_err(|failed| failed.explain(BEGIN))
 }
 
-/// False if there was none.
-pub(super) fn end() -> Result<bool> {
+/// False if there was none, or another one than `only`.
+pub(super) fn end(only: Option<u64>) -> Result<bool> {
     let all = || {
         let _lock = lock()?;
         remove(NEW)?;
-        remove(FOLDER)
+        match fs::symlink_metadata(FOLDER) {
+            Ok(data) if only.is_none_or(|only| only == data.ino()) => {}
+            Ok(_) => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+        // It disappears at once, whatever happens to this process.
+        fs::rename(FOLDER, NEW)?;
+        remove(NEW)
     };
     all().map_err(|failed: Failed| failed.explain("cannot stop recording pins"))
 }
@@ -297,23 +335,35 @@ pub(super) fn read() -> Result<Option<PinRecords>> {
     let failed = |failed: Failed| failed.explain("cannot read what is recorded");
     match Maps::open() {
         Ok(Some(maps)) => maps.read().map(Some).map_err(failed),
-        Ok(None) | Err(Failed::Os(Errno::ACCESS | Errno::PERM)) => Ok(None),
+        // No right to see it, or it ends at this moment.
+        Ok(None) | Err(Failed::Os(Errno::ACCESS | Errno::PERM | Errno::NOENT)) => Ok(None),
         Err(error) => Err(failed(error)),
     }
 }
 
-/// Holds the file system for this process; EAGAIN if another one does.
-fn lock() -> Result<File, Failed> {
+/// Opens the file system. Only root may name anything there, so that what its names lead to is root's, too.
+fn mount() -> Result<File, Failed> {
     // Without bpffs, its folder is a part of sysfs.
     let mount = File::open(MOUNT)?;
     if rustix::fs::fstatfs(&mount).map_err(Failed::Os)?.f_type != BPF_FS_MAGIC {
         return Err(Failed::Os(Errno::NOENT));
     }
+    let data = mount.metadata()?;
+    if data.uid() != 0 || data.mode() & 0o022 != 0 {
+        return Err(Failed::Shared);
+    }
+    Ok(mount)
+}
+
+/// Holds the file system for this process; EAGAIN if another one does.
+fn lock() -> Result<File, Failed> {
+    let mount = mount()?;
     flock(&mount, FlockOperation::NonBlockingLockExclusive).map_err(Failed::Os)?;
     Ok(mount)
 }
 
-fn start(setup: &Setup, _lock: &File) -> Result<(), Failed> {
+/// Returns the inode of the folder.
+fn start(setup: &Setup, _lock: &File) -> Result<u64, Failed> {
     if fs::symlink_metadata(FOLDER).is_ok() {
         return Err(Failed::Os(Errno::EXIST));
     }
@@ -325,7 +375,8 @@ fn start(setup: &Setup, _lock: &File) -> Result<(), Failed> {
         let _ = remove(NEW);
     }
     loaded?;
-    Ok(fs::rename(NEW, FOLDER)?)
+    fs::rename(NEW, FOLDER)?;
+    Ok(fs::symlink_metadata(FOLDER)?.ino())
 }
 
 /// Loads everything into the kernel, with names below the folder `NEW`.
@@ -342,6 +393,7 @@ fn load(setup: &Setup) -> Result<(), Failed> {
         .set_global("last_page", &setup.last_page, true)
         .set_global("memfd_pins", &setup.memfd_pins, true)
         .set_global("page_grabbed", &setup.page_grabbed, true)
+        .set_global("page_result", &setup.page_result, true)
         .set_global("foll_pin", &setup.foll_pin, true)
         .set_global("foll_recorded", &setup.foll_recorded, true)
         .set_global("most_blocks", &setup.blocks, true)
@@ -393,11 +445,12 @@ struct Code<'a> {
 }
 
 impl<'a> Code<'a> {
-    fn read(core: &'a Kcore) -> Self {
-        Self {
-            core,
-            symbols: Functions::read(),
+    fn read(core: &'a Kcore) -> Result<Self, Failed> {
+        let symbols = Functions::read();
+        if symbols.is_empty() {
+            return Err(Failed::Hidden);
         }
+        Ok(Self { core, symbols })
     }
 
     /// The programs of this kernel.
@@ -418,10 +471,18 @@ impl<'a> Code<'a> {
             };
             hooks.extend(wanted.then_some(hook));
         }
-        let missed = PUT_MANY
+        // What is not seen there would be missed without a word.
+        let [fast, slow] = grabs.map(|hook| hook.function);
+        let seen = PUT_MANY
+            .map(|many| (many, PUT))
             .into_iter()
-            .find(|many| self.calls(many, PUT) == Some(false));
-        missed.map_or(Ok(hooks), |many| Err(Failed::Function(many)))
+            .chain([("gup_fast_fallback", fast), ("__get_user_pages", slow)]);
+        for (caller, callee) in seen {
+            if has(caller) && self.calls(caller, callee) != Some(true) {
+                return Err(Failed::Function(callee));
+            }
+        }
+        Ok(hooks)
     }
 
     /// True if a function calls or jumps to another one; None if there is no such function, or its code cannot be read.
@@ -434,8 +495,10 @@ impl<'a> Code<'a> {
     }
 }
 
-/// True if this code at this address has a call of, or a jump to, another address.
+/// True if this code at this address has a call of, or a jump to, another address, or what the kernel may put directly
+/// before a function to be called in its place (CONFIG_CALL_PADDING).
 fn calls(code: &[u8], at: u64, to: u64) -> bool {
+    const PADDING: u64 = 16;
     if cfg!(target_arch = "aarch64") {
         // B and BL: the distance in instructions of 4 bytes.
         return code
@@ -444,14 +507,15 @@ fn calls(code: &[u8], at: u64, to: u64) -> bool {
             .any(|(word, here)| {
                 let word = u32::from_ne_bytes(*word.first_chunk().expect("4 bytes"));
                 let distance = i64::from((word << 6) as i32 >> 6) * 4;
-                word & 0x7c00_0000 == 0x1400_0000 && here.wrapping_add_signed(distance) == to
+                let is_branch = word & 0x7c00_0000 == 0x1400_0000;
+                is_branch && to.wrapping_sub(here.wrapping_add_signed(distance)) <= PADDING
             });
     }
-    // CALL and JMP: the distance from the end of the instruction, which may begin anywhere.
+    // CALL, JMP and Jcc: the distance from the end of the instruction, which may begin anywhere.
     code.windows(5).zip(at..).any(|(bytes, here)| {
         let distance = i32::from_ne_bytes(*bytes.last_chunk().expect("4 bytes"));
-        matches!(bytes[0], 0xe8 | 0xe9)
-            && here.wrapping_add(5).wrapping_add_signed(distance.into()) == to
+        let found = here.wrapping_add(5).wrapping_add_signed(distance.into());
+        matches!(bytes[0], 0xe8 | 0xe9 | 0x80..=0x8f) && to.wrapping_sub(found) <= PADDING
     })
 }
 
@@ -496,7 +560,7 @@ fn remove(folder: &str) -> Result<bool, Failed> {
 struct Maps {
     blocks: Array<MapData, [u64; BLOCK]>,
     bursts: Array<MapData, [u64; BURST]>,
-    counts: Array<MapData, [u64; 6]>,
+    counts: Array<MapData, [u64; COUNTS]>,
     most_blocks: u64,
     /// Bytes of all.
     memory: u64,
@@ -507,20 +571,20 @@ impl Maps {
     const NAMES: [&str; 4] = ["regions", "blocks", "bursts", "counted"];
 
     fn open() -> Result<Option<Self>, Failed> {
-        // Where the file system is not root's alone, anybody could make a folder of this name.
-        let data = match fs::symlink_metadata(FOLDER) {
-            Ok(data) if data.uid() == 0 && data.mode() & 0o022 == 0 && data.is_dir() => data,
-            Ok(_) => return Err(Failed::Refused(format!("{FOLDER} is not root's alone"))),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error.into()),
+        let data = match mount() {
+            Ok(_) => fs::symlink_metadata(FOLDER)?,
+            // Nothing is recorded there.
+            Err(Failed::Shared) => return Ok(None),
+            Err(error) => return Err(error),
         };
         let open = |name| MapData::from_pin(Path::new(FOLDER).join(name));
         let [regions, blocks, bursts, counts] = Self::NAMES.map(open);
         let (regions, blocks, bursts) = (regions?, blocks?, bursts?);
         let most = |map: &MapData| map.info().map(|info| u64::from(info.max_entries()));
         let most_blocks = most(&blocks)?;
-        let memory = most(&regions)? * 4
-            + WORD * (most_blocks * BLOCK as u64 + most(&bursts)? * BURST as u64);
+        // The kernel rounds the 4 bytes of a region.
+        let memory =
+            WORD * (most(&regions)? + most_blocks * BLOCK as u64 + most(&bursts)? * BURST as u64);
         Ok(Some(Self {
             blocks: Map::Array(blocks).try_into()?,
             bursts: Map::Array(bursts).try_into()?,
@@ -532,9 +596,10 @@ impl Maps {
     }
 
     fn read(&self) -> Result<PinRecords, Failed> {
-        let [turns, _, no_block, no_burst, disturbed, _] = self.counts.get(&0, 0)?;
+        let began = (host::uptime() * 1e9) as u64;
+        let [_, _, no_block, no_burst, disturbed, beyond, ..] = self.counts.get(&0, 0)?;
         let (mut folios, mut blocks) = (Vec::new(), 0);
-        for number in 1..self.most_blocks.min(turns + 1) as u32 {
+        for number in 1..self.most_blocks as u32 {
             let [region, users, entries @ ..] = self.blocks.get(&number, 0)?;
             // Not in use, or just being taken for something else, which more users than that mark.
             if !(1..1 << 61).contains(&users) {
@@ -549,6 +614,18 @@ impl Maps {
                 burst: *entry as u32,
             }));
         }
+        let mut bursts = BTreeMap::new();
+        let numbers: BTreeSet<_> = folios.iter().map(|folio| folio.burst).collect();
+        for number in numbers {
+            let burst = self.burst(number)?;
+            // Since the blocks were read, those pins may have gone, and it may be used for others.
+            bursts.extend(
+                burst
+                    .filter(|burst| burst.time < began)
+                    .map(|burst| (number, burst)),
+            );
+        }
+        folios.retain(|folio| bursts.contains_key(&folio.burst));
         folios.sort_unstable_by_key(|folio| folio.frame);
         let frames = Frames::open().ok();
         for folio in &mut folios {
@@ -556,14 +633,6 @@ impl Maps {
                 .as_ref()
                 .and_then(|frames| frames.pages(folio.frame).ok());
             folio.bytes = pages.unwrap_or(1) * page_size();
-        }
-        let mut bursts = BTreeMap::new();
-        for number in folios
-            .iter()
-            .map(|folio| folio.burst)
-            .collect::<BTreeSet<_>>()
-        {
-            bursts.insert(number, self.burst(number)?);
         }
         let seconds = SystemTime::now().duration_since(self.began);
         Ok(PinRecords {
@@ -574,6 +643,7 @@ impl Maps {
                 memory: self.memory,
                 used: WORD * (blocks * BLOCK as u64 + bursts.len() as u64 * BURST as u64),
                 lost: no_block + no_burst,
+                beyond,
                 disturbed,
             },
             folios,
@@ -581,9 +651,10 @@ impl Maps {
         })
     }
 
-    fn burst(&self, number: u32) -> Result<Burst, Failed> {
+    /// None if it is not in use.
+    fn burst(&self, number: u32) -> Result<Option<Burst>, Failed> {
         let [
-            _,
+            users,
             task,
             _,
             _,
@@ -599,7 +670,7 @@ impl Maps {
         ] = self.bursts.get(&number, 0)?;
         let name = [first.to_ne_bytes(), second.to_ne_bytes()].concat();
         let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-        Ok(Burst {
+        Ok((1..1 << 61).contains(&users).then(|| Burst {
             by: RecordedBy::of(
                 (task >> 32) as u32,
                 born,
@@ -610,7 +681,7 @@ impl Maps {
             cgroup,
             uid: uid as u32,
             stack: stack.into_iter().take(depth as usize).collect(),
-        })
+        }))
     }
 }
 
@@ -621,11 +692,13 @@ mod tests {
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn calls_and_jumps_are_found_in_machine_code() {
-        // nop; call +0x10; jmp -0x20; ret
+        // nop; call +0x10; jmp -0x20; je +1; ret
         let code = [
-            0x90, 0xe8, 0x10, 0, 0, 0, 0xe9, 0xe0, 0xff, 0xff, 0xff, 0xc3,
+            0x90, 0xe8, 0x10, 0, 0, 0, 0xe9, 0xe0, 0xff, 0xff, 0xff, 0x0f, 0x84, 1, 0, 0, 0, 0xc3,
         ];
-        assert!(calls(&code, 0x1000, 0x1016) && calls(&code, 0x1000, 0x0feb));
-        assert!(!calls(&code, 0x1000, 0x1017) && !calls(&code[..5], 0x1000, 0x1016));
+        for to in [0x1016, 0x0feb, 0x1012, 0x1016 + 16] {
+            assert!(calls(&code, 0x1000, to), "{to:#x}");
+        }
+        assert!(!calls(&code, 0x1000, 0x1016 + 17) && !calls(&code[..5], 0x1000, 0x1016));
     }
 }

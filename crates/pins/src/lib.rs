@@ -30,7 +30,7 @@ mod xdp;
 pub use file::{FilePins, Mapper, of_file};
 pub use holders::{Absent, Maker, PinHolder};
 pub use pages::{PageGroup, PinnedPages, PinnedRange, Whose, pages};
-pub use recording::{PinRecording, RecordPins, RecordedBy, record, stop_recording};
+pub use recording::{PinRecording, RecordPins, RecordedBy, RecordingId, record, stop_recording};
 pub use rings::{ProcessRing, RegisteredBuffer};
 pub use tracker::{Blocked, BlockedBy, PinOwner, blocked};
 pub use watch::{CallSite, Row, Watch, Watched, watch};

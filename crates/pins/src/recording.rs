@@ -15,7 +15,8 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RecordPins {
     /// Bytes of kernel memory for it, from 64 KiB; None: a thousandth of the machine's memory, 4 MiB to 256
-    /// MiB. DOC
+    /// MiB. A mebibyte is enough for 450 MiB of 4 KiB pages that lie together, for 7 MiB if they lie scattered, or for
+    /// 3.5 GiB of huge pages.
     pub memory: Option<u64>,
     /// If true, short-term pins are recorded as well, so that each direct read costs much more.
     pub short: bool,
@@ -37,6 +38,8 @@ pub struct PinRecording {
     pub used: u64,
     /// Pins that were not recorded, because that memory was too small.
     pub lost: u64,
+    /// Pins that were not recorded, because their memory was added to the machine after the beginning.
+    pub beyond: u64,
     /// Changes that were given up because others changed the same at the same time: the pins of as many folios may be
     /// wrong.
     pub disturbed: u64,
@@ -49,27 +52,31 @@ pub struct PinRecording {
 /// EEXIST if they are recorded already; EACCES or EPERM without root, and under lockdown; ENOENT on kernels without BTF
 /// or `/proc/kcore`, or if bpffs is not mounted; EOPNOTSUPP if the kernel cannot attach programs to its functions, or if
 /// this library was built without the feature `bpf`; ENOMEM.
-pub fn record(what: &RecordPins) -> Result<()> {
+pub fn record(what: &RecordPins) -> Result<RecordingId> {
     #[cfg(feature = "bpf")]
-    return super::bpf::begin(what);
+    return super::bpf::begin(what).map(RecordingId);
     #[cfg(not(feature = "bpf"))]
     Err(without(what))
 }
 
-/// Ends the recording, and removes it from the kernel; false if there was none.
+/// What tells a recording from a later one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordingId(#[cfg_attr(not(feature = "bpf"), allow(dead_code))] u64);
+
+/// Ends the recording, or only this one, and removes it from the kernel; false if there was none.
 ///
 /// # Errors
 /// EACCES or EPERM without root, EAGAIN if another process begins or ends one at this moment, EOPNOTSUPP without the
 /// feature `bpf`.
-pub fn stop_recording() -> Result<bool> {
+pub fn stop_recording(only: Option<RecordingId>) -> Result<bool> {
     #[cfg(feature = "bpf")]
-    return super::bpf::end();
+    return super::bpf::end(only.map(|only| only.0));
     #[cfg(not(feature = "bpf"))]
-    Err(without(&RecordPins::default()))
+    Err(without(&only))
 }
 
 #[cfg(not(feature = "bpf"))]
-fn without(_: &RecordPins) -> dmafile::Error {
+fn without<T>(_: &T) -> dmafile::Error {
     dmafile::Error::os("cannot record pins", dmafile_sys::Errno::OPNOTSUPP)
         .with_why("this dmafile was built without it")
         .with_remedy("build it with clang: cargo build --features bpf")
@@ -213,6 +220,11 @@ impl Functions {
         let mut all: Vec<_> = text.lines().filter_map(one).collect();
         all.sort();
         Self(all)
+    }
+
+    #[cfg(feature = "bpf")]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// The addresses of a function, up to the next one.

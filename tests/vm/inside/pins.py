@@ -456,6 +456,13 @@ RECORDING = Path("/sys/fs/bpf/dmafile-pins")
 def recorded(pins: Pins, rounds: int) -> None:
     """Programs in a stock kernel record the owner of every long-term pin that begins after them."""
     subprocess.run(["mount", "-t", "bpf", "bpf", RECORDING.parent], check=True)
+    # By default anybody may write there.
+    RECORDING.mkdir()
+    os.chown(RECORDING, 1000, 1000)
+    pins.has("open to others", pins.refused("--record"), "chmod 700 /sys/fs/bpf")
+    pins.same("not read", pins.run()["recording"], None)
+    RECORDING.rmdir()
+    RECORDING.parent.chmod(0o700)
     makers = prepare()
     if OLD:
         # There a udmabuf takes references, and pins nothing.
@@ -490,7 +497,8 @@ def recorded(pins: Pins, rounds: int) -> None:
     if not OLD:
         outlived(pins)
     shown = pins.run()["recording"]
-    pins.same("all recorded", (shown["lost"], shown["disturbed"], shown["folios"]), (0, 0, 0))
+    counts = [shown[word] for word in ("lost", "beyond", "disturbed", "folios")]
+    pins.same("all recorded", counts, [0, 0, 0, 0])
     pins.text("--record", "--stop")
     pins.same("what is left", list(RECORDING.parent.iterdir()), [])
     full(pins)
@@ -578,6 +586,15 @@ def interrupted(pins: Pins, chance: random.Random) -> None:
     pins.same("two at once", "(EEXIST)" in error or "(EAGAIN)" in error, True)
     pins.text("--record", "--stop")
     pins.has("none", pins.text("--record", "--stop"), "no pins were recorded")
+    other = subprocess.Popen(
+        [*command, "--for=1s"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    assert other.stderr and other.stderr.readline()
+    pins.text("--record", "--stop")
+    pins.text("--record")
+    other.wait()
+    pins.same("of another user", RECORDING.exists(), True)
+    pins.text("--record", "--stop")
     during = subprocess.Popen(
         [*command, "--for=1h", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -590,7 +607,7 @@ def interrupted(pins: Pins, chance: random.Random) -> None:
     pins.same("after Ctrl-C", (during.returncode, list(RECORDING.parent.iterdir())), (0, []))
     pinner.end()
     subprocess.run(["umount", RECORDING.parent], check=True)
-    pins.has("no bpffs", pins.refused("--record"), "mount -t bpf bpf /sys/fs/bpf")
+    pins.has("no bpffs", pins.refused("--record"), "mount -t bpf -o mode=700")
 
 
 def untracked(pins: Pins, pinner: Pinner) -> None:

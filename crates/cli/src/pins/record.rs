@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 pub(super) fn run(args: &PinsArgs) -> Result<u8, Failure> {
     if args.stop {
-        let text = if stop_recording()? {
+        let text = if stop_recording(None)? {
             "pins are not recorded any more\n"
         } else {
             "no pins were recorded\n"
@@ -25,7 +25,7 @@ pub(super) fn run(args: &PinsArgs) -> Result<u8, Failure> {
     if args.record_for.is_some() {
         interruptible(&stop)?;
     }
-    record(&RecordPins {
+    let id = record(&RecordPins {
         memory: args.memory,
         short: args.all,
     })?;
@@ -45,7 +45,7 @@ pub(super) fn run(args: &PinsArgs) -> Result<u8, Failure> {
         std::thread::sleep(Duration::from_millis(50).min(end - Instant::now()));
     }
     let shown = show(None, args.json);
-    stop_recording()?;
+    stop_recording(Some(id))?;
     shown
 }
 
@@ -76,6 +76,14 @@ pub(super) fn section(text: &mut String, recording: &PinRecording, owners: &[Pin
             "not recorded: {}, because that memory was full; give it more: dmafile pins --record --stop, \
              then --record --memory SIZE",
             counted(recording.lost, "pin"),
+        );
+    }
+    if recording.beyond > 0 {
+        let _ = writeln!(
+            text,
+            "not recorded: {} of memory that was added later; begin again: dmafile pins --record --stop, then \
+             --record",
+            counted(recording.beyond, "pin"),
         );
     }
     if recording.disturbed > 0 {
