@@ -6,7 +6,7 @@ use crate::output::{Output, Text};
 use crate::remote;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
-use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
+use clap::{ArgGroup, ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use dmafile::{
     Error, Kind, Load, Model, ModelFolder, ModelObject, Operation, Opt, OptionGroup, OptionInfo,
     Origin, Pages, Save, Verify,
@@ -914,7 +914,8 @@ pub struct DoctorArgs {
                   several lines: VmPin includes registered buffers and RDMA. `?` means unknown, and PID `-` \
                   that no visible process holds it. Limits are RLIMIT_MEMLOCK; registered buffers count \
                   against it per user, not per process.\n\n\
-                  docs/pins.md says what each number means and where it comes from."
+                  docs/pins.md says what each number means and where it comes from.",
+    group(ArgGroup::new("lasting").args(["watch", "record"]))
 )]
 pub struct PinsArgs {
     /// Only what this process pins, or only pins of the memory of this file or memfd (/proc/PID/fd/N)
@@ -935,12 +936,12 @@ pub struct PinsArgs {
 
     /// With --watch and --record, also short pins such as those of direct I/O, each of which then costs a
     /// probe
-    #[arg(long)]
+    #[arg(long, requires = "lasting")]
     pub all: bool,
 
     /// Record who pins memory for a long time, from now on, by BPF programs in the kernel; as root. They go
     /// on when this command has ended; `dmafile pins` then names the owners
-    #[arg(long, conflicts_with_all = ["watch", "pages", "blocked", "subject"])]
+    #[arg(long, conflicts_with_all = ["pages", "blocked", "subject"])]
     pub record: bool,
 
     /// With --record: stop after TIME (`60s`, `10m`) or at Ctrl-C, after showing what is pinned then

@@ -12,17 +12,19 @@ use super::recording::{
 };
 use aya::maps::{Array, Map, MapData, MapError};
 use aya::pin::PinError;
+use aya::programs::ProgramInfo;
 use aya::programs::links::FdLink;
 use aya::programs::{FEntry, FExit, ProgramError};
 use aya::{BtfError, Ebpf, EbpfError, EbpfLoader, VerifierLogLevel};
 use dmafile::internal::{Verb, can_hash};
 use dmafile::{Error, Result};
 use dmafile_sys::map::page_size;
-use dmafile_sys::{Errno, errno, host};
+use dmafile_sys::{Errno, errno, host, process};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 use std::time::SystemTime;
@@ -403,14 +405,23 @@ fn load(setup: &Setup) -> Result<(), Failed> {
         .set_max_entries("bursts", setup.bursts);
     let mut object = loader.load(OBJECT)?;
     for hook in &setup.hooks {
-        let done = match hook.side {
-            Exit => exits(&mut object, hook.program)?.load(hook.function, &types),
-            Entry => entries(&mut object, hook.program)?.load(hook.function, &types),
+        // No type of that name.
+        let failed = |error| match error {
+            ProgramError::Btf(_) => Failed::Function(hook.function),
+            error => error.into(),
         };
-        match done {
-            // No type of that name.
-            Err(ProgramError::Btf(_)) => return Err(Failed::Function(hook.function)),
-            done => done?,
+        let name = Path::new(NEW).join(format!("{CODE}{}", hook.program));
+        match hook.side {
+            Exit => {
+                let program = exits(&mut object, hook.program)?;
+                program.load(hook.function, &types).map_err(failed)?;
+                program.pin(name)?;
+            }
+            Entry => {
+                let program = entries(&mut object, hook.program)?;
+                program.load(hook.function, &types).map_err(failed)?;
+                program.pin(name)?;
+            }
         }
     }
     for name in Maps::NAMES {
@@ -534,7 +545,30 @@ fn entries<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut FEntry, Progr
 }
 
 /// Names of attached programs begin with it.
-const LINK: &str = "program_";
+const LINK: &str = "attached_";
+/// Names of programs begin with it.
+const CODE: &str = "program_";
+
+/// How often the kernel left programs out, because it was running the same one on that CPU (recursion_misses).
+fn missed() -> Result<u64, Failed> {
+    let mut missed = 0;
+    for entry in fs::read_dir(FOLDER)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(CODE) {
+            let program = ProgramInfo::from_pin(entry.path())?.fd()?;
+            let fd = program.as_fd().as_raw_fd() as u32;
+            let info = process::fdinfo(Path::new("/proc/self"), fd).map_err(Failed::Os)?;
+            let of = |line: &str| {
+                line.strip_prefix("recursion_misses:")?
+                    .trim()
+                    .parse::<u64>()
+                    .ok()
+            };
+            missed += info.lines().find_map(of).unwrap_or(0);
+        }
+    }
+    Ok(missed)
+}
 
 /// Removes a folder with what it names; false if there is none.
 fn remove(folder: &str) -> Result<bool, Failed> {
@@ -644,6 +678,7 @@ impl Maps {
                 used: WORD * (blocks * BLOCK as u64 + bursts.len() as u64 * BURST as u64),
                 lost: no_block + no_burst,
                 beyond,
+                missed: missed()?,
                 disturbed,
             },
             folios,

@@ -40,6 +40,9 @@ pub struct PinRecording {
     pub lost: u64,
     /// Pins that were not recorded, because their memory was added to the machine after the beginning.
     pub beyond: u64,
+    /// Calls that the programs did not see, because the same one was interrupted on that CPU. Then pins are missing, or
+    /// some stay that have ended.
+    pub missed: u64,
     /// Changes that were given up because others changed the same at the same time: the pins of as many folios may be
     /// wrong.
     pub disturbed: u64,

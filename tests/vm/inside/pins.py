@@ -497,8 +497,8 @@ def recorded(pins: Pins, rounds: int) -> None:
     if not OLD:
         outlived(pins)
     shown = pins.run()["recording"]
-    counts = [shown[word] for word in ("lost", "beyond", "disturbed", "folios")]
-    pins.same("all recorded", counts, [0, 0, 0, 0])
+    counts = [shown[word] for word in ("lost", "beyond", "missed", "disturbed", "folios")]
+    pins.same("all recorded", counts, [0, 0, 0, 0, 0])
     pins.text("--record", "--stop")
     pins.same("what is left", list(RECORDING.parent.iterdir()), [])
     full(pins)

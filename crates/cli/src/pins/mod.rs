@@ -15,9 +15,6 @@ use indicatif::BinaryBytes;
 use std::fmt::Write;
 
 pub(crate) fn run(args: &PinsArgs) -> Result<u8, Failure> {
-    if args.all && args.watch.is_none() && !args.record {
-        return Err(Failure::usage("--all needs --watch or --record"));
-    }
     if args.record {
         return record::run(args);
     }

@@ -86,6 +86,13 @@ pub(super) fn section(text: &mut String, recording: &PinRecording, owners: &[Pin
             counted(recording.beyond, "pin"),
         );
     }
+    if recording.missed > 0 {
+        let _ = writeln!(
+            text,
+            "missed: {}, because programs were interrupted; some pins may be missing or have ended",
+            counted(recording.missed, "call"),
+        );
+    }
     if recording.disturbed > 0 {
         let _ = writeln!(
             text,
