@@ -82,8 +82,8 @@ ELSEWHERE = {
 }
 """Where the commands are tested that install, boot or need another package."""
 
-IN_MACHINES = {"dmafile pins --pages", "dmafile pins --watch=60"}
-"""These need root and a kernel with /proc/kcore and kprobes: tests/vm/test_pins.py."""
+IN_MACHINES = {"dmafile pins --pages", "dmafile pins --record", "dmafile pins --watch=60"}
+"""These need root and a kernel with /proc/kcore, BPF and kprobes: tests/vm/test_pins.py."""
 
 PROGRAMS = {
     # Each program that a page starts checks that it gets the bytes of the model.
