@@ -17,6 +17,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "packaging" / "about.toml"
 RULE = "-" * 100
+WITHOUT_FILES = {"aya-obj", "core-error"}
+"""Crates that offer MIT or Apache-2.0, and have no file with either: the text of the second names
+nobody, and is the same everywhere."""
 HEAD = """\
 The binaries of dmafile (the command, the C library, the Python extension) contain the following
 crates, and Rust's standard library. Their licences and copyright notices are below. Wheels also
@@ -47,7 +50,16 @@ def main(tool: str, file: str) -> int:
 
 def about(tool: str) -> list[str]:
     # Without --frozen it asks a web service for texts, whose answers change.
-    options = ["--workspace", "--frozen", "--fail", "--format", "json", "--config", str(CONFIG)]
+    options = [
+        "--workspace",
+        "--all-features",
+        "--frozen",
+        "--fail",
+        "--format",
+        "json",
+        "--config",
+        str(CONFIG),
+    ]
     return [tool, "about", "generate", *options]
 
 
@@ -86,11 +98,17 @@ def document(
     texts: list[tuple[str, list[str], str]] = []
     names: dict[str, set[str]] = {crate: set() for crate in crates}
     faults = []
+    apache = next((plain(one["text"]) for one in found if one["id"] == "Apache-2.0"), None)
     for licence in found:
         name, text = licence["id"], plain(licence["text"])
         users = crates & {
             f"{user['crate']['name']} {user['crate']['version']}" for user in licence["used_by"]
         }
+        without = {user for user in users if user.split()[0] in WITHOUT_FILES}
+        if licence["source_path"] is None and without and apache:
+            texts.append(("Apache-2.0", sorted(without), apache))
+            names |= {user: {"Apache-2.0"} for user in without}
+            users -= without
         # Without a file of the crate, cargo-about takes the text of SPDX, which has a copyright
         # notice to fill in, except this one.
         if users and licence["source_path"] is None and name != "Apache-2.0":
