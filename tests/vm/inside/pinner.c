@@ -259,6 +259,20 @@ static void shared(void)
 	       (unsigned long)at + PAGE, 4 * PAGE, inode(fd), fd);
 }
 
+/* A buffer into which direct I/O reads by itself, too: short pins of what is pinned for a long term. */
+static void reused(const char *path)
+{
+	size_t size = 8 * PAGE;
+	char *at = small(size);
+	int fd = open(path, O_RDONLY | O_DIRECT);
+
+	buffer("reused", at, size);
+	for (int i = 0; i < 3; i++)
+		if (fd < 0 || pread(fd, at, size, 0) != (ssize_t)size)
+			err(1, "%s", path);
+	close(fd);
+}
+
 int main(int argc, char **argv)
 {
 	char line[16];
@@ -291,6 +305,8 @@ int main(int argc, char **argv)
 			rdma();
 		else if (!strcmp(maker, "mapped"))
 			mapped();
+		else if (!strncmp(maker, "reused:", 7))
+			reused(maker + 7);
 		else if (!strncmp(maker, "direct:", 7))
 			direct(maker + 7);
 		else if (!strcmp(maker, "wait") && fgets(line, sizeof(line), stdin))

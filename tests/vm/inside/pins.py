@@ -425,7 +425,7 @@ def boot_time() -> float:
 
 def owners(pins: Pins, pinner: Pinner, began: float) -> None:
     """The tracker reports the process, purpose, size and age of all long-term pins."""
-    buffers = {"small", "hugetlb", "thp", "twice", "shared", "large"}
+    buffers = {"small", "hugetlb", "thp", "twice", "shared", "large", "reused"}
     wanted: dict[str, int] = {}
     for maker, fact in pinner.facts.items():
         if maker in buffers:
@@ -469,6 +469,9 @@ def recorded(pins: Pins, rounds: int) -> None:
         makers = [one for one in makers if not one.startswith("udmabuf")]
     resume = ["dmsetup", "resume", "suspended"]
     before = Pinner(pins.pinner, "small", makers.pop())
+    Path("/mnt/file").write_bytes(bytes(1 << 20))
+    os.sync()
+    makers.append("reused:/mnt/file")
     pins.same("nothing yet", pins.run()["recording"], None)
     pins.has("how to stop", pins.text("--record"), "dmafile pins --record --stop")
     shown = pins.run()
@@ -491,7 +494,6 @@ def recorded(pins: Pins, rounds: int) -> None:
             settles("still recorded after its release", lambda: not pins.run()["owners"])
         pinner.end()
         settles("still recorded", lambda: not pins.run()["owners"])
-    # Short pins of memory that is pinned for a long term, too.
     subprocess.run(resume, check=True, stdout=subprocess.DEVNULL)
     before.end()
     if not OLD:
@@ -509,7 +511,9 @@ def described(pins: Pins, pinner: Pinner) -> None:
     """The other properties of an owner."""
     for one in pins.run()["owners"]:
         pins.same("cgroup", one["cgroup"], "/pinned")
-        pins.same("functions", not one["functions"] or one["functions"][0].startswith("bpf"), False)
+        place = {"io_uring buffer": "io_", "udmabuf": "udmabuf_", "AF_XDP": "xdp_", "RDMA": "ib_"}
+        named = [name for name in one["functions"] if name.startswith(place[one["by"]])]
+        pins.same("functions", (bool(named), one["functions"][0].startswith("bpf")), (True, False))
     groups = pins.run("--pages", str(pinner.pid))["groups"]
     who = {"pid": pinner.pid, "name": "pinner", "gone": False}
     others = [one for one in groups if one["recorded"] not in (None, who)]
@@ -576,6 +580,12 @@ def interrupted(pins: Pins, chance: random.Random) -> None:
         # The kernel ends what the killed process was doing some time later.
         settles("removed", stopped)
         pins.same("after a kill", list(RECORDING.parent.iterdir()), [])
+    # What a stop or a start leaves that is killed half-way.
+    pins.text("--record")
+    RECORDING.rename(RECORDING.with_name("dmafile-pins-new"))
+    pins.text("--record")
+    pins.same("a leftover", list(RECORDING.parent.iterdir()), [RECORDING])
+    pins.text("--record", "--stop")
     both = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
