@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
 /*
- * Records who pins memory: `dmafile pins --record` (src/recording.rs loads it and reads its maps).
+ * Records who pins memory: `dmafile pins --record` (src/bpf.rs loads it and reads its maps).
  *
  * Every pin passes through the functions of mm/gup.c that grab a folio, every unpin through the one that puts it. Each
  * pinned folio has an entry of 8 bytes: how many pins it has, and the burst that pinned it last for a long term. A
@@ -8,9 +8,9 @@
  * that these are found out once for thousands of pages. Entries lie in blocks of 64, one for each 256 KiB of physical
  * memory in which something is pinned.
  *
- * Nothing here takes a lock: an entry changes by compare-and-exchange, and a block or burst is taken for something else
- * by whoever brings its count of users from 0 to DEAD. Until then a block stays that of its region, so that pinning the
- * same memory again finds it.
+ * Nothing here takes a lock. An entry is changed by compare-and-exchange. A block or burst that is no longer used is
+ * reused by the CPU that first exchanges its user count of 0 for DEAD. Until then a block keeps its region, so that the
+ * block is found when the same memory is pinned again.
  */
 
 typedef signed int s32;
@@ -88,9 +88,10 @@ const volatile u32 most_bursts;
 #define PINS(entry) ((u32)((entry) >> 32))
 #define BURST(entry) ((u32)(entry))
 
+/* Blocks and bursts begin with the number of their users. */
 struct block {
-	u64 region;
 	s64 users;			/* entries that are not 0 */
+	u64 region;
 	u64 entries[BLOCK_ENTRIES];
 };
 
@@ -136,10 +137,13 @@ INLINE void *at(void *map, u32 key)
 	return map_lookup(map, &key);
 }
 
-INLINE void count(u64 *number)
-{
-	__sync_fetch_and_add(number, 1);
-}
+#define COUNT(what, number)							\
+	do {									\
+		struct counts *counts_ = at(&counted, 0);			\
+										\
+		if (counts_)							\
+			__sync_fetch_and_add(&counts_->what, number);		\
+	} while (0)
 
 /* Gives a use back. */
 INLINE void release(s64 *users)
@@ -168,29 +172,30 @@ INLINE void release_burst(u32 number)
 		release(&burst->users);
 }
 
-/* The bodies of loops over all blocks and bursts, which end with one that is taken. */
-static long take_block(__attribute__((unused)) u32 index, void *data)
+/* Takes the next block or burst in turn if nobody uses it: the body of a loop that ends with one. */
+INLINE long take_next(void *map, u64 *turn, u32 most, u32 *taken)
 {
-	struct counts *counts = at(&counted, 0);
-	u32 number = counts ? next_number(&counts->block, most_blocks) : 0;
-	struct block *block = at(&blocks, number);
+	u32 number = next_number(turn, most);
+	s64 *users = at(map, number);
 
-	if (!number || !block || !take(&block->users))
+	if (!users || !take(users))
 		return 0;
-	*(u32 *)data = number;
+	*taken = number;
 	return 1;
 }
 
-static long take_burst(__attribute__((unused)) u32 index, void *data)
+static long take_block(__attribute__((unused)) u32 index, void *taken)
 {
 	struct counts *counts = at(&counted, 0);
-	u32 number = counts ? next_number(&counts->burst, most_bursts) : 0;
-	struct burst *burst = at(&bursts, number);
 
-	if (!number || !burst || !take(&burst->users))
-		return 0;
-	*(u32 *)data = number;
-	return 1;
+	return counts ? take_next(&blocks, &counts->block, most_blocks, taken) : 1;
+}
+
+static long take_burst(__attribute__((unused)) u32 index, void *taken)
+{
+	struct counts *counts = at(&counted, 0);
+
+	return counts ? take_next(&bursts, &counts->burst, most_bursts, taken) : 1;
 }
 
 /* What tells the system calls of a task apart; nothing of kernel threads, which do what one of them asked for. */
@@ -372,15 +377,12 @@ INLINE void record(u64 folio, const struct folio *typed, u32 pins, u32 burst)
 	u64 frame = frame_of(folio), old;
 	u32 region = frame >> BLOCK_BITS, number;
 	u32 *slot = at(&regions, region);
-	struct counts *counts;
 	struct block *block;
 	u64 *entry;
 
 	if (!slot) {
 		release_burst(burst);
-		counts = at(&counted, 0);
-		if (counts)
-			count(&counts->beyond);
+		COUNT(beyond, 1);
 		return;
 	}
 	number = READ_ONCE(*slot);
@@ -388,11 +390,12 @@ INLINE void record(u64 folio, const struct folio *typed, u32 pins, u32 burst)
 	if (!use_numbered(block, slot, number, region)) {
 		number = use_block(region);
 		block = at(&blocks, number);
-		if (!number || !block)
-			goto full;
 	}
-	if (!block)
-		goto full;
+	if (!number || !block) {
+		release_burst(burst);
+		COUNT(no_block, 1);
+		return;
+	}
 	entry = &block->entries[frame % BLOCK_ENTRIES];
 	for (int i = 0; i < ATTEMPTS; i++) {
 		u32 all;
@@ -410,15 +413,7 @@ INLINE void record(u64 folio, const struct folio *typed, u32 pins, u32 burst)
 	}
 	release(&block->users);
 	release_burst(burst);
-	counts = at(&counted, 0);
-	if (counts)
-		count(&counts->disturbed);
-	return;
-full:
-	release_burst(burst);
-	counts = at(&counted, 0);
-	if (counts)
-		count(&counts->no_block);
+	COUNT(disturbed, 1);
 }
 
 /*
@@ -431,7 +426,6 @@ INLINE void recount(u64 folio, const struct folio *typed, s32 change)
 	u64 frame = frame_of(folio), old, new;
 	u32 region = frame >> BLOCK_BITS, number;
 	u32 *slot = at(&regions, region);
-	struct counts *counts;
 	struct block *block;
 	u64 *entry;
 
@@ -468,9 +462,7 @@ INLINE void recount(u64 folio, const struct folio *typed, s32 change)
 			goto done;
 		}
 	}
-	counts = at(&counted, 0);
-	if (counts)
-		count(&counts->disturbed);
+	COUNT(disturbed, 1);
 done:
 	release(&block->users);
 }
@@ -478,7 +470,6 @@ done:
 /* The burst to record a pin with, used once; 0 if the pin is not recorded, but only counted. */
 INLINE u32 wanted(void *ctx, u64 folio, u32 pins, u32 flags)
 {
-	struct counts *counts;
 	u32 burst;
 
 	if (!(flags & foll_recorded)) {
@@ -486,12 +477,9 @@ INLINE u32 wanted(void *ctx, u64 folio, u32 pins, u32 flags)
 		return 0;
 	}
 	burst = use_burst(ctx);
-	if (burst)
-		return burst;
-	counts = at(&counted, 0);
-	if (counts)
-		count(&counts->no_burst);
-	return 0;
+	if (!burst)
+		COUNT(no_burst, 1);
+	return burst;
 }
 
 /* struct folio *grab(struct page *, int refs, unsigned int flags): try_grab_folio_fast, before 6.11 try_grab_folio */
@@ -645,10 +633,7 @@ SEC("fexit/memfd") int memfd(void *ctx)
 		loop(pinned, record_memfd, &call, 0);
 		release_burst(call.burst);
 	} else {
-		struct counts *counts = at(&counted, 0);
-
-		if (counts)
-			__sync_fetch_and_add(&counts->no_burst, pinned);
+		COUNT(no_burst, pinned);
 	}
 	return 0;
 }

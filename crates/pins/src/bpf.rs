@@ -15,7 +15,7 @@ use aya::pin::PinError;
 use aya::programs::ProgramInfo;
 use aya::programs::links::FdLink;
 use aya::programs::{FEntry, FExit, ProgramError};
-use aya::{BtfError, Ebpf, EbpfError, EbpfLoader, VerifierLogLevel};
+use aya::{BtfError, EbpfError, EbpfLoader, VerifierLogLevel};
 use dmafile::internal::{Verb, can_hash};
 use dmafile::{Error, Result};
 use dmafile_sys::map::page_size;
@@ -40,7 +40,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/re
 
 /// Entries of a block (BLOCK_ENTRIES), one for each page of a region.
 const ENTRIES: usize = 64;
-/// Words of a block: its region, its users, and the entries.
+/// Words of a block: its users, its region, and the entries.
 const BLOCK: usize = 2 + ENTRIES;
 /// Words of a burst, of which the last 16 are the stack.
 const BURST: usize = 12 + 16;
@@ -381,6 +381,25 @@ fn start(setup: &Setup, _lock: &File) -> Result<u64, Failed> {
     Ok(fs::symlink_metadata(FOLDER)?.ino())
 }
 
+/// Does the same with the program of a hook, whose type depends on the side.
+macro_rules! with_program {
+    ($object:expr, $hook:expr, |$program:ident| $body:block) => {{
+        let found = $object
+            .program_mut($hook.program)
+            .expect("the object has it");
+        match $hook.side {
+            Entry => {
+                let $program: &mut FEntry = found.try_into()?;
+                $body
+            }
+            Exit => {
+                let $program: &mut FExit = found.try_into()?;
+                $body
+            }
+        }
+    }};
+}
+
 /// Loads everything into the kernel, with names below the folder `NEW`.
 fn load(setup: &Setup) -> Result<(), Failed> {
     let types = aya::Btf::from_sys_fs()?;
@@ -411,18 +430,10 @@ fn load(setup: &Setup) -> Result<(), Failed> {
             error => error.into(),
         };
         let name = Path::new(NEW).join(format!("{CODE}{}", hook.program));
-        match hook.side {
-            Exit => {
-                let program = exits(&mut object, hook.program)?;
-                program.load(hook.function, &types).map_err(failed)?;
-                program.pin(name)?;
-            }
-            Entry => {
-                let program = entries(&mut object, hook.program)?;
-                program.load(hook.function, &types).map_err(failed)?;
-                program.pin(name)?;
-            }
-        }
+        with_program!(object, hook, |program| {
+            program.load(hook.function, &types).map_err(failed)?;
+            program.pin(name)?;
+        });
     }
     for name in Maps::NAMES {
         let map = object.map(name).expect("the object has it");
@@ -430,21 +441,12 @@ fn load(setup: &Setup) -> Result<(), Failed> {
     }
     // Those that unpin first: of what is recorded, no end may be missed.
     for hook in setup.hooks.iter().rev() {
-        let Hook { program, .. } = hook;
         let failed = |error| Failed::to_attach(hook.function, &error);
-        let link: FdLink = match hook.side {
-            Exit => {
-                let attached = exits(&mut object, program)?;
-                let id = attached.attach().map_err(failed)?;
-                attached.take_link(id)?.into()
-            }
-            Entry => {
-                let attached = entries(&mut object, program)?;
-                let id = attached.attach().map_err(failed)?;
-                attached.take_link(id)?.into()
-            }
-        };
-        link.pin(Path::new(NEW).join(format!("{LINK}{program}")))?;
+        let link: FdLink = with_program!(object, hook, |program| {
+            let id = program.attach().map_err(failed)?;
+            program.take_link(id)?.into()
+        });
+        link.pin(Path::new(NEW).join(format!("{LINK}{}", hook.program)))?;
     }
     Ok(())
 }
@@ -528,20 +530,6 @@ fn calls(code: &[u8], at: u64, to: u64) -> bool {
         let found = here.wrapping_add(5).wrapping_add_signed(distance.into());
         matches!(bytes[0], 0xe8 | 0xe9 | 0x80..=0x8f) && to.wrapping_sub(found) <= PADDING
     })
-}
-
-fn exits<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut FExit, ProgramError> {
-    object
-        .program_mut(name)
-        .expect("the object has it")
-        .try_into()
-}
-
-fn entries<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut FEntry, ProgramError> {
-    object
-        .program_mut(name)
-        .expect("the object has it")
-        .try_into()
 }
 
 /// Names of attached programs begin with it.
@@ -634,7 +622,7 @@ impl Maps {
         let [_, _, no_block, no_burst, disturbed, beyond, ..] = self.counts.get(&0, 0)?;
         let (mut folios, mut blocks) = (Vec::new(), 0);
         for number in 1..self.most_blocks as u32 {
-            let [region, users, entries @ ..] = self.blocks.get(&number, 0)?;
+            let [users, region, entries @ ..] = self.blocks.get(&number, 0)?;
             // Not in use, or just being taken for something else, which more users than that mark.
             if !(1..1 << 61).contains(&users) {
                 continue;

@@ -131,3 +131,9 @@ fn shown(name: &str) -> String {
 fn gone(gone: bool) -> &'static str {
     if gone { " (gone)" } else { "" }
 }
+
+/// Says that something has begun.
+fn say(line: &str) {
+    // If stderr is closed, nothing waits for it.
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+}

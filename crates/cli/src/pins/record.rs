@@ -1,7 +1,7 @@
 //! `dmafile pins --record`
 
 use super::tracker::{self, age};
-use super::{counted, show};
+use super::{counted, say, show};
 use crate::Failure;
 use crate::args::PinsArgs;
 use crate::output::write_stdout;
@@ -35,11 +35,7 @@ pub(super) fn run(args: &PinsArgs) -> Result<u8, Failure> {
               show them: dmafile pins\n",
         );
     };
-    // If stderr is closed, nothing waits for this line.
-    let _ = std::io::Write::write_all(
-        &mut std::io::stderr(),
-        b"recording pins; press Ctrl-C to stop\n",
-    );
+    say("recording pins; press Ctrl-C to stop\n");
     let end = Instant::now() + time;
     while !stop.is_cancelled() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(50).min(end - Instant::now()));

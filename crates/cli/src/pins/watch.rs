@@ -1,6 +1,6 @@
 //! `dmafile pins --watch`
 
-use super::{counted, shown};
+use super::{counted, say, shown};
 use crate::Failure;
 use crate::args::{PinsArgs, Subject};
 use crate::output::{write_json, write_stdout};
@@ -28,11 +28,7 @@ pub(super) fn run(args: &PinsArgs, seconds: Option<u32>) -> Result<u8, Failure> 
     let stop = CancelToken::new();
     interruptible(&stop)?;
     let watched = watch(&what, &stop, || {
-        // If stderr is closed, nothing waits for this line.
-        let _ = std::io::Write::write_all(
-            &mut std::io::stderr(),
-            b"watching pins; press Ctrl-C to stop\n",
-        );
+        say("watching pins; press Ctrl-C to stop\n");
     })?;
     if args.json {
         return write_json(&watched);
