@@ -118,21 +118,26 @@ def one_machine(
 ) -> tuple[str, list[dict[str, Any]]]:
     variant, words = STATES[state]
     kernel = f"series-{version}{variant}"
+    guest, (head, *said), marks, log = boot(kernel, INSIDE, [str(rounds), str(seed)], words)
+    return guest, [memory(state, head, log), *paired(said, marks)]
+
+
+def boot(
+    kernel: str, script: str, words: Sequence[str], append: str = ""
+) -> tuple[str, list[str], list[str], str]:
+    """Runs a script that runs pins.c: the name of the kernel, its output, the marks, its log."""
     with tempfile.TemporaryDirectory(prefix="dmafile-pins-") as name:
         marks = Path(name) / "marks"
         program = static(ROOT / "kernel/bench/pins.c", Path(name), "-Wextra")
         command = [str(ROOT / "vm/run"), f"--kernel={kernel}", "--marks", str(marks)]
         command += ["--fs=ext4", "--fs=raw", "--disk-size=64M", f"--memory={MEMORY}M"]
-        command += [f"--append={words}", "--timeout=1800", "--", "sh", "-c", INSIDE, "sh"]
-        result = subprocess.run(
-            [*command, str(program), str(rounds), str(seed)], capture_output=True, text=True
-        )
+        command += [f"--append={append}", "--timeout=1800", "--", "sh", "-c", script, "sh"]
+        command += [str(program), *words]
+        result = subprocess.run(command, capture_output=True, text=True)
         guest = re.search(r"^about (.*)$", result.stderr, re.MULTILINE)
         if result.returncode or not guest:
             sys.exit(result.stderr)
-        head, *said = result.stdout.splitlines()
-        every = paired(said, marks.read_text().splitlines())
-        return guest[1], [memory(state, head, result.stderr), *every]
+        return guest[1], result.stdout.splitlines(), marks.read_text().splitlines(), result.stderr
 
 
 def memory(state: str, head: str, log: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ docs/pins.md has the results.
 
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from bench.instructions.measure import version as dmafile_version
 from bench.runs import ROOT, Rows, Run
 from kernel.bench import pins
 from vm import kernels
-from vm.compiled import static
 
 KERNELS = ("6.12", kernels.NEWEST)
 """Debian's 6.1 has no udmabuf."""
@@ -54,24 +52,14 @@ def measured(rounds: int, seed: int) -> Run:
 
 def one_machine(kernel: str, state: str, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="dmafile-pins-") as name:
-        marks = Path(name) / "marks"
-        program = static(ROOT / "kernel/bench/pins.c", Path(name), "-Wextra")
         dmafile = Path(name) / "dmafile"
         subprocess.run(["strip", "-o", dmafile, ROOT / "target/release/dmafile"], check=True)
-        command = [str(ROOT / "vm/run"), f"--kernel={kernel}", "--marks", str(marks)]
-        command += ["--fs=ext4", "--fs=raw", "--disk-size=64M", f"--memory={pins.MEMORY}M"]
-        command += ["--timeout=1800", "--", "sh", "-c", INSIDE, "sh", str(program), str(dmafile)]
-        command += [state, str(rounds), str(seed)]
-        result = subprocess.run(command, capture_output=True, text=True)
-        if result.returncode:
-            sys.exit(result.stderr)
-        if state == RECORDED:
-            assert '"lost":0,"beyond":0,"missed":0,"disturbed":0' in result.stderr, result.stderr
-        _, *said = result.stdout.splitlines()
-        jobs = [job for job in pins.JOBS if job in JOBS or job in pins.FREES]
-        for one in pins.paired(said, marks.read_text().splitlines(), jobs):
-            if one["job"] in JOBS:
-                yield one
+        words = [str(dmafile), state, str(rounds), str(seed)]
+        _, (_, *said), marks, log = pins.boot(kernel, INSIDE, words)
+    if state == RECORDED:
+        assert '"lost":0,"beyond":0,"missed":0,"disturbed":0' in log, log
+    jobs = [job for job in pins.JOBS if job in JOBS or job in pins.FREES]
+    return (one for one in pins.paired(said, marks, jobs) if one["job"] in JOBS)
 
 
 def tables(run: Run) -> dict[str, Rows]:
