@@ -504,13 +504,16 @@ fn objects_are_received_into_pages_of_the_pool_that_a_cgroup_may_refuse() {
     };
     let size = 20 * MIB + 777;
     let file = dir.file("file", size);
+    // The page that is refused is the last one, of which the object fills less than a base page.
+    let tail = dir.file("tail", 2 * MIB + 777);
     let (secure, certificate) = Server::with_tls("localhost");
     for server in [&Server::plain(), &secure] {
         server.put("/file", fs::read(&file).unwrap());
-        let command = |bytes: u64| {
+        server.put("/tail", fs::read(&tail).unwrap());
+        let command = |object: &str, bytes: u64| {
             fs::write(limit.group.join("hugetlb.2MB.max"), bytes.to_string()).unwrap();
             let mut command = dir.dmafile("load");
-            command.arg(server.url("/file"));
+            command.arg(server.url(object));
             command.args(["--quiet", "--pages=huge", "--json=report"]);
             command.args([
                 "--",
@@ -523,16 +526,18 @@ fn objects_are_received_into_pages_of_the_pool_that_a_cgroup_may_refuse() {
             hide_cgroups(&mut command);
             command
         };
-        let ended = end(&mut command(64 * MIB));
+        let ended = end(&mut command("/file", 64 * MIB));
         assert!(
             ended.stdout.starts_with(&sha256(&file, 0, size)),
             "{ended:?}"
         );
         let report = fs::read_to_string(dir.path("report")).unwrap();
         assert!(report.contains("\"choice\":\"in-read\""), "{report}");
-        let line = dir.refusal(&mut command(8 * MIB), 1);
-        let middle = "a cgroup limits hugetlb pages to less (EFAULT); raise its hugetlb limit";
-        assert!(line.contains(middle), "{line}");
+        for (object, bytes) in [("/file", 8 * MIB), ("/tail", 2 * MIB)] {
+            let line = dir.refusal(&mut command(object, bytes), 1);
+            let middle = "a cgroup limits hugetlb pages to less (EFAULT); raise its hugetlb limit";
+            assert!(line.contains(middle), "{line}");
+        }
     }
 }
 

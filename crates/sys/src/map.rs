@@ -648,14 +648,18 @@ impl<'m> Region<'m> {
         let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, advice) };
     }
 
-    /// Makes every page of the range present and writable; contents stay (MADV_POPULATE_WRITE, Linux 5.14).
-    /// Returns an error where an access would raise SIGBUS.
+    /// Makes every page of the range present and writable, also where only a part of it is in the range; contents
+    /// stay (MADV_POPULATE_WRITE, Linux 5.14). Returns an error where an access would raise SIGBUS.
     pub fn populate(&self, at: u64, len: u64) -> Result<(), Errno> {
-        let Some((start, len)) = self.pages(at, len) else {
+        if len == 0 {
             return Ok(());
-        };
+        }
+        let first = self.span(at, len);
+        let before = first.addr() as u64 % page_size();
+        let start: *mut c_void = first.wrapping_sub(before as usize).cast();
+        let len = (before + len).next_multiple_of(page_size()) as usize;
         loop {
-            // SAFETY: populating memory that we own changes no contents.
+            // SAFETY: whole pages, of which the range is ours to write; what else they contain stays as it is.
             match unsafe { rustix::mm::madvise(start, len, Advice::LinuxPopulateWrite) } {
                 Err(Errno::INTR | Errno::AGAIN) => continue,
                 done => return done,
@@ -676,21 +680,6 @@ impl<'m> Region<'m> {
             0 => Ok(()),
             _ => Err(last_errno()),
         }
-    }
-
-    /// The whole pages that cover a range, clipped to those inside the region.
-    fn pages(&self, at: u64, len: u64) -> Option<(*mut c_void, usize)> {
-        let page = page_size();
-        let (first, last) = (self.address(), self.address() + self.len());
-        let down = |address: u64| address - address % page;
-        // A page that is only partly inside, at either end of borrowed memory, is left alone.
-        let from = down(first + at).max(first.next_multiple_of(page));
-        let end = (first + at + len).next_multiple_of(page).min(down(last));
-        if from >= end {
-            return None;
-        }
-        let start = self.span(from - first, end - from);
-        Some((start.cast(), (end - from) as usize))
     }
 }
 
@@ -736,13 +725,32 @@ mod tests {
     }
 
     #[test]
-    fn populate_stays_inside_memory_of_the_caller() {
+    fn populate_reaches_each_page_that_the_range_touches() {
+        let page = page_size();
+        let map = Mapping::anon(4 * page as usize, page as usize).unwrap();
+        let present = |at: u64| {
+            let mut present = 0;
+            let address = map.region().address() + at;
+            // SAFETY: asks about one page of the mapping, for which `present` has room.
+            let asked = unsafe { libc::mincore(address as *mut c_void, 1, &raw mut present) };
+            assert_eq!(asked, 0);
+            present == 1
+        };
+        // The end of a part, whose page another part continues.
+        let part = map.region().part(0, 2 * page + 100);
+        part.populate(2 * page, 100).unwrap();
+        assert!(present(2 * page));
+        part.populate(page - 1, 2).unwrap();
+        assert!(present(0) && present(page));
+        map.region().part(3 * page + 7, 9).populate(2, 7).unwrap();
+        assert!(present(3 * page));
+    }
+
+    #[test]
+    fn populate_changes_nothing_beside_the_range() {
         let page = page_size() as usize;
         let mut memory = vec![7_u8; 3 * page + 100];
-        let region = Region::of_slice(&mut memory[13..]);
-        let base = region.address();
-        let (start, len) = region.pages(0, region.len()).unwrap();
-        assert!(start.addr() as u64 >= base && (start.addr() + len) as u64 <= base + region.len());
+        let region = Region::of_slice(&mut memory[13..3 * page]);
         region.populate(0, region.len()).unwrap();
         assert!(memory.iter().all(|&byte| byte == 7));
     }
