@@ -2,15 +2,13 @@
 
 python3 -m kernel.test [KERNEL...] [-- ARGUMENTS OF PYTEST]
 
-A kernel that has passed at this commit is not tested again, so a run that was interrupted goes on
-where it stopped. At the end the results are printed, each with its commit.
+What has passed at this commit is not tested again, so a run that was interrupted goes on where it
+stopped. At the end the results are printed, each with its commit.
 """
 
-import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from vm.host import ROOT
 KERNELS = ("6.1", "6.12", "newest", "series-6.12", "series-7.3")
 """All kernels that tests are for; small ones count as the series of their version."""
 RESULTS = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "kernel-test"
+NO_TESTS = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 OF_SERIES = ("test_patches", "test_series", "test_pins")
 """Files with tests of the patches."""
 TESTS = (
@@ -45,29 +44,49 @@ def main() -> None:
 
 
 def test(kernel: str, commit: str, more: list[str]) -> str:
-    """Runs the tests of a kernel, unless they have passed at this commit. Returns the result."""
-    file = RESULTS / f"{kernel}.json"
-    if file.exists() and not more and "with changes" not in commit:
-        before = json.loads(file.read_text())
-        if before["commit"] == commit:
-            return str(before["result"])
+    """Runs the tests of a kernel that have not passed at this commit. Returns the result."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    passed = Passed(RESULTS / f"{kernel}-{commit}")
+    if "with changes" in commit:
+        passed.file.unlink(missing_ok=True)
     print(f"kernel-test: {kernel}", flush=True)
-    start = time.monotonic()
     command = [sys.executable, "-m", "pytest", "--quiet", "-rs", "--durations=0"]
     command += ["--durations-min=5", "--numprocesses=2", "--dist=load", "--maxschedchunk=1"]
     settings = {**os.environ, "MATRIX": "1", "CI": "true", "KERNEL": kernel}
-    done = subprocess.run(
-        [*command, *more, *TESTS], cwd=ROOT, env=settings, stdout=subprocess.PIPE, text=True
-    )
-    print(done.stdout, flush=True)
-    took = (time.monotonic() - start) / 3600
-    last = done.stdout.strip().splitlines()[-1:] or [""]
-    how = "passed" if done.returncode == 0 else "FAILED"
-    result = f"{how} at {commit} in {took:.1f} hours ({last[0]})"
-    if how == "passed" and not more:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"commit": commit, "result": result}))
-    return result
+    settings["PASSED"] = str(passed.file)
+    started = [*command, *more, *TESTS]
+    with subprocess.Popen(
+        started, cwd=ROOT, env=settings, stdout=subprocess.PIPE, text=True
+    ) as run:
+        last = ""
+        for line in run.stdout or ():
+            print(line, end="", flush=True)
+            last = line.strip() or last
+    times = passed.times()
+    is_done = run.returncode == 0 or (run.returncode == NO_TESTS and times)
+    how = "passed" if is_done else "FAILED"
+    hours = sum(times.values()) / 3600
+    return f"{how} at {commit}: {len(times)} tests in {hours:.1f} hours (last run: {last})"
+
+
+class Passed:
+    """Keeps which tests have passed, as a plugin of pytest: a line of seconds and name for each."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.called: dict[str, float] = {}
+
+    def times(self) -> dict[str, float]:
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        words = [line.split("\t", 1) for line in lines if line.count("\t")]
+        return {name: float(seconds) for seconds, name in words}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.called[report.nodeid] = report.duration
+        if report.when == "teardown" and report.passed and report.nodeid in self.called:
+            with self.file.open("a") as file:
+                file.write(f"{self.called[report.nodeid]:.0f}\t{report.nodeid}\n")
 
 
 def kernel_of(item: pytest.Item) -> str:
