@@ -26,7 +26,9 @@ def test_reported_pins_equal_those_that_were_made(programs: Programs, kernel: st
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_recorded_pins_equal_those_that_were_made(programs: Programs, kernel: str) -> None:
     rounds = os.environ.get("ROUNDS", "12")
-    result = programs.run("pins", rounds, options=(f"--kernel={kernel}", "--fs=ext4"))
+    # The second disk is for VFIO.
+    options = (f"--kernel={kernel}", "--fs=ext4", "--fs=raw", "--iommu=intel")
+    result = programs.run("pins", rounds, options=options)
     passed(result, "facts checked")
 
 

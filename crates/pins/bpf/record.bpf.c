@@ -40,8 +40,10 @@ struct pt_regs { u64 di, si, dx, orig_ax; } RELOCATED;
 struct task_struct { struct task_struct *group_leader; u64 start_boottime; } RELOCATED;
 
 /* enum bpf_map_type and the numbers of helpers: include/uapi/linux/bpf.h */
-enum { ARRAY = 2, PERCPU_ARRAY = 6 };
+enum { HASH = 1, ARRAY = 2, PERCPU_ARRAY = 6, BPF_F_NO_PREALLOC = 1 };
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
+static long (*const map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
+static long (*const map_delete)(void *map, const void *key) = (void *)3;
 static u64 (*const get_pid_tgid)(void) = (void *)14;
 static u64 (*const get_uid_gid)(void) = (void *)15;
 static long (*const get_comm)(void *buffer, u32 size) = (void *)16;
@@ -126,6 +128,17 @@ struct { int (*type)[ARRAY]; int (*max_entries)[1]; u32 *key; struct block *valu
 struct { int (*type)[ARRAY]; int (*max_entries)[1]; u32 *key; struct burst *value; } bursts SEC(".maps");
 struct { int (*type)[PERCPU_ARRAY]; int (*max_entries)[1]; u32 *key; u32 *value; } latest SEC(".maps");
 struct { int (*type)[ARRAY]; int (*max_entries)[1]; u32 *key; struct counts *value; } counted SEC(".maps");
+/* Tasks in memfd_pin_folios if memfd_pins is 1: where on their stack. Allocated when there are some. */
+struct {
+	int (*type)[HASH];
+	int (*map_flags)[BPF_F_NO_PREALLOC];
+	int (*max_entries)[4096];
+	u64 *key;
+	u64 *value;
+} in_memfd SEC(".maps");
+
+/* Their number, which is nearly always 0. */
+static s64 memfd_calls;
 
 char license_text[] SEC("license") = "Dual MIT/GPL";
 
@@ -416,12 +429,27 @@ INLINE void record(u64 folio, const struct folio *typed, u32 pins, u32 burst)
 	COUNT(disturbed, 1);
 }
 
+/* True if an unpin is the undo of a memfd_pin_folios that has failed, and whose pins were not counted. */
+INLINE int is_undo(void *ctx)
+{
+	/* Less than there is between its frame and another stack, on which an interrupt unpins for somebody else. */
+	const u64 frames = 4096;
+	u64 task = get_pid_tgid(), *place = map_lookup(&in_memfd, &task), lowest;
+
+	if (!place || (u64)ctx >= *place)
+		return 0;
+	lowest = *place - frames;
+	/* Pointers may be compared, but not subtracted. */
+	asm volatile("" : "+r"(lowest));
+	return (u64)ctx > lowest;
+}
+
 /*
  * Counts pins, or fewer of them, if the folio has an entry. An unpin comes here before it is done, and a pin when it is,
  * so that the folio has at least the pins of its entry; what is more there (pins of others that were counted twice when
  * the entry was made) is corrected. `typed` is the folio, or NULL where the verifier does not know that it is one.
  */
-INLINE void recount(u64 folio, const struct folio *typed, s32 change)
+INLINE void recount(void *ctx, u64 folio, const struct folio *typed, s32 change)
 {
 	u64 frame = frame_of(folio), old, new;
 	u32 region = frame >> BLOCK_BITS, number;
@@ -438,7 +466,8 @@ INLINE void recount(u64 folio, const struct folio *typed, s32 change)
 	if (!block)
 		return;
 	entry = &block->entries[frame % BLOCK_ENTRIES];
-	if (!READ_ONCE(*entry) || !use_numbered(block, slot, number, region))
+	if (!READ_ONCE(*entry) || (memfd_pins && change < 0 && READ_ONCE(memfd_calls) && is_undo(ctx)) ||
+	    !use_numbered(block, slot, number, region))
 		return;
 	for (int i = 0; i < ATTEMPTS; i++) {
 		s64 pins;
@@ -473,7 +502,7 @@ INLINE u32 wanted(void *ctx, u64 folio, u32 pins, u32 flags)
 	u32 burst;
 
 	if (!(flags & foll_recorded)) {
-		recount(folio, 0, pins);
+		recount(ctx, folio, 0, pins);
 		return 0;
 	}
 	burst = use_burst(ctx);
@@ -543,7 +572,7 @@ SEC("fentry/put") int put(void *ctx)
 	u64 folio;
 
 	if (NUMBER(ctx, 2) & foll_pin && !get_arg(ctx, 0, &folio))
-		recount(folio, ((struct folio **)ctx)[0], -(s32)NUMBER(ctx, 1));
+		recount(ctx, folio, ((struct folio **)ctx)[0], -(s32)NUMBER(ctx, 1));
 	return 0;
 }
 
@@ -555,7 +584,7 @@ SEC("fentry/put_page") int put_page(void *ctx)
 	u64 page;
 
 	if (!get_arg(ctx, 0, &page))
-		recount(folio_of(page), 0, -1);
+		recount(ctx, folio_of(page), 0, -1);
 	return 0;
 }
 
@@ -565,7 +594,7 @@ SEC("fentry/put_folio") int put_folio(void *ctx)
 	u64 folio;
 
 	if (!get_arg(ctx, 0, &folio))
-		recount(folio, ((struct folio **)ctx)[0], -1);
+		recount(ctx, folio, ((struct folio **)ctx)[0], -1);
 	return 0;
 }
 
@@ -575,7 +604,7 @@ SEC("fentry/put_pins") int put_pins(void *ctx)
 	u64 folio;
 
 	if (!get_arg(ctx, 0, &folio))
-		recount(folio, ((struct folio **)ctx)[0], -(s32)NUMBER(ctx, 1));
+		recount(ctx, folio, ((struct folio **)ctx)[0], -(s32)NUMBER(ctx, 1));
 	return 0;
 }
 
@@ -585,7 +614,7 @@ SEC("fentry/add_pin") int add_pin(void *ctx)
 	u64 folio;
 
 	if (!get_arg(ctx, 0, &folio))
-		recount(folio, 0, 1);
+		recount(ctx, folio, 0, 1);
 	return 0;
 }
 
@@ -595,7 +624,7 @@ SEC("fexit/add_pins") int add_pins(void *ctx)
 	u64 folio, failed;
 
 	if (!get_arg(ctx, 0, &folio) && !get_return(ctx, &failed) && !(s32)failed)
-		recount(folio, 0, NUMBER(ctx, 1));
+		recount(ctx, folio, 0, NUMBER(ctx, 1));
 	return 0;
 }
 
@@ -617,6 +646,16 @@ static long record_memfd(u32 index, void *data)
 	return 0;
 }
 
+/* The same function as below, where it grabs folios unseen. */
+SEC("fentry/memfd_begin") int memfd_begin(void *ctx)
+{
+	u64 task = get_pid_tgid(), place = (u64)ctx;
+
+	if (!map_update(&in_memfd, &task, &place, 0))
+		__sync_fetch_and_add(&memfd_calls, 1);
+	return 0;
+}
+
 /*
  * long memfd_pin_folios(struct file *, loff_t start, loff_t end, struct folio **, unsigned int most, pgoff_t *):
  * for a long term, although it grabs the folios without that flag
@@ -624,8 +663,10 @@ static long record_memfd(u32 index, void *data)
 SEC("fexit/memfd") int memfd(void *ctx)
 {
 	struct memfd_call call;
-	u64 pinned;
+	u64 pinned, task = get_pid_tgid();
 
+	if (memfd_pins && !map_delete(&in_memfd, &task))
+		__sync_fetch_and_add(&memfd_calls, -1);
 	if (get_arg(ctx, 3, &call.folios) || get_return(ctx, &pinned) || (s64)pinned <= 0)
 		return 0;
 	call.burst = use_burst(ctx);

@@ -4,6 +4,7 @@
 //! [`NEW`] is always a leftover of a process that was killed.
 
 use super::btf::Btf;
+use super::denied;
 use super::frames::Frames;
 use super::kcore::Kcore;
 use super::pages::Kernel;
@@ -90,23 +91,27 @@ const fn hook(program: &'static str, function: &'static str, side: Side, when: W
 /// Since Linux 6.11.
 const GRABS: [Hook; 2] = [
     hook("grab_fast", "try_grab_folio_fast", Exit, Always),
-    hook("grab_slow", "try_grab_folio", Exit, Always),
+    hook("grab_slow", GRAB, Exit, Always),
 ];
 /// Before.
 const OLD_GRABS: [Hook; 2] = [
-    hook("grab_fast", "try_grab_folio", Exit, Always),
+    hook("grab_fast", GRAB, Exit, Always),
     hook("grab_page", "try_grab_page", Exit, Always),
 ];
-const OTHERS: [Hook; 7] = [
-    hook("memfd", "memfd_pin_folios", Exit, Exists),
+const OTHERS: [Hook; 8] = [
+    // Before its end, because programs are attached from the last to the first.
+    hook("memfd_begin", MEMFD, Entry, Unless(GRAB)),
+    hook("memfd", MEMFD, Exit, Exists),
     hook("add_pin", "folio_add_pin", Entry, Exists),
-    hook("add_pins", "folio_add_pins", Exit, Unless("try_grab_folio")),
+    hook("add_pins", "folio_add_pins", Exit, Unless(GRAB)),
     hook("put_page", "unpin_user_page", Entry, Unless(PUT)),
     hook("put_folio", "unpin_folio", Entry, Unless(PUT)),
     hook("put_pins", "unpin_user_folio", Entry, Unless(PUT)),
     hook("put", PUT, Entry, Always),
 ];
+const GRAB: &str = "try_grab_folio";
 const PUT: &str = "gup_put_folio";
+const MEMFD: &str = "memfd_pin_folios";
 /// Functions that unpin many pages. That they call `PUT` for each is how their unpins are seen.
 const PUT_MANY: [&str; 4] = [
     "unpin_user_pages",
@@ -123,6 +128,8 @@ enum Failed {
     Function(&'static str),
     /// It attaches programs to no function.
     Tracing,
+    /// It attaches them, but does not run them.
+    Paused,
     /// It hides the addresses of its functions.
     Hidden,
     /// Others than root may write to the file system of programs.
@@ -206,6 +213,12 @@ impl Failed {
                     .with_why("this kernel attaches no programs to its functions (CONFIG_FUNCTION_TRACER)")
                     .with_remedy("");
             }
+            Self::Paused => {
+                return Error::os(what, Errno::OPNOTSUPP)
+                    .at("kernel.ftrace_enabled")
+                    .with_why("it is 0, so that the kernel runs no programs at its functions")
+                    .with_remedy("set it: sysctl kernel.ftrace_enabled=1");
+            }
             Self::Hidden => {
                 return Error::os(what, Errno::PERM)
                     .at("/proc/kallsyms")
@@ -229,7 +242,7 @@ impl Failed {
                 .with_why("another dmafile begins or ends a recording")
                 .with_remedy("wait until it has"),
             Errno::PERM | Errno::ACCESS => {
-                error.with_remedy("run as root (with CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN)")
+                denied(error, " (with CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN)")
             }
             Errno::NOENT => error
                 .with_why("bpffs is not mounted")
@@ -290,7 +303,7 @@ impl Setup {
             head_mask: table.head,
             compound: table.compound,
             last_page: table.first + (table.frames << table.shift),
-            memfd_pins: u32::from(code.calls("memfd_pin_folios", "try_grab_folio") == Some(false)),
+            memfd_pins: u32::from(code.calls(MEMFD, GRAB) == Some(false)),
             page_grabbed: page_bool.into(),
             page_result: if page_bool { 0xff } else { !0 },
             foll_pin: pin,
@@ -310,8 +323,16 @@ pub(super) fn begin(what: &RecordPins) -> Result<u64> {
     can_hash(Verb::Load)?;
     // What is refused at once needs no reading of the kernel's tables.
     let lock = lock().map_err(|failed| failed.explain(BEGIN))?;
+    if is_paused() {
+        return Err(Failed::Paused.explain(BEGIN));
+    }
     let setup = Setup::of(what)?;
     start(&setup, &lock).map_err(|failed| failed.explain(BEGIN))
+}
+
+/// True if the kernel calls nothing at its functions, until it is told otherwise.
+fn is_paused() -> bool {
+    fs::read_to_string("/proc/sys/kernel/ftrace_enabled").is_ok_and(|text| text.trim() == "0")
 }
 
 /// False if there was none, or another one than `only`.
@@ -667,6 +688,7 @@ impl Maps {
                 lost: no_block + no_burst,
                 beyond,
                 missed: missed()?,
+                paused: is_paused(),
                 disturbed,
             },
             folios,

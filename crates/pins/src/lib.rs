@@ -43,6 +43,21 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+/// What to do where the kernel denies something: run as root, or on another kernel. `with` are root's capabilities that
+/// it takes.
+fn denied(error: Error, with: &'static str) -> Error {
+    match host::choice("/sys/kernel/security/lockdown").as_deref() {
+        Some("confidentiality") => error
+            .with_why("the kernel is locked down (confidentiality)")
+            .with_remedy(""),
+        Some(_) => error.with_remedy(format!("run as root{with}")),
+        // It is locked down, or not; containers and small systems do not mount securityfs.
+        None => error.with_remedy(format!(
+            "run as root{with}, on a kernel that is not locked down"
+        )),
+    }
+}
+
 /// Pinned and locked memory, as [`pins()`] found it.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]

@@ -7,14 +7,14 @@
 use super::btf::Btf;
 use super::file::{InspectedFile, Mapper};
 use super::recording::{PinRecords, RecordedBy};
-use super::{ended, find, hidden, tracker};
+use super::{denied, ended, find, hidden, tracker};
 use crate::frames::{self, Frames, Tracked};
 use crate::kcore::{self, Kcore};
 use dmafile::{Error, Result};
 use dmafile_sys::map::page_size;
 use dmafile_sys::pagemap::Pagemap;
 use dmafile_sys::process::{self, folder};
-use dmafile_sys::{Errno, host};
+use dmafile_sys::Errno;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
@@ -153,14 +153,7 @@ pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
 fn refused(place: &str, errno: Errno) -> Error {
     let error = Error::os("cannot list pinned pages", errno).at(place);
     match errno {
-        Errno::PERM | Errno::ACCESS => {
-            match host::choice("/sys/kernel/security/lockdown").as_deref() {
-                Some("confidentiality") => error
-                    .with_why("the kernel is locked down (confidentiality)")
-                    .with_remedy(""),
-                _ => error.with_remedy("run as root (with CAP_SYS_RAWIO and CAP_SYS_ADMIN)"),
-            }
-        }
+        Errno::PERM | Errno::ACCESS => denied(error, " (with CAP_SYS_RAWIO and CAP_SYS_ADMIN)"),
         Errno::NOENT => error
             .with_why("this kernel does not have it")
             .with_remedy(""),

@@ -43,6 +43,9 @@ pub struct PinRecording {
     /// Calls that the programs did not see, because the same one was interrupted on that CPU. Then pins are missing, or
     /// some stay that have ended.
     pub missed: u64,
+    /// True if the kernel runs no programs at its functions (kernel.ftrace_enabled is 0): what is pinned now is missing,
+    /// and what is unpinned stays.
+    pub paused: bool,
     /// Changes that were given up because others changed the same at the same time: the pins of as many folios may be
     /// wrong.
     pub disturbed: u64,
@@ -53,8 +56,8 @@ pub struct PinRecording {
 ///
 /// # Errors
 /// EEXIST if they are recorded already; EACCES or EPERM without root, and under lockdown; ENOENT on kernels without BTF
-/// or `/proc/kcore`, or if bpffs is not mounted; EOPNOTSUPP if the kernel cannot attach programs to its functions, or if
-/// this library was built without the feature `bpf`; ENOMEM.
+/// or `/proc/kcore`, or if bpffs is not mounted; EOPNOTSUPP if the kernel cannot attach programs to its functions or does
+/// not run them (kernel.ftrace_enabled), or if this library was built without the feature `bpf`; ENOMEM.
 pub fn record(what: &RecordPins) -> Result<RecordingId> {
     #[cfg(feature = "bpf")]
     return super::bpf::begin(what).map(RecordingId);

@@ -2,12 +2,13 @@
 //! process and stack.
 
 use super::btf::Btf;
+use super::denied;
 use super::hist::{self, Bucket};
 use super::sites::site;
 use crate::tracefs::Instance;
 use dmafile::{CancelToken, Error, Result};
 use dmafile_sys::process::{self, folder};
-use dmafile_sys::{Errno, host};
+use dmafile_sys::Errno;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -276,12 +277,7 @@ fn refused(errno: Errno) -> Error {
     let error = Error::os("cannot watch pins", errno).at("tracefs");
     match errno {
         Errno::ACCESS => error.with_remedy("run as root"),
-        Errno::PERM => match host::choice("/sys/kernel/security/lockdown").as_deref() {
-            Some("confidentiality") => error
-                .with_why("the kernel is locked down (confidentiality)")
-                .with_remedy(""),
-            _ => error.with_remedy("run as root"),
-        },
+        Errno::PERM => denied(error, ""),
         Errno::NOENT => error
             .with_why("it is not mounted, or has no probes (CONFIG_KPROBE_EVENTS)")
             .with_remedy("mount it: mount -t tracefs tracefs /sys/kernel/tracing"),

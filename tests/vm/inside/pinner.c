@@ -11,6 +11,7 @@
 #include <linux/if_xdp.h>
 #include <linux/io_uring.h>
 #include <linux/udmabuf.h>
+#include <linux/vfio.h>
 #include <net/if.h>
 #include <rdma/ib_user_verbs.h>
 #include <stdio.h>
@@ -32,6 +33,10 @@
 #ifndef SOL_XDP
 #define SOL_XDP 283
 #endif
+
+/* Since Linux 6.12, with which its header came. */
+#define REGISTER_CLONE_BUFFERS 30
+struct clone_buffers { __u32 from, flags, from_first, to_first, many, pad[3]; };
 
 /* The descriptors that hold the pins; they are closed from the last to the first. */
 static int held[256][4];
@@ -76,13 +81,20 @@ static char *transparent(void)
 	return at;
 }
 
-static int ring(struct iovec *buffers, int many)
+static int empty_ring(void)
 {
 	struct io_uring_params params = {};
 	int fd = syscall(SYS_io_uring_setup, 2, &params);
 
 	if (fd < 0)
 		err(1, "io_uring_setup");
+	return fd;
+}
+
+static int ring(struct iovec *buffers, int many)
+{
+	int fd = empty_ring();
+
 	if (syscall(SYS_io_uring_register, fd, IORING_REGISTER_BUFFERS, buffers, many))
 		err(1, "IORING_REGISTER_BUFFERS");
 	return fd;
@@ -273,6 +285,77 @@ static void reused(const char *path)
 	close(fd);
 }
 
+/* A buffer that replaces another one. */
+static void updated(void)
+{
+	struct iovec two[2] = { { small(3 * PAGE), 3 * PAGE }, { small(5 * PAGE), 5 * PAGE } };
+	struct iovec other = { small(7 * PAGE), 7 * PAGE };
+	struct io_uring_rsrc_update2 update = { .data = (unsigned long)&other, .nr = 1 };
+	int fd = ring(two, 2);
+
+	if (syscall(SYS_io_uring_register, fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update)) != 1)
+		err(1, "IORING_REGISTER_BUFFERS_UPDATE");
+	hold(fd, -1, -1);
+	printf("{\"maker\": \"updated\", \"bytes\": %lu}\n", 12 * PAGE);
+}
+
+/* Buffers of a ring that is closed, in another one. */
+static void cloned(void)
+{
+	struct iovec two[2] = { { small(4 * PAGE), 4 * PAGE }, { small(6 * PAGE), 6 * PAGE } };
+	struct clone_buffers clone = { .from = ring(two, 2) };
+	int fd = empty_ring();
+
+	if (syscall(SYS_io_uring_register, fd, REGISTER_CLONE_BUFFERS, &clone, 1))
+		err(1, "IORING_REGISTER_CLONE_BUFFERS");
+	close(clone.from);
+	hold(fd, -1, -1);
+	printf("{\"maker\": \"cloned\", \"bytes\": %lu}\n", 10 * PAGE);
+}
+
+/* A udmabuf, after which another one of the same pages fails because the pool has no more. */
+static void undone(void)
+{
+	size_t size = 2 * HUGE, most = 32 * HUGE;
+	int node = open("/dev/udmabuf", O_RDWR), below = memfd("undone", most, MFD_HUGETLB), fd;
+	struct udmabuf_create create = { .memfd = below, .size = size };
+	char *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, below, 0);
+
+	if (at == MAP_FAILED)
+		err(1, "mmap");
+	memset(at, 1, size);
+	fd = ioctl(node, UDMABUF_CREATE, &create);
+	if (fd < 0)
+		err(1, "UDMABUF_CREATE");
+	create.size = most;
+	if (ioctl(node, UDMABUF_CREATE, &create) >= 0 || errno != ENOMEM)
+		err(1, "a udmabuf of more than the pool");
+	close(node);
+	/* What it has allocated before it failed */
+	if (fallocate(below, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, size, most - size))
+		err(1, "fallocate");
+	hold(below, fd, -1);
+	printf("{\"maker\": \"udmabuf-undone\", \"bytes\": %zu}\n", size);
+}
+
+/* Memory that the device of this IOMMU group may access. */
+static void vfio(const char *number)
+{
+	struct vfio_iommu_type1_dma_map map = { .argsz = sizeof(map), .iova = 1 << 20, .size = 9 * PAGE };
+	int container = open("/dev/vfio/vfio", O_RDWR), group;
+	char path[64];
+
+	map.flags = VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE;
+	map.vaddr = (unsigned long)small(map.size);
+	snprintf(path, sizeof(path), "/dev/vfio/%s", number);
+	group = open(path, O_RDWR);
+	if (container < 0 || group < 0 || ioctl(group, VFIO_GROUP_SET_CONTAINER, &container) ||
+	    ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU) || ioctl(container, VFIO_IOMMU_MAP_DMA, &map))
+		err(1, "%s", path);
+	hold(container, group, -1);
+	printf("{\"maker\": \"vfio\", \"bytes\": %llu}\n", map.size);
+}
+
 int main(int argc, char **argv)
 {
 	char line[16];
@@ -305,6 +388,14 @@ int main(int argc, char **argv)
 			rdma();
 		else if (!strcmp(maker, "mapped"))
 			mapped();
+		else if (!strcmp(maker, "updated"))
+			updated();
+		else if (!strcmp(maker, "cloned"))
+			cloned();
+		else if (!strcmp(maker, "udmabuf-undone"))
+			undone();
+		else if (!strncmp(maker, "vfio:", 5))
+			vfio(maker + 5);
 		else if (!strncmp(maker, "reused:", 7))
 			reused(maker + 7);
 		else if (!strncmp(maker, "direct:", 7))

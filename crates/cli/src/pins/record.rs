@@ -89,6 +89,12 @@ pub(super) fn section(text: &mut String, recording: &PinRecording, owners: &[Pin
             counted(recording.missed, "call"),
         );
     }
+    if recording.paused {
+        text.push_str(
+            "paused: kernel.ftrace_enabled is 0, so that pins are missing and some have ended; begin again: \
+             sysctl kernel.ftrace_enabled=1, then dmafile pins --record --stop, then --record\n",
+        );
+    }
     if recording.disturbed > 0 {
         let _ = writeln!(
             text,
