@@ -4,6 +4,7 @@ answer as JSON, a result that depends on all answers before.
 serving.py llama MODEL                  llama.cpp (xllamacpp) on a file
 serving.py torch held:NAME@SOCKET       numpy and torch
 serving.py transformers held:NAME@...   a model, configured by $CONFIG
+serving.py vllm FOLDER                  vLLM's CPU build, with its engine in this process
 """
 
 import hashlib
@@ -73,8 +74,29 @@ def transformers(model: str) -> Answer:
     return answer
 
 
+def vllm(model: str) -> Answer:
+    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    # Of several processes, each on CPUs of its own, only one is frozen.
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    from vllm import LLM, SamplingParams
+
+    small = {"enforce_eager": True, "max_model_len": 128, "max_num_seqs": 4}
+    one = LLM(model=model, dtype="float32", load_format="dmafile", **small)
+    greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    said = "import json"
+
+    def answer(_: int) -> object:
+        nonlocal said
+        [done] = one.generate([said], greedy, use_tqdm=False)
+        said = done.outputs[0].text[-20:] or "again"
+        return list(done.outputs[0].token_ids)
+
+    return answer
+
+
 def main(kind: str, model: str) -> None:
-    answer: Answer = {"llama": llama, "torch": torch, "transformers": transformers}[kind](model)
+    kinds = {"llama": llama, "torch": torch, "transformers": transformers, "vllm": vllm}
+    answer: Answer = kinds[kind](model)
     print("ready", flush=True)
     number = 0
     history = hashlib.sha256()

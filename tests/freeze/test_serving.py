@@ -57,6 +57,13 @@ torch.manual_seed(3)
 one = LlamaForCausalLM(LlamaConfig(**json.loads(os.environ["CONFIG"])))
 save_file({name: value.contiguous() for name, value in one.state_dict().items()}, sys.argv[1])
 """
+VLLM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "python/tests")
+from loaders import tiny
+tiny.tokenizer(tiny.llama(Path(sys.argv[1]), hidden=1024))
+"""
 MAKERS = {"llama": LLAMA, "torch": TORCH, "transformers": TRANSFORMERS}
 
 
@@ -117,6 +124,7 @@ def held(request: pytest.FixtureRequest, place: Path) -> Iterator[tuple[str, Pat
 
 
 def start(kind: str, place: Path, path: str) -> tuple[subprocess.Popen[bytes], Server]:
+    """Starts a server on what is held, vLLM on PLACE/model."""
     io = place / "io"
     io.mkdir()
     os.mkfifo(io / "asks")
@@ -125,7 +133,7 @@ def start(kind: str, place: Path, path: str) -> tuple[subprocess.Popen[bytes], S
     if kind == "llama":
         serve = [str(DMAFILE), "take", "weights", f"--socket={at}", "--", *serve, "{}"]
     else:
-        serve.append(f"held:weights@{at}")
+        serve.append(str(place / "model") if kind == "vllm" else f"held:weights@{at}")
     env = {**ENV, "PATH": path, "PYTHONPATH": str(ROOT / "python")}
     with (io / "answers").open("wb") as said, (io / "errors").open("wb") as errors:
         asks = os.open(io / "asks", os.O_RDWR)
@@ -141,6 +149,26 @@ def start(kind: str, place: Path, path: str) -> tuple[subprocess.Popen[bytes], S
         process.kill()
         raise AssertionError((io / "errors").read_text()[-3000:]) from None
     return process, server
+
+
+def freeze(
+    process: "subprocess.Popen[bytes]", place: Path, path: str, *words: str
+) -> dict[str, object]:
+    """Freezes a server, which runs on; skips the test if this criu cannot."""
+    done = subprocess.run(
+        [str(DMAFILE), "freeze", "--leave-running", "--json", *words, str(process.pid), "images"],
+        cwd=place,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    if "need criu 4.2 for TCP sockets" in done.stderr:
+        process.kill()
+        process.wait()
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    frozen: dict[str, object] = json.loads(done.stdout)
+    return frozen
 
 
 def thawed(
@@ -215,20 +243,7 @@ def test_a_server_goes_on_where_it_was(held: tuple[str, Path, int], place: Path,
     # criu refuses files whose size has changed.
     files = {name: (place / "io" / name).read_bytes() for name in ("answers", "errors")}
     private = not_weights(process.pid)
-    words = ["freeze", "--leave-running", f"--socket={place}/socket", "--json"]
-    done = subprocess.run(
-        [str(DMAFILE), *words, str(process.pid), "images"],
-        cwd=place,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-    )
-    if "need criu 4.2 for TCP sockets" in done.stderr:
-        process.kill()
-        process.wait()
-        pytest.skip(done.stderr)
-    assert done.returncode == 0, done.stderr
-    frozen = json.loads(done.stdout)
+    frozen = freeze(process, place, path, f"--socket={place}/socket")
     assert frozen["bytes_held"] == size and frozen["holds"] == ["weights"], frozen
     # What it would have answered.
     want = [server.ask() for _ in range(3)]
@@ -266,3 +281,27 @@ def test_a_server_goes_on_where_it_was(held: tuple[str, Path, int], place: Path,
         for one in running:
             one.kill()
             one.wait()
+
+
+def test_vllm_goes_on_where_it_was(place: Path, path: str) -> None:
+    """It copies its weights into memory of its own, which is in the images."""
+    if subprocess.run([PYTHON, "-c", "import vllm"], capture_output=True).returncode:
+        pytest.skip("needs vllm")
+    subprocess.run([PYTHON, "-c", VLLM, str(place / "model")], env=ENV, check=True, cwd=ROOT)
+    process, server = start("vllm", place, path)
+    for _ in range(2):
+        server.ask()
+    files = {name: (place / "io" / name).read_bytes() for name in ("answers", "errors")}
+    frozen = freeze(process, place, path)
+    assert frozen["holds"] == [], frozen
+    want = [server.ask() for _ in range(3)]
+    process.kill()
+    process.wait()
+    print(f"images {bytes_in(place / 'images')}")
+    running = thawed(place, path, 0, files)
+    try:
+        replica = Server(place / "io-0", server.seen - 3)
+        assert [replica.ask() for _ in range(3)] == want
+    finally:
+        running.kill()
+        running.wait()
