@@ -28,6 +28,8 @@ def main() -> None:
     # Holes before, between and after data; an odd size; another open file with its own position.
     sparse = memory("sparse", (9 << 20) + 5)
     os.pwrite(sparse, os.urandom(4097), 3 << 20)
+    # More than a piece of what a thaw reads at once, and odd.
+    os.pwrite(sparse, os.urandom((2 << 20) + 77), (5 << 20) + 1234)
     os.pwrite(sparse, b"end", (9 << 20) + 2)
     views.append(mmap.mmap(sparse, (9 << 20) + 5))
     os.lseek(sparse, 4321, os.SEEK_SET)
@@ -49,6 +51,9 @@ def main() -> None:
     # Reading a mapping of holes would fill them.
     holes = memory("holes", (9 << 20) + 5)
     os.pwrite(holes, os.urandom(4097), 3 << 20)
+    # Larger than what a thaw reads in pieces.
+    large = memory("large", (24 << 20) + 5)
+    os.pwrite(large, os.urandom(300_000), (17 << 20) - 3)
     # Without a descriptor, shared with a child that is frozen, too.
     shared = mmap.mmap(-1, 3 << 20)
     shared[:100] = os.urandom(100)
@@ -86,6 +91,7 @@ def main() -> None:
             os.fstat(empty).st_size,
             os.pread(plain, 10, 0).decode(),
             hashlib.sha256(os.pread(holes, (9 << 20) + 5, 0)).hexdigest()[:16],
+            hashlib.sha256(os.pread(large, (24 << 20) + 5, 0)).hexdigest()[:16],
             hashlib.sha256(own).hexdigest()[:16],
             *(os.fstat(huge).st_blksize for huge in [huge] if huge >= 0),
             *(hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in sys.argv[1:]),

@@ -29,6 +29,11 @@ const WHAT: Verb = Verb::Thaw;
 const STEP: Duration = Duration::from_millis(5);
 /// How long a killed process may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Memory up to this size is read in pieces and copied: a load takes longer to plan than to copy as much.
+const SMALL: u64 = 16 << 20;
+/// How much of an image is read at once, and what that is aligned to for direct I/O.
+const PIECE: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
 /// The name of the file with the ID of a root.
 const PID: &str = "pid";
 /// A builder for a thaw: the folder of images, and how to run criu.
@@ -363,24 +368,65 @@ impl Thaw {
 
 /// Compares an image with its digest. criu reads it again afterwards, from the page cache.
 fn check(path: &Path, image: &ImageFile) -> Result<()> {
-    const STEP: usize = 1 << 20;
-    let place = || path.display().to_string();
-    let failed = |error: std::io::Error| Error::os(WHAT, errno(error)).at(place());
-    let mut file = std::fs::File::open(path).map_err(failed)?;
-    let mut hasher = Hasher::new(ALGORITHM, image.bytes);
-    let (mut bytes, mut done) = (vec![0; STEP], 0);
-    loop {
-        let got = std::io::Read::read(&mut file, &mut bytes).map_err(failed)?;
-        if got == 0 {
-            break;
-        }
-        done += got as u64;
-        hasher.update(&bytes[..got]);
+    read(path, image.bytes, &image.digest, None)
+}
+
+/// Reads an image and compares it with its digest; copies it to memory, if there is some, which stays empty at holes.
+fn read(path: &Path, bytes: u64, digest: &str, to: Option<BorrowedFd<'_>>) -> Result<()> {
+    static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+    let failed = |errno: Errno| Error::os(WHAT, errno).at(path.display().to_string());
+    let damaged = || failed(Errno::BADMSG).with_why("the image is damaged");
+    let (mut file, mut is_direct) = match to.map(|_| file::open(path, true)) {
+        Some(Ok(file)) => (file, true),
+        // This file system has no direct I/O, or it is left to the page cache.
+        _ => (file::open(path, false).map_err(failed)?, false),
+    };
+    if file::stat(file.as_fd()).map_err(failed)?.size != bytes {
+        return Err(damaged());
     }
-    if done != image.bytes || hasher.hex() != image.digest {
-        return Err(Error::os(WHAT, Errno::BADMSG)
-            .at(place())
-            .with_why("the image is damaged"));
+    let mut hasher = Hasher::new(ALGORITHM, bytes);
+    let zeros = |hasher: &mut Hasher, mut count: u64| {
+        while count > 0 {
+            let step = count.min(ZEROS.len() as u64);
+            hasher.update(&ZEROS[..step as usize]);
+            count -= step;
+        }
+    };
+    let piece = bytes.next_multiple_of(BLOCK).min(PIECE);
+    let mut memory = vec![0; (piece + BLOCK) as usize];
+    let skip = memory.as_ptr().align_offset(BLOCK as usize);
+    let memory = &mut memory[skip..][..piece as usize];
+    let mut at = 0;
+    // Blocks of holes shorter than two are read, so that rounded ranges do not overlap.
+    for (data, hole) in file::data(file.as_fd(), 0, bytes, 2 * BLOCK) {
+        let data = data / BLOCK * BLOCK;
+        let end = hole.next_multiple_of(BLOCK).min(bytes);
+        zeros(&mut hasher, data - at);
+        at = data;
+        while at < end {
+            let most = (end - at).next_multiple_of(BLOCK).min(piece) as usize;
+            let got = match file::read_at(file.as_fd(), &mut memory[..most], at) {
+                // Larger blocks, or another file system below this one.
+                Err(Errno::INVAL) if is_direct => {
+                    file = file::open(path, false).map_err(failed)?;
+                    is_direct = false;
+                    continue;
+                }
+                got => got.map_err(failed)?.min((end - at) as usize),
+            };
+            if got == 0 {
+                return Err(damaged());
+            }
+            hasher.update(&memory[..got]);
+            if let Some(to) = to {
+                file::pwrite_all(to, &memory[..got], at).map_err(failed)?;
+            }
+            at += got as u64;
+        }
+    }
+    zeros(&mut hasher, bytes - at);
+    if hasher.hex() != digest {
+        return Err(damaged());
     }
     Ok(())
 }
@@ -449,7 +495,11 @@ fn fill(path: &Path, one: &Stored, cancel: &CancelToken) -> Result<OwnedFd> {
     );
     let fd = rustix::fs::memfd_create(one.name.as_str(), flags).map_err(failed)?;
     memfd::resize(fd.as_fd(), one.bytes).map_err(failed)?;
-    if one.bytes > 0 {
+    if one.bytes == 0 {
+        // Nothing to fill it with.
+    } else if one.bytes <= SMALL && one.huge == 0 {
+        read(path, one.bytes, &one.digest, Some(fd.as_fd()))?;
+    } else {
         let kind = format!("fd:{}", fd.as_raw_fd()).parse::<Kind>()?;
         let verify = Verify::expect(ALGORITHM, &one.digest)?;
         Load::new(path)
