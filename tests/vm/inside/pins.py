@@ -2,7 +2,8 @@
 
     pins.py DMAFILE HELPERS            in the machine, as root
     pins.py DMAFILE HELPERS tracked    on a kernel of the series, with its tracker on or off
-    pins.py DMAFILE HELPERS ROUNDS     what `--record` records, in as many random rounds
+    pins.py DMAFILE HELPERS ROUNDS [SEED]
+                                       what `--record` records, in as many random rounds
 
 The program is pinner.c, whose makers report what they have pinned. Base pages are counted one by
 one, huge pages by the count of the folio.
@@ -466,7 +467,7 @@ def owners(pins: Pins, pinner: Pinner, began: float) -> None:
 RECORDING = Path("/sys/fs/bpf/dmafile-pins")
 
 
-def recorded(pins: Pins, rounds: int) -> None:
+def recorded(pins: Pins, rounds: int, seed: int) -> None:
     """Programs in a stock kernel record the owner of every long-term pin that begins after them."""
     subprocess.run(["mount", "-t", "bpf", "bpf", RECORDING.parent], check=True)
     # By default anybody may write there.
@@ -497,7 +498,7 @@ def recorded(pins: Pins, rounds: int) -> None:
     older = [(one["recorded"], one["folios"]) for one in pins.run("--pages")["groups"]]
     pins.same("older pins", older, [(None, 37 if OLD else 40)])
     pins.has("older pins", pins.text("--pages"), "before recording")
-    chance = random.Random(rounds)
+    chance = random.Random(seed)
     for round in range(rounds):
         chosen = makers if round == 0 else chance.sample(makers, chance.randint(1, len(makers)))
         began = boot_time()
@@ -510,6 +511,8 @@ def recorded(pins: Pins, rounds: int) -> None:
             settles("still recorded after its release", lambda: not pins.run()["owners"])
         pinner.end()
         settles("still recorded", lambda: not pins.run()["owners"])
+        if round % 50 == 49:
+            print(f"{round + 1} rounds", flush=True)
     subprocess.run(resume, check=True, stdout=subprocess.DEVNULL)
     before.end()
     if not OLD:
@@ -702,12 +705,12 @@ def of_the_series(pins: Pins) -> None:
     print(f"{pins.count} facts checked, the tracker is {'on' if on else 'off'}")
 
 
-def main(dmafile: str, helpers: str, tracked: str = "") -> None:
+def main(dmafile: str, helpers: str, tracked: str = "", seed: str = "1") -> None:
     pins = Pins(dmafile, helpers)
     (GROUP.parent / "cgroup.subtree_control").write_text("+memory")
     GROUP.mkdir()
     if tracked.isdecimal():
-        recorded(pins, int(tracked))
+        recorded(pins, int(tracked), int(seed))
         print(f"{pins.count} facts checked")
         return
     if tracked:
