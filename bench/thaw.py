@@ -38,7 +38,8 @@ from bench.words import compared, spread
 
 KINDS = ((2400, 4 << 10, MIB), (250, MIB, 64 * MIB), (50, 64 * MIB, 2048 * MIB))
 """How many objects there are between two sizes; the last ones are scaled to the memory."""
-OURS = "dmafile thaw"
+OURS = "`dmafile thaw`"
+DIRECT, BUFFERED = "criu alone, direct", "criu alone, buffered"
 EACH = "`preadv()`, one object after the other"
 TOUCH = "touching as much memory"
 JOBS = [(block, depth) for block in ("1m", "4m") for depth in (8, 32)]
@@ -203,8 +204,8 @@ def measure(images: Images, rounds: int, draw: random.Random) -> list[dict[str, 
         scratch = Path(made)
         ways: dict[str, Callable[[], float]] = {
             OURS: lambda: images.thaw(scratch),
-            "criu alone, direct": lambda: images.alone("direct", scratch),
-            "criu alone, buffered": lambda: images.alone("writeback", scratch),
+            DIRECT: lambda: images.alone("direct", scratch),
+            BUFFERED: lambda: images.alone("writeback", scratch),
             EACH: images.each,
             TOUCH: images.touch,
             **{fio(*job): functools.partial(images.read, *job) for job in JOBS},
@@ -234,14 +235,14 @@ def tables(kept: Run) -> dict[str, Rows]:
     found: dict[str, list[float]] = {}
     for one in kept.samples:
         found.setdefault(one["way"], []).append(one["seconds"])
-    # What would be the fastest with memory of its own, chosen afterwards.
+    # The fastest job, chosen afterwards.
     best = min((fio(*job) for job in JOBS), key=lambda name: statistics.median(found[name]))
-    touched = [read + touch for read, touch in zip(found[best], found[TOUCH], strict=False)]
+    both = f"{best}, and then {TOUCH}"
+    found[both] = [sum(one) for one in zip(found[best], found[TOUCH], strict=False)]
     rows = []
-    for name, seconds in {**found, f"{best}, then {TOUCH}": touched}.items():
-        speed = spread([size / one / 1e9 for one in seconds])
-        rows.append([name, spread(seconds), speed, compared(seconds, found[OURS])])
-    rows.sort(key=lambda row: row[0] != OURS)
+    for name in (OURS, both, best, TOUCH, DIRECT, BUFFERED, EACH):
+        speed = spread([size / one / 1e9 for one in found[name]])
+        rows.append([name, spread(found[name]), speed, compared(found[name], found[OURS])])
     return {"thaw": (["", "s", "GB/s", "time / dmafile's"], rows)}
 
 
@@ -259,7 +260,11 @@ def main() -> None:
     with folders(args.dir) as (place, scratch):
         command = program(args.program)
         found = sizes(total, draw)
-        own = {"bytes": sum(found), "objects": len(found), "criu": run("criu", "--version")}
+        own = {
+            "bytes": sum(found),
+            "objects": len(found),
+            "criu": run("criu", "--version").split()[-1],
+        }
         about = {**facts.described(command, place, scratch), **own}
         samples = measure(Images(place, command, found), args.rounds, draw)
     kept = Run({"bench": "thaw", "machine": about, "seed": args.seed}, samples)
