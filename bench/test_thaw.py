@@ -18,7 +18,7 @@ def test_large_objects_are_scaled_to_the_memory() -> None:
 
 def test_the_best_job_of_fio_is_compared() -> None:
     ways = [thaw.OURS, thaw.DIRECT, thaw.BUFFERED, thaw.EACH, thaw.TOUCH]
-    seconds = {name: 4.0 for name in (*ways, *(thaw.fio(*job) for job in thaw.JOBS))}
+    seconds = dict.fromkeys((*ways, *(thaw.fio(*job) for job in thaw.JOBS)), 4.0)
     seconds |= {thaw.OURS: 2.0, thaw.TOUCH: 1.0, thaw.fio("4m", 8): 3.0}
     samples = [
         {"way": name, "round": number, "seconds": time}
