@@ -24,7 +24,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "ready" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
     if wanted := os.environ.get("KERNEL"):
-        passed = Passed(Path(os.environ["PASSED"])).times() if "PASSED" in os.environ else {}
+        passed = {}
+        if file := os.environ.get("PASSED"):
+            # Later ones would be another list in a worker that replaces one that has died.
+            passed = Passed(Path(file)).times(int(os.environ["PASSED_BEFORE"]))
         others = [it for it in items if kernel_of(it) != wanted or it.nodeid in passed]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]

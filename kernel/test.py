@@ -2,8 +2,9 @@
 
 python3 -m kernel.test [KERNEL...] [-- ARGUMENTS OF PYTEST]
 
-What has passed at this commit is not tested again, so a run that was interrupted goes on where it
-stopped. At the end the results are printed, each with its commit.
+Tests that have passed at this commit are not run again, so a run that was interrupted goes on where
+it stopped; in a tree with changes, all are run. At the end the results are printed, each with its
+commit.
 """
 
 import os
@@ -46,14 +47,16 @@ def main() -> None:
 def test(kernel: str, commit: str, more: list[str]) -> str:
     """Runs the tests of a kernel that have not passed at this commit. Returns the result."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    passed = Passed(RESULTS / f"{kernel}-{commit}")
-    if "with changes" in commit:
-        passed.file.unlink(missing_ok=True)
+    kept = RESULTS / f"{kernel}-{commit}"
+    for old in RESULTS.glob(f"{kernel}-*"):
+        if old != kept or "with changes" in commit:
+            old.unlink()
+    before = len(Passed(kept).times())
     print(f"kernel-test: {kernel}", flush=True)
     command = [sys.executable, "-m", "pytest", "--quiet", "-rs", "--durations=0"]
     command += ["--durations-min=5", "--numprocesses=2", "--dist=load", "--maxschedchunk=1"]
     settings = {**os.environ, "MATRIX": "1", "CI": "true", "KERNEL": kernel}
-    settings["PASSED"] = str(passed.file)
+    settings |= {"PASSED": str(kept), "PASSED_BEFORE": str(before)}
     started = [*command, *more, *TESTS]
     with subprocess.Popen(
         started, cwd=ROOT, env=settings, stdout=subprocess.PIPE, text=True
@@ -62,11 +65,13 @@ def test(kernel: str, commit: str, more: list[str]) -> str:
         for line in run.stdout or ():
             print(line, end="", flush=True)
             last = line.strip() or last
-    times = passed.times()
-    is_done = run.returncode == 0 or (run.returncode == NO_TESTS and times)
+    times = Passed(kept).times()
+    # All have passed before.
+    is_done = run.returncode == 0 or (run.returncode == NO_TESTS and before and not more)
     how = "passed" if is_done else "FAILED"
+    which = " ".join([commit, *more])
     hours = sum(times.values()) / 3600
-    return f"{how} at {commit}: {len(times)} tests in {hours:.1f} hours (last run: {last})"
+    return f"{how} at {which}: {len(times)} passed in {hours:.1f} hours of tests (at last: {last})"
 
 
 class Passed:
@@ -74,19 +79,23 @@ class Passed:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.called: dict[str, float] = {}
+        self.spent: dict[str, float] = {}
+        self.called: set[str] = set()
 
-    def times(self) -> dict[str, float]:
+    def times(self, most: int | None = None) -> dict[str, float]:
+        """The seconds by test; of the first ones only, as they were at some time."""
         lines = self.file.read_text().splitlines() if self.file.exists() else []
         words = [line.split("\t", 1) for line in lines if line.count("\t")]
-        return {name: float(seconds) for seconds, name in words}
+        return {name: float(seconds) for seconds, name in words[:most]}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid
+        self.spent[name] = self.spent.get(name, 0) + report.duration
         if report.when == "call" and report.passed:
-            self.called[report.nodeid] = report.duration
-        if report.when == "teardown" and report.passed and report.nodeid in self.called:
+            self.called.add(name)
+        if report.when == "teardown" and report.passed and name in self.called:
             with self.file.open("a") as file:
-                file.write(f"{self.called[report.nodeid]:.0f}\t{report.nodeid}\n")
+                file.write(f"{self.spent[name]:.0f}\t{name}\n")
 
 
 def kernel_of(item: pytest.Item) -> str:

@@ -5,30 +5,74 @@ from pathlib import Path
 import pytest
 
 from kernel import test as runner
+from vm.host import ROOT
+
+SUITE = """
+from pathlib import Path
+import pytest
+
+@pytest.fixture
+def late():
+    yield
+    assert not Path("breaks").exists()
+
+@pytest.mark.parametrize("kernel", ["series-6.12", "series-6.12-debug", "6.1"])
+def test_passes(kernel): pass
+
+@pytest.mark.parametrize("kernel", ["series-6.12"])
+def test_fails(kernel): assert not Path("breaks").exists()
+
+@pytest.mark.parametrize("kernel", ["series-6.12"])
+def test_is_skipped(kernel): pytest.skip("without a reason")
+
+@pytest.mark.parametrize("kernel", ["series-6.12"])
+def test_leaves_something(kernel, late): pass
+"""
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of tests in place of those of the kernels."""
+def breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that makes tests fail, which are in place of those of the kernels."""
     monkeypatch.setattr(runner, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(runner, "ROOT", tmp_path)
     tests = tmp_path / "test_it.py"
-    monkeypatch.setattr(runner, "TESTS", (str(tests),))
-    return tests
+    monkeypatch.setattr(runner, "TESTS", (tests.name,))
+    tests.write_text(SUITE)
+    # The one of the tree, from another folder.
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p conftest")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path / "breaks"
 
 
-def test_a_kernel_that_has_passed_is_not_tested_again(file: Path) -> None:
-    file.write_text("def test() -> None:\n    pass\n")
-    first = runner.test("6.12", "abc", [])
-    assert first.startswith("passed at abc in ") and "1 passed" in first
-    file.write_text("def test() -> None:\n    raise AssertionError\n")
-    assert runner.test("6.12", "abc", []) == first
-    for other in (("6.1", "abc"), ("6.12", "def"), ("6.12", "abc with changes")):
-        assert runner.test(*other, []).startswith("FAILED at "), other
+def of_series(commit: str, *more: str) -> tuple[str, str]:
+    """The result with these words, and what pytest has counted."""
+    result, _, last = runner.test("series-6.12", commit, [*more]).partition(" (at last: ")
+    return result, last.partition(" in ")[0]
 
 
-def test_a_failure_and_a_selection_are_not_kept(file: Path) -> None:
-    file.write_text("def test_a() -> None:\n    pass\ndef test_b() -> None:\n    assert 0\n")
-    assert runner.test("6.12", "abc", []).startswith("FAILED at abc")
-    assert runner.test("6.12", "abc", ["-k", "test_a"]).startswith("passed at abc")
-    assert runner.test("6.12", "abc", []).startswith("FAILED at abc")
+def test_what_has_passed_at_a_commit_is_not_tested_again(breaks: Path) -> None:
+    breaks.touch()
+    failed = "FAILED at abc: 2 passed in 0.0 hours of tests"
+    assert of_series("abc") == (failed, "1 failed, 3 passed, 1 skipped, 1 error")
+    assert of_series("abc") == (failed, "1 failed, 1 passed, 1 skipped, 1 error")
+    breaks.unlink()
+    passed = "passed at abc: 4 passed in 0.0 hours of tests"
+    assert of_series("abc") == (passed, "2 passed, 1 skipped")
+    assert of_series("abc") == (passed, "1 skipped")
+    # Those of other kernels are not of interest, and those of other commits are not known.
+    assert runner.test("6.1", "abc", []).startswith("passed at abc: 1 passed")
+    assert of_series("def")[1] == of_series("abc")[1] == "4 passed, 1 skipped"
+
+
+def test_a_tree_with_changes_is_tested_again(breaks: Path) -> None:
+    for _ in range(2):
+        assert of_series("abc with changes")[1] == "4 passed, 1 skipped"
+
+
+def test_a_selection_is_named_and_must_select_something(breaks: Path) -> None:
+    for _ in range(2):
+        result, _ = of_series("abc", "-k", "none")
+        assert result.startswith("FAILED at abc -k none: ")
+        result, counted = of_series("abc", "-k", "test_fails or test_is")
+        assert result.startswith("passed at abc -k test_fails or test_is: 1 passed")
+    assert counted == "1 skipped"

@@ -6,19 +6,18 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
 from kernel.lint import OF_TRACEPOINTS
-from kernel.test import KERNELS, Passed, kernel_of
+from kernel.test import KERNELS, kernel_of
 from kernel.tests.vm.test_module import matrix
 from vm import debian, kernels, ko, roots, series, small
 from vm.compiled import static
 from vm.fixtures import passed, vm
-from vm.host import ROOT, Unavailable, alone, cache, environment, need
+from vm.host import Unavailable, alone, cache, environment, need
 
 versions = pytest.mark.parametrize("version", series.VERSIONS)
 TOPICS = [(version, topic) for version in series.VERSIONS for topic in series.topics(version)]
@@ -265,51 +264,3 @@ def test_each_test_is_for_one_kernel(request: pytest.FixtureRequest) -> None:
     for item in request.session.items:
         if item.path.is_relative_to(ko.SOURCES):
             assert kernel_of(item) in KERNELS, item.nodeid
-
-
-def test_what_has_passed_at_a_commit_is_not_tested_again(tmp_path: Path) -> None:
-    kept = tmp_path / "passed"
-    suite = tmp_path / "test_suite.py"
-    text = """
-import pytest
-from pathlib import Path
-
-@pytest.fixture
-def late():
-    yield
-    assert not Path("breaks").exists()
-
-@pytest.mark.parametrize("kernel", ["series-6.12", "series-6.12-debug", "series-7.3"])
-def test_passes(kernel): pass
-
-@pytest.mark.parametrize("kernel", ["series-6.12"])
-def test_fails(kernel): assert not Path("breaks").exists()
-
-@pytest.mark.parametrize("kernel", ["series-6.12"])
-def test_is_skipped(kernel): pytest.skip("without a reason")
-
-@pytest.mark.parametrize("kernel", ["series-6.12"])
-def test_leaves_something(kernel, late): pass
-"""
-    suite.write_text(text)
-    settings = {**os.environ, "KERNEL": "series-6.12", "PASSED": str(kept)}
-    settings["PYTHONPATH"] = str(ROOT)
-
-    def run(*more: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-c", "/dev/null"]
-        command += ["--rootdir=.", *more, suite.name]
-        done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
-        return re.sub(r"\d deselected, | in .*", "", done.stdout.splitlines()[-1])
-
-    (tmp_path / "breaks").touch()
-    for workers in ([], ["--numprocesses=2"]):
-        kept.unlink(missing_ok=True)
-        assert run(*workers) == "1 failed, 3 passed, 1 skipped, 1 error"
-        assert set(Passed(kept).times()) == {
-            "test_suite.py::test_passes[series-6.12]",
-            "test_suite.py::test_passes[series-6.12-debug]",
-        }
-        assert run(*workers) == "1 failed, 1 passed, 1 skipped, 1 error"
-    (tmp_path / "breaks").unlink()
-    assert run() == "2 passed, 1 skipped, 3 deselected"
-    assert len(Passed(kept).times()) == 4
