@@ -1,11 +1,10 @@
 """Measures how long a thaw takes to fill the memory of a process from its images.
 
-A process with 2,700 memfds from 4 KiB to 2 GiB is frozen by `dmafile freeze`, and dumped by criu.
-`dmafile thaw` is timed from its start to that of criu, which then has all memory as descriptors.
-It is compared with the disk (the best of fio's direct jobs on the same files, each read once, and
-the time to touch as much shared memory), with a thaw by criu alone, and with preadv(2) into
-memory, one object after the other, as criu before 4.2 does it. As root, with criu (4.3 for its
-direct I/O) and fio installed:
+A process with 2,700 memfds is frozen by `dmafile freeze`, and dumped by criu. `dmafile thaw` is
+timed from its start to that of criu, which then has all memory as descriptors. It is compared with
+the disk (the best of fio's direct jobs on the same files, and the time to touch as much shared
+memory), with a thaw by criu alone, and with preadv(2) into memory, one object after the other, as
+criu before 4.2 does it. As root, with criu (4.3 for its direct I/O) and fio installed:
 
     python -m bench.thaw
 """
@@ -97,8 +96,7 @@ class Images:
     def __init__(self, place: Path, command: Sequence[str], sizes: Sequence[int]) -> None:
         self.command, self.sizes = command, sizes
         self.ours, self.theirs = place / "thaw-ours", place / "thaw-theirs"
-        for folder in (self.ours, self.theirs):
-            shutil.rmtree(folder, ignore_errors=True)
+        self.remove()
         self.theirs.mkdir()
         said = place / "thaw-said"
         words = [sys.executable, "-m", "bench.thaw", "keep", json.dumps(sizes)]
@@ -113,9 +111,17 @@ class Images:
             time.sleep(0.1)
         print("freezing it", file=sys.stderr)
         tree = ["--leave-running", "--tree", process.pid]
-        run("criu", "dump", "--images-dir", self.theirs, *tree)
-        run(*command, "freeze", process.pid, self.ours)
-        process.wait()
+        try:
+            run("criu", "dump", "--images-dir", self.theirs, *tree)
+            run(*command, "freeze", process.pid, self.ours)
+        finally:
+            # It has half of the machine's memory.
+            process.kill()
+            process.wait()
+
+    def remove(self) -> None:
+        for folder in (self.ours, self.theirs):
+            shutil.rmtree(folder, ignore_errors=True)
 
     @staticmethod
     def files(folder: Path) -> list[Path]:
@@ -126,6 +132,7 @@ class Images:
         criu, stamp = scratch / "criu", scratch / "stamp"
         criu.write_text(STAMP)
         criu.chmod(0o755)
+        stamp.unlink(missing_ok=True)
         path = f"{scratch}:{os.environ['PATH']}"
         env = {**os.environ, "PATH": path, "STAMP": str(stamp), "CRIU": str(shutil.which("criu"))}
         began = time.time()
@@ -135,9 +142,8 @@ class Images:
     def alone(self, mode: str, scratch: Path) -> float:
         """The seconds until criu has restored the process."""
         stamp = scratch / "stamp"
-        restore = (
-            f"criu restore --images-dir {self.theirs} --image-io-mode {mode} --restore-detached"
-        )
+        stamp.unlink(missing_ok=True)
+        restore = f"criu restore --images-dir {self.theirs} --image-io-mode {mode}"
         unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         began = time.time()
         run(*unshare, "sh", "-c", f"{restore} --restore-detached && date +%s.%N >{stamp}")
@@ -187,14 +193,14 @@ class Images:
         libc = ctypes.CDLL(None, use_errno=True)
 
         def populate(place: Any) -> int:
-            failed: int = libc.madvise(ctypes.byref(place), ctypes.c_size_t(size), populate_write)
-            return failed
+            failed = libc.madvise(ctypes.byref(place), ctypes.c_size_t(size), populate_write)
+            return ctypes.get_errno() if failed else 0
 
         with ThreadPoolExecutor(count) as pool:
             began = time.monotonic()
             failed = list(pool.map(populate, places))
             seconds = time.monotonic() - began
-        assert not any(failed), os.strerror(ctypes.get_errno())
+        assert not any(failed), os.strerror(max(failed))
         return seconds
 
 
@@ -266,7 +272,11 @@ def main() -> None:
             "criu": run("criu", "--version").split()[-1],
         }
         about = {**facts.described(command, place, scratch), **own}
-        samples = measure(Images(place, command, found), args.rounds, draw)
+        images = Images(place, command, found)
+        try:
+            samples = measure(images, args.rounds, draw)
+        finally:
+            images.remove()
     kept = Run({"bench": "thaw", "machine": about, "seed": args.seed}, samples)
     documents.finish(kept, "thaw", tables(kept), kept=args.keep)
 

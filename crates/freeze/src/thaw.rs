@@ -1,4 +1,4 @@
-//! Thawing: memory is taken from holds, or filled by the engine, and given to criu as descriptors.
+//! Thawing: memory is taken from holds, or filled by the engine (small objects here), and given to criu as descriptors.
 
 use crate::criu;
 use crate::freeze::digest_of_memory;
@@ -371,7 +371,8 @@ fn check(path: &Path, image: &ImageFile) -> Result<()> {
     read(path, image.bytes, &image.digest, None)
 }
 
-/// Reads an image and compares it with its digest; copies it to memory, if there is some, which stays empty at holes.
+/// Reads an image and compares it with its digest; copies it to memory, if there is some, which stays empty at holes. For
+/// memory, it is read directly, even if it is in the page cache.
 fn read(path: &Path, bytes: u64, digest: &str, to: Option<BorrowedFd<'_>>) -> Result<()> {
     static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
     let failed = |errno: Errno| Error::os(WHAT, errno).at(path.display().to_string());
@@ -393,7 +394,8 @@ fn read(path: &Path, bytes: u64, digest: &str, to: Option<BorrowedFd<'_>>) -> Re
         }
     };
     let piece = bytes.next_multiple_of(BLOCK).min(PIECE);
-    let mut memory = vec![0; (piece + BLOCK) as usize];
+    // Btrfs reads through the page cache into memory whose pages are not present.
+    let mut memory = vec![1; (piece + BLOCK) as usize];
     let skip = memory.as_ptr().align_offset(BLOCK as usize);
     let memory = &mut memory[skip..][..piece as usize];
     let mut at = 0;
@@ -419,6 +421,7 @@ fn read(path: &Path, bytes: u64, digest: &str, to: Option<BorrowedFd<'_>>) -> Re
             }
             hasher.update(&memory[..got]);
             if let Some(to) = to {
+                let failed = |errno| failed(errno).with_why("its memory cannot be filled");
                 file::pwrite_all(to, &memory[..got], at).map_err(failed)?;
             }
             at += got as u64;
@@ -523,4 +526,70 @@ fn opened(memory: BorrowedFd<'_>, open: &OpenMemory) -> Result<OwnedFd> {
     let fd = rustix::fs::open(place::link_of(memory), flags, Mode::empty()).map_err(failed)?;
     rustix::fs::seek(&fd, SeekFrom::Start(open.position)).map_err(failed)?;
     Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    /// The bytes of an image, in which every third block of 64 KiB is a hole.
+    fn bytes_of(size: usize) -> Vec<u8> {
+        let byte = |at: usize| match at >> 16 {
+            block if block % 3 == 1 => 0,
+            _ => (at % 251) as u8 + 1,
+        };
+        (0..size).map(byte).collect()
+    }
+
+    #[test]
+    fn small_memory_has_the_bytes_and_the_holes_of_its_image() {
+        // A file system in memory may have no direct I/O.
+        for folder in [std::env::temp_dir(), "/dev/shm".into()] {
+            let folder = tempfile::tempdir_in(folder).unwrap();
+            let path = folder.path().join("0");
+            for size in [
+                1, 4095, 4096, 4097, 65_537, 200_001, 1_048_575, 1_048_577, 3_400_003,
+            ] {
+                let bytes = bytes_of(size);
+                let image = std::fs::File::create(&path).unwrap();
+                image.set_len(size as u64).unwrap();
+                for (number, block) in bytes.chunks(1 << 16).enumerate() {
+                    if number % 3 != 1 {
+                        image
+                            .write_all_at(block, number as u64 * (1 << 16))
+                            .unwrap();
+                    }
+                }
+                image.sync_all().unwrap();
+                let digest = digest_of(&bytes);
+                let memory =
+                    rustix::fs::memfd_create("0", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+                memfd::resize(memory.as_fd(), size as u64).unwrap();
+                read(&path, size as u64, &digest, Some(memory.as_fd())).unwrap();
+                read(&path, size as u64, &digest, None).unwrap();
+                let memory = std::fs::File::from(memory);
+                let mut got = vec![9; size];
+                // Reading a hole of a memfd by pread(2) allocates nothing.
+                memory.read_exact_at(&mut got, 0).unwrap();
+                assert_eq!(got, bytes, "{size}");
+                let data = (0..size.div_ceil(4096))
+                    .filter(|page| (page >> 4) % 3 != 1)
+                    .count();
+                let blocks = memory.metadata().unwrap().blocks() * 512;
+                assert!(blocks <= data as u64 * 4096, "{size}: {blocks}, {data}");
+                let other = digest_of(&bytes[1..]);
+                for (length, digest) in [(size + 1, &digest), (size - 1, &digest), (size, &other)] {
+                    let error = read(&path, length as u64, digest, None).unwrap_err();
+                    assert!(error.to_string().contains("damaged (EBADMSG)"), "{error}");
+                }
+            }
+        }
+    }
+
+    fn digest_of(bytes: &[u8]) -> String {
+        let mut hasher = Hasher::new(ALGORITHM, bytes.len() as u64);
+        hasher.update(bytes);
+        hasher.hex()
+    }
 }

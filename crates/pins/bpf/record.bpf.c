@@ -8,7 +8,7 @@
  * that these are found out once for thousands of pages. Entries lie in blocks of 64, one for each 256 KiB of physical
  * memory in which something is pinned.
  *
- * Nothing here takes a lock. An entry is changed by compare-and-exchange. A block or burst that is no longer used is
+ * Nothing here takes a lock, but for the table of memfd_pin_folios. An entry is changed by compare-and-exchange. A block or burst that is no longer used is
  * reused by the CPU that first exchanges its user count of 0 for DEAD. Until then a block keeps its region, so that the
  * block is found when the same memory is pinned again.
  */
@@ -40,7 +40,7 @@ struct pt_regs { u64 di, si, dx, orig_ax; } RELOCATED;
 struct task_struct { struct task_struct *group_leader; u64 start_boottime; } RELOCATED;
 
 /* enum bpf_map_type and the numbers of helpers: include/uapi/linux/bpf.h */
-enum { HASH = 1, ARRAY = 2, PERCPU_ARRAY = 6, BPF_F_NO_PREALLOC = 1 };
+enum { HASH = 1, ARRAY = 2, PERCPU_ARRAY = 6, BPF_F_NO_PREALLOC = 1, BPF_NOEXIST = 1, BPF_EXIST = 2 };
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static long (*const map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
 static long (*const map_delete)(void *map, const void *key) = (void *)3;
@@ -128,13 +128,18 @@ struct { int (*type)[ARRAY]; int (*max_entries)[1]; u32 *key; struct block *valu
 struct { int (*type)[ARRAY]; int (*max_entries)[1]; u32 *key; struct burst *value; } bursts SEC(".maps");
 struct { int (*type)[PERCPU_ARRAY]; int (*max_entries)[1]; u32 *key; u32 *value; } latest SEC(".maps");
 struct { int (*type)[ARRAY]; int (*max_entries)[1]; u32 *key; struct counts *value; } counted SEC(".maps");
-/* Tasks in memfd_pin_folios if memfd_pins is 1: where on their stack. Allocated when there are some. */
+struct memfd_mark {
+	u64 place;			/* on the task's stack */
+	u64 call;			/* as in a burst */
+};
+
+/* Tasks in memfd_pin_folios if memfd_pins is 1. Allocated when there are some. */
 struct {
 	int (*type)[HASH];
 	int (*map_flags)[BPF_F_NO_PREALLOC];
 	int (*max_entries)[4096];
 	u64 *key;
-	u64 *value;
+	struct memfd_mark *value;
 } in_memfd SEC(".maps");
 
 /* Their number, which is nearly always 0. */
@@ -429,16 +434,20 @@ INLINE void record(u64 folio, const struct folio *typed, u32 pins, u32 burst)
 	COUNT(disturbed, 1);
 }
 
-/* True if an unpin is the undo of a memfd_pin_folios that has failed, and whose pins were not counted. */
+/*
+ * True if an unpin is the undo of a memfd_pin_folios that has failed, and whose pins were not counted. A mark may be left
+ * over, because the program at the end of a call was missed; later system calls of that task are others.
+ */
 INLINE int is_undo(void *ctx)
 {
-	/* Less than there is between its frame and another stack, on which an interrupt unpins for somebody else. */
+	/* What interrupts the task runs on another stack, which is farther away, and unpins for others. */
 	const u64 frames = 4096;
-	u64 task = get_pid_tgid(), *place = map_lookup(&in_memfd, &task), lowest;
+	u64 task = get_pid_tgid(), lowest;
+	struct memfd_mark *mark = map_lookup(&in_memfd, &task);
 
-	if (!place || (u64)ctx >= *place)
+	if (!mark || (u64)ctx >= mark->place || mark->call != system_call())
 		return 0;
-	lowest = *place - frames;
+	lowest = mark->place - frames;
 	/* Pointers may be compared, but not subtracted. */
 	asm volatile("" : "+r"(lowest));
 	return (u64)ctx > lowest;
@@ -649,10 +658,14 @@ static long record_memfd(u32 index, void *data)
 /* The same function as below, where it grabs folios unseen. */
 SEC("fentry/memfd_begin") int memfd_begin(void *ctx)
 {
-	u64 task = get_pid_tgid(), place = (u64)ctx;
+	struct memfd_mark mark = { .place = (u64)ctx, .call = system_call() };
+	u64 task = get_pid_tgid();
 
-	if (!map_update(&in_memfd, &task, &place, 0))
+	if (!map_update(&in_memfd, &task, &mark, BPF_NOEXIST))
 		__sync_fetch_and_add(&memfd_calls, 1);
+	else if (map_update(&in_memfd, &task, &mark, BPF_EXIST))
+		/* No memory, or too many: if this call fails, its undo is counted. */
+		COUNT(disturbed, 1);
 	return 0;
 }
 

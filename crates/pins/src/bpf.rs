@@ -339,6 +339,14 @@ fn is_paused() -> bool {
 pub(super) fn end(only: Option<u64>) -> Result<bool> {
     let all = || {
         let _lock = lock()?;
+        // Linux would disable all its tracing, with a warning, when the next program is detached.
+        if is_paused()
+            && [FOLDER, NEW]
+                .iter()
+                .any(|folder| Path::new(folder).exists())
+        {
+            return Err(Failed::Paused);
+        }
         remove(NEW)?;
         match fs::symlink_metadata(FOLDER) {
             Ok(data) if only.is_none_or(|only| only == data.ino()) => {}

@@ -72,8 +72,8 @@ pub struct RecordingId(#[cfg_attr(not(feature = "bpf"), allow(dead_code))] u64);
 /// Ends the recording, or only this one, and removes it from the kernel; false if there was none.
 ///
 /// # Errors
-/// EACCES or EPERM without root, EAGAIN if another process begins or ends one at this moment, EOPNOTSUPP without the
-/// feature `bpf`.
+/// EACCES or EPERM without root, EAGAIN if another process begins or ends one at this moment, EOPNOTSUPP while the kernel
+/// runs no programs (kernel.ftrace_enabled), or without the feature `bpf`.
 pub fn stop_recording(only: Option<RecordingId>) -> Result<bool> {
     #[cfg(feature = "bpf")]
     return super::bpf::end(only.map(|only| only.0));

@@ -349,7 +349,9 @@ static void vfio(const char *number)
 	map.vaddr = (unsigned long)small(map.size);
 	snprintf(path, sizeof(path), "/dev/vfio/%s", number);
 	group = open(path, O_RDWR);
-	if (container < 0 || group < 0 || ioctl(group, VFIO_GROUP_SET_CONTAINER, &container) ||
+	if (container < 0)
+		err(1, "/dev/vfio/vfio");
+	if (group < 0 || ioctl(group, VFIO_GROUP_SET_CONTAINER, &container) ||
 	    ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU) || ioctl(container, VFIO_IOMMU_MAP_DMA, &map))
 		err(1, "%s", path);
 	hold(container, group, -1);

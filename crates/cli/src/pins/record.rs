@@ -91,8 +91,8 @@ pub(super) fn section(text: &mut String, recording: &PinRecording, owners: &[Pin
     }
     if recording.paused {
         text.push_str(
-            "paused: kernel.ftrace_enabled is 0, so that pins are missing and some have ended; begin again: \
-             sysctl kernel.ftrace_enabled=1, then dmafile pins --record --stop, then --record\n",
+            "paused: kernel.ftrace_enabled is 0, so that pins are missing and some that are shown have ended; begin \
+             again: sysctl kernel.ftrace_enabled=1, then dmafile pins --record --stop, then --record\n",
         );
     }
     if recording.disturbed > 0 {
