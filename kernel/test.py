@@ -52,7 +52,8 @@ def test(kernel: str, commit: str, more: list[str]) -> str:
         if old != kept or "with changes" in commit:
             old.unlink()
     before = len(Passed(kept).times())
-    print(f"kernel-test: {kernel}", flush=True)
+    # pytest itself shows them at the end, which is hours away.
+    print(f"kernel-test: {kernel}; failures are written to {failures(kept)}", flush=True)
     command = [sys.executable, "-m", "pytest", "--quiet", "-rs", "--durations=0"]
     command += ["--durations-min=5", "--numprocesses=2", "--dist=load", "--maxschedchunk=1"]
     settings = {**os.environ, "MATRIX": "1", "CI": "true", "KERNEL": kernel}
@@ -74,6 +75,10 @@ def test(kernel: str, commit: str, more: list[str]) -> str:
     return f"{how} at {which}: {len(times)} passed in {hours:.1f} hours of tests (at last: {last})"
 
 
+def failures(kept: Path) -> Path:
+    return kept.with_name(f"{kept.name}.failures")
+
+
 class Passed:
     """Keeps which tests have passed, as a plugin of pytest: a line of seconds and name for each."""
 
@@ -91,6 +96,9 @@ class Passed:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid
         self.spent[name] = self.spent.get(name, 0) + report.duration
+        if report.failed:
+            with failures(self.file).open("a") as file:
+                file.write(f"{name}, {report.when}:\n{report.longreprtext}\n\n")
         if report.when == "call" and report.passed:
             self.called.add(name)
         if report.when == "teardown" and report.passed and name in self.called:

@@ -55,6 +55,9 @@ def test_what_has_passed_at_a_commit_is_not_tested_again(breaks: Path) -> None:
     failed = "FAILED at abc: 2 passed in 0.0 hours of tests"
     assert of_series("abc") == (failed, "1 failed, 3 passed, 1 skipped, 1 error")
     assert of_series("abc") == (failed, "1 failed, 1 passed, 1 skipped, 1 error")
+    text = (breaks.parent / "results/series-6.12-abc.failures").read_text()
+    assert text.count("test_it.py::") == 2
+    assert "test_fails[series-6.12], call:" in text and "AssertionError" in text
     breaks.unlink()
     passed = "passed at abc: 4 passed in 0.0 hours of tests"
     assert of_series("abc") == (passed, "2 passed, 1 skipped")
