@@ -1,5 +1,7 @@
 """Tests of kernel/test.py, which runs the tests of one kernel after another."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,16 @@ def test_a_selection_is_named_and_must_select_something(breaks: Path) -> None:
         result, counted = of_series("abc", "-k", "test_fails or test_is")
         assert result.startswith("passed at abc -k test_fails or test_is: 1 passed")
     assert counted == "1 skipped"
+
+
+def test_a_worker_has_the_list_of_the_beginning(
+    breaks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that replaces a worker that died, when more have passed."""
+    assert of_series("abc")[1] == "4 passed, 1 skipped"
+    kept = breaks.parent / "results/series-6.12-abc"
+    for name, value in (("KERNEL", "series-6.12"), ("PASSED", kept), ("PASSED_BEFORE", 3)):
+        monkeypatch.setenv(name, str(value))
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "test_it.py"]
+    done = subprocess.run(words, cwd=breaks.parent, capture_output=True, text=True)
+    assert done.stdout.count("test_it.py::") == 2, done

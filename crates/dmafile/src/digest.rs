@@ -100,6 +100,16 @@ impl Hasher {
         }
     }
 
+    /// Adds so many zeros, as in a hole of a file.
+    pub fn zeros(&mut self, mut count: u64) {
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        while count > 0 {
+            let step = count.min(ZEROS.len() as u64);
+            self.update(&ZEROS[..step as usize]);
+            count -= step;
+        }
+    }
+
     /// The digest in lower-case hexadecimal.
     pub fn hex(self) -> String {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -374,7 +374,6 @@ fn check(path: &Path, image: &ImageFile) -> Result<()> {
 /// Reads an image and compares it with its digest; copies it to memory, if there is some, which stays empty at holes. For
 /// memory, it is read directly, even if it is in the page cache.
 fn read(path: &Path, bytes: u64, digest: &str, to: Option<BorrowedFd<'_>>) -> Result<()> {
-    static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
     let failed = |errno: Errno| Error::os(WHAT, errno).at(path.display().to_string());
     let damaged = || failed(Errno::BADMSG).with_why("the image is damaged");
     let (mut file, mut is_direct) = match to.map(|_| file::open(path, true)) {
@@ -386,13 +385,6 @@ fn read(path: &Path, bytes: u64, digest: &str, to: Option<BorrowedFd<'_>>) -> Re
         return Err(damaged());
     }
     let mut hasher = Hasher::new(ALGORITHM, bytes);
-    let zeros = |hasher: &mut Hasher, mut count: u64| {
-        while count > 0 {
-            let step = count.min(ZEROS.len() as u64);
-            hasher.update(&ZEROS[..step as usize]);
-            count -= step;
-        }
-    };
     let piece = bytes.next_multiple_of(BLOCK).min(PIECE);
     // Btrfs reads through the page cache into memory whose pages are not present.
     let mut memory = vec![1; (piece + BLOCK) as usize];
@@ -403,7 +395,7 @@ fn read(path: &Path, bytes: u64, digest: &str, to: Option<BorrowedFd<'_>>) -> Re
     for (data, hole) in file::data(file.as_fd(), 0, bytes, 2 * BLOCK) {
         let data = data / BLOCK * BLOCK;
         let end = hole.next_multiple_of(BLOCK).min(bytes);
-        zeros(&mut hasher, data - at);
+        hasher.zeros(data - at);
         at = data;
         while at < end {
             let most = (end - at).next_multiple_of(BLOCK).min(piece) as usize;
@@ -427,7 +419,7 @@ fn read(path: &Path, bytes: u64, digest: &str, to: Option<BorrowedFd<'_>>) -> Re
             at += got as u64;
         }
     }
-    zeros(&mut hasher, bytes - at);
+    hasher.zeros(bytes - at);
     if hasher.hex() != digest {
         return Err(damaged());
     }

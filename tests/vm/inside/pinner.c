@@ -117,6 +117,25 @@ static int memfd(const char *name, size_t size, unsigned int flags)
 	return fd;
 }
 
+/* Its memory, all of it present. */
+static char *mapping(int fd, size_t size)
+{
+	char *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+	if (at == MAP_FAILED)
+		err(1, "mmap");
+	return memset(at, 1, size);
+}
+
+static int create_udmabuf(const struct udmabuf_create *create)
+{
+	int node = open("/dev/udmabuf", O_RDWR), fd = ioctl(node, UDMABUF_CREATE, create), error = errno;
+
+	close(node);
+	errno = error;
+	return fd;
+}
+
 static unsigned long inode(int fd)
 {
 	struct stat info;
@@ -131,17 +150,11 @@ static void udmabuf(const char *maker, size_t size, unsigned int flags, int gone
 {
 	struct udmabuf_create create = { .memfd = memfd(maker, size, flags), .size = size };
 	unsigned long below = inode(create.memfd);
-	int node = open("/dev/udmabuf", O_RDWR);
-	char *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, create.memfd, 0);
-	int fd;
+	char *at = mapping(create.memfd, size);
+	int fd = create_udmabuf(&create);
 
-	if (at == MAP_FAILED)
-		err(1, "mmap");
-	memset(at, 1, size);
-	fd = ioctl(node, UDMABUF_CREATE, &create);
 	if (fd < 0)
 		err(1, "UDMABUF_CREATE");
-	close(node);
 	if (gone) {
 		munmap(at, size);
 		close(create.memfd);
@@ -234,13 +247,8 @@ static void mapped(void)
 {
 	int fd = memfd("mapped", PAGE, 0);
 
-	for (int i = 0; i < 1100; i++) {
-		char *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-
-		if (at == MAP_FAILED)
-			err(1, "mmap");
-		*at = 1;
-	}
+	for (int i = 0; i < 1100; i++)
+		mapping(fd, PAGE);
 	hold(fd, -1, -1);
 	printf("{\"maker\": \"mapped\", \"bytes\": 0, \"memfd\": %lu, \"memfd_fd\": %d}\n", inode(fd), fd);
 }
@@ -260,12 +268,9 @@ static void shared(void)
 {
 	size_t size = 6 * PAGE;
 	int fd = memfd("shared", size, 0);
-	char *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	char *at = mapping(fd, size);
 	struct iovec one = { at + PAGE, 4 * PAGE };
 
-	if (at == MAP_FAILED)
-		err(1, "mmap");
-	memset(at, 1, size);
 	hold(ring(&one, 1), fd, -1);
 	printf("{\"maker\": \"shared\", \"address\": %lu, \"bytes\": %zu, \"memfd\": %lu, \"memfd_fd\": %d}\n",
 	       (unsigned long)at + PAGE, 4 * PAGE, inode(fd), fd);
@@ -317,20 +322,16 @@ static void cloned(void)
 static void undone(void)
 {
 	size_t size = 2 * HUGE, most = 32 * HUGE;
-	int node = open("/dev/udmabuf", O_RDWR), below = memfd("undone", most, MFD_HUGETLB), fd;
+	int below = memfd("undone", most, MFD_HUGETLB), fd;
 	struct udmabuf_create create = { .memfd = below, .size = size };
-	char *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, below, 0);
 
-	if (at == MAP_FAILED)
-		err(1, "mmap");
-	memset(at, 1, size);
-	fd = ioctl(node, UDMABUF_CREATE, &create);
+	mapping(below, size);
+	fd = create_udmabuf(&create);
 	if (fd < 0)
 		err(1, "UDMABUF_CREATE");
 	create.size = most;
-	if (ioctl(node, UDMABUF_CREATE, &create) >= 0 || errno != ENOMEM)
+	if (create_udmabuf(&create) >= 0 || errno != ENOMEM)
 		err(1, "a udmabuf of more than the pool");
-	close(node);
 	/* What it has allocated before it failed */
 	if (fallocate(below, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, size, most - size))
 		err(1, "fallocate");

@@ -35,7 +35,6 @@ impl<'a> Follower<'a> {
         mut copy: impl FnMut(u64, &mut [u8]) -> Result<()>,
         stop: impl Fn() -> bool,
     ) -> Result<bool> {
-        static ZEROS: [u8; STEP] = [0; STEP];
         let mut runs = &self.runs[self.runs.partition_point(|run| run.1 <= self.next)..];
         while self.next < end {
             if stop() {
@@ -53,7 +52,7 @@ impl<'a> Follower<'a> {
                 self.hasher.update(bytes);
             } else {
                 // Reading a hole would allocate memory.
-                self.hasher.update(&ZEROS[..len as usize]);
+                self.hasher.zeros(len);
             }
             self.next += len;
             if is_data && self.next == until {
